@@ -1,0 +1,293 @@
+"""The board: one memory-mapped file in which every local rank keeps a slot, readable after its death.
+
+The supervisor creates it and reads it; each rank's bootstrap and guard write one slot of their own.
+A write is a few `struct.pack_into` calls between two increments of a sequence number (a seqlock:
+odd while writing), so it takes no lock, no system call and about a microsecond, and a reader
+that sees an odd or changed number reads again. Ordering relies on the stores of one x86-64 thread
+being seen in order; on weaker memory models a torn reading is still caught unless every field tore
+alike. Does not interpret slots and does not notify: readers poll.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+
+MAGIC = b"GRPOBRD1"
+HEADER_BYTES = 4096
+SLOT_BYTES = 4096
+MAX_OPEN_PHASES = 8
+READ_ATTEMPTS = 50
+
+_HEADER = struct.Struct("<8sIIIIQQ")  # magic, slots, slot bytes, attempt, requests, save counter, created ns
+_SEQUENCE = struct.Struct("<Q")
+_IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
+_STACK = struct.Struct(
+    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q"
+)  # last progress ns, state, depth, phases, since
+_PROGRESS = struct.Struct("<iiiiiiiQQQQQQ")
+_GAUGES = struct.Struct("<ddddddddd")
+
+_IDENTITY_AT = 8
+_STACK_AT = 64
+_PROGRESS_AT = 256
+_GAUGES_AT = 384
+_NAN = float("nan")
+
+REQUEST_STOP = 1
+
+
+class SlotWriter:
+    """The one writer of one slot. Used by a single thread of a rank at a time; never blocks.
+
+    Attributes are set directly, then published by `touch()`, which also stamps progress.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, offset: int, *, rank: int, local_rank: int, pid: int, attempt: int
+    ) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._sequence = 0
+        self._stack: list[tuple[int, int]] = []
+        self.state = RankState.starting
+        self.train_call = 0
+        self.step = 0
+        self.target_steps = 0
+        self.voted_step = 0
+        self.voted_at_ns = 0
+        self.committed_step = 0
+        self.train_started_ns = 0
+        self.resumed_step = 0
+        self.tokens_generated = 0
+        self.rewards_scored = 0
+        self.votes = 0
+        self.vote_wait_seconds = 0.0
+        self.hygiene_runs = 0
+        self.hygiene_seconds = 0.0
+        self.checkpoint_step = 0
+        self.checkpoint_seconds = 0.0
+        self.reward = self.completion_length = self.loss = self.grad_norm = self.learning_rate = _NAN
+        memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
+        _IDENTITY.pack_into(memory, offset + _IDENTITY_AT, rank, local_rank, pid, attempt)
+        self.touch()
+
+    def enter(self, phase: Phase) -> None:
+        """Open a phase inside the present one."""
+        now = time.monotonic_ns()
+        self._stack.append((phase, now))
+        self._publish_stack(now)
+
+    def leave(self, phase: Phase) -> None:
+        """Close the innermost `phase` and whatever was left open inside it; unknown phases are ignored."""
+        for depth in range(len(self._stack) - 1, -1, -1):
+            if self._stack[depth][0] == phase:
+                del self._stack[depth:]
+                break
+        self._publish_stack(time.monotonic_ns())
+
+    def replace(self, phase: Phase) -> None:
+        """Close every open phase and open this one: the top level of a step."""
+        now = time.monotonic_ns()
+        self._stack[:] = [(phase, now)]
+        self._publish_stack(now)
+
+    def _publish_stack(self, now: int) -> None:
+        memory, offset = self._memory, self._offset
+        stack = self._stack[-MAX_OPEN_PHASES:]
+        padding = (0,) * (MAX_OPEN_PHASES - len(stack))
+        self._sequence += 1
+        _SEQUENCE.pack_into(memory, offset, self._sequence)
+        _STACK.pack_into(
+            memory,
+            offset + _STACK_AT,
+            now,
+            self.state,
+            len(stack),
+            *[entry[0] for entry in stack],
+            *padding,
+            *[entry[1] for entry in stack],
+            *padding,
+        )
+        self._sequence += 1
+        _SEQUENCE.pack_into(memory, offset, self._sequence)
+
+    def touch(self) -> None:
+        """Publish every attribute, as one consistent reading, and stamp progress."""
+        memory, offset = self._memory, self._offset
+        self._sequence += 1
+        _SEQUENCE.pack_into(memory, offset, self._sequence)
+        _PROGRESS.pack_into(
+            memory,
+            offset + _PROGRESS_AT,
+            self.train_call,
+            self.step,
+            self.target_steps,
+            self.voted_step,
+            self.committed_step,
+            self.resumed_step,
+            self.checkpoint_step,
+            self.voted_at_ns,
+            self.train_started_ns,
+            self.tokens_generated,
+            self.rewards_scored,
+            self.votes,
+            self.hygiene_runs,
+        )
+        _GAUGES.pack_into(
+            memory,
+            offset + _GAUGES_AT,
+            self.vote_wait_seconds,
+            self.hygiene_seconds,
+            self.checkpoint_seconds,
+            self.reward,
+            self.completion_length,
+            self.loss,
+            self.grad_norm,
+            self.learning_rate,
+            0.0,
+        )
+        self._sequence += 1
+        _SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._publish_stack(time.monotonic_ns())
+
+
+class Board:
+    """The mapped file. The supervisor holds one for the whole run; each rank opens its own mapping."""
+
+    def __init__(self, memory: mmap.mmap, slots: int) -> None:
+        self._memory = memory
+        self.slots = slots
+
+    @classmethod
+    def create(cls, path: Path, slots: int) -> Board:
+        """Make a zeroed board of `slots` slots at `path` (mode 0600), replacing an earlier one by rename."""
+        size = HEADER_BYTES + slots * SLOT_BYTES
+        temporary = path.with_name(path.name + ".new")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        _HEADER.pack_into(memory, 0, MAGIC, slots, SLOT_BYTES, 0, 0, 0, time.monotonic_ns())
+        os.replace(temporary, path)
+        return cls(memory, slots)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False) -> Board:
+        """Map an existing board.
+
+        Raises:
+            RunDirectoryError: `path` is missing or is not a board of this format.
+        """
+        try:
+            with open(path, "r+b" if writable else "rb") as file:
+                access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+                memory = mmap.mmap(file.fileno(), 0, access=access)
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"no readable board at {path}: {error}") from error
+        if len(memory) < HEADER_BYTES or memory[:8] != MAGIC:
+            raise RunDirectoryError(f"{path} is not a board of this version")
+        _, slots, slot_bytes, *_ = _HEADER.unpack_from(memory, 0)
+        if slot_bytes != SLOT_BYTES or len(memory) < HEADER_BYTES + slots * SLOT_BYTES:
+            raise RunDirectoryError(f"{path} is truncated or of another version")
+        return cls(memory, slots)
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Forget what the last attempt's ranks wrote and any request; called with no rank alive."""
+        struct.pack_into("<II", self._memory, 16, attempt, 0)
+        for index in range(self.slots):
+            offset = HEADER_BYTES + index * SLOT_BYTES
+            self._memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
+
+    def request_stop(self) -> None:
+        """Ask the ranks to agree on a step, save and leave. Read by each vote."""
+        struct.pack_into("<I", self._memory, 20, REQUEST_STOP)
+
+    def request_save(self) -> None:
+        """Ask the ranks for one joint checkpoint at the next step they agree on."""
+        (count,) = struct.unpack_from("<Q", self._memory, 24)
+        struct.pack_into("<Q", self._memory, 24, count + 1)
+
+    @property
+    def requests(self) -> tuple[bool, int]:
+        """(stop requested, number of saves ever requested)."""
+        flags, saves = struct.unpack_from("<IQ", self._memory, 20)
+        return bool(flags & REQUEST_STOP), saves
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose ranks may write here."""
+        return int(struct.unpack_from("<I", self._memory, 16)[0])
+
+    def writer(self, index: int, *, rank: int, pid: int, attempt: int) -> SlotWriter:
+        """The slot of local rank `index`, zeroed and signed by `rank` and `pid`."""
+        if not 0 <= index < self.slots:
+            raise IndexError(f"local rank {index} on a board of {self.slots}")
+        offset = HEADER_BYTES + index * SLOT_BYTES
+        return SlotWriter(self._memory, offset, rank=rank, local_rank=index, pid=pid, attempt=attempt)
+
+    def read(self, index: int) -> Slot | None:
+        """One consistent reading of a slot, or None: never written, or torn at every try (unknown, not healthy)."""
+        offset = HEADER_BYTES + index * SLOT_BYTES
+        for _ in range(READ_ATTEMPTS):
+            (before,) = _SEQUENCE.unpack_from(self._memory, offset)
+            if before == 0:
+                return None
+            raw = self._memory[offset : offset + 512]
+            (after,) = _SEQUENCE.unpack_from(self._memory, offset)
+            if before == after and before % 2 == 0:
+                return _decode(raw, before)
+        return None
+
+    def read_all(self) -> list[Slot | None]:
+        """Every slot by local rank."""
+        return [self.read(index) for index in range(self.slots)]
+
+
+def _decode(raw: bytes, sequence: int) -> Slot:
+    rank, local_rank, pid, attempt = _IDENTITY.unpack_from(raw, _IDENTITY_AT)
+    progress_ns, state, depth, *stack = _STACK.unpack_from(raw, _STACK_AT)
+    progress = _PROGRESS.unpack_from(raw, _PROGRESS_AT)
+    gauges = _GAUGES.unpack_from(raw, _GAUGES_AT)
+    return Slot(
+        rank=rank,
+        local_rank=local_rank,
+        pid=pid,
+        attempt=attempt,
+        state=RankState(state),
+        phases=tuple(
+            OpenPhase(phase=Phase(stack[i]), since_seconds=stack[MAX_OPEN_PHASES + i] / 1e9)
+            for i in range(depth)
+        ),
+        train_call=progress[0],
+        step=progress[1],
+        target_steps=progress[2],
+        voted_step=progress[3],
+        committed_step=progress[4],
+        resumed_step=progress[5],
+        checkpoint_step=progress[6],
+        voted_at_seconds=progress[7] / 1e9,
+        train_started_seconds=progress[8] / 1e9,
+        tokens_generated=progress[9],
+        rewards_scored=progress[10],
+        votes=progress[11],
+        hygiene_runs=progress[12],
+        last_progress_seconds=progress_ns / 1e9,
+        writes=sequence // 2,
+        vote_wait_seconds=gauges[0],
+        hygiene_seconds=gauges[1],
+        checkpoint_seconds=gauges[2],
+        reward=gauges[3],
+        completion_length=gauges[4],
+        loss=gauges[5],
+        grad_norm=gauges[6],
+        learning_rate=gauges[7],
+    )

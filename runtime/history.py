@@ -1,0 +1,205 @@
+"""What has happened to a run so far, folded from its journal: attempts, steps, checkpoints, recoveries.
+
+The supervisor folds the journal when it starts (so its counters outlive it) and goes on event by event;
+`grpo-run status` and the metrics read the same fold. Pure: takes records, does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """One disturbance and what became of it. Times in seconds; None until it is known."""
+
+    cause: str
+    rank: int | None
+    step: int
+    action: str
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    lost_steps: int | None = None
+    incident: str | None = None
+    at: float = 0.0
+    from_checkpoint: int | None = None
+    signature: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form, as in `grpo-run status --json`."""
+        keys = [
+            "cause",
+            "rank",
+            "step",
+            "action",
+            "detection_seconds",
+            "recovery_seconds",
+            "lost_steps",
+            "incident",
+        ]
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """A published checkpoint as the journal knows it."""
+
+    step: int
+    path: str
+    verified: bool
+    train_call: int = 0
+
+
+@dataclass(kw_only=True)
+class History:
+    """The fold. `apply` takes one journal record; everything else reads."""
+
+    run_id: str = ""
+    state: str = "starting"
+    train_call: int = 0
+    step: int = 0
+    target_steps: int = 0
+    attempts: int = 0
+    first_time: float | None = None
+    last_time: float | None = None
+    checkpoint: Checkpoint | None = None
+    recoveries: list[Recovery] = field(default_factory=list)
+    exit_code: int | None = None
+    sentence: str = ""
+    warnings: int = 0
+    reward: float | None = None
+    best_position: tuple[int, int] = (0, 0)
+    failures_without_progress: int = 0
+    supervisors: int = 0
+    _spans: list[tuple[int, int, float]] = field(
+        default_factory=list
+    )  # (train call, step, seconds) that survived
+    _last_commit: tuple[int, int, float] | None = None
+    _progress_at: tuple[int, int] = (0, 0)
+    _idle_seconds: float = 0.0
+    _ended_at: float | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> History:
+        """Fold a whole journal."""
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
+
+    def apply(self, record: dict[str, Any]) -> None:
+        """Take one journal record into account; events that do not matter here are passed over."""
+        time = float(record.get("time") or 0.0)
+        if self.first_time is None:
+            self.first_time = time
+        self.last_time = time
+        handler = getattr(self, f"_on_{record['event']}", None)
+        if handler is not None:
+            handler(record, time)
+
+    def _on_run_started(self, record: dict[str, Any], time: float) -> None:
+        self.run_id = record.get("run") or self.run_id
+        self.supervisors += 1
+        self.exit_code = None
+        self.sentence = ""
+        self.state = "starting"
+        self._last_commit = None
+        if self._ended_at is not None:
+            self._idle_seconds += max(0.0, time - self._ended_at)
+            self._ended_at = None
+
+    def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
+        self.state = record["to"]
+
+    def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
+        self.attempts = max(self.attempts, int(record["attempt"]) + 1)
+        self._last_commit = None
+
+    def _on_train_started(self, record: dict[str, Any], time: float) -> None:
+        if record.get("rank") not in (0, None):
+            return
+        call, resumed = int(record["train_call"]), int(record.get("step") or 0)
+        self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
+        self._spans = [span for span in self._spans if span[:2] <= (call, resumed)]
+        self._last_commit = (call, resumed, time)
+        for recovery in self.recoveries:
+            if recovery.lost_steps is None and recovery.from_checkpoint is None:
+                recovery.from_checkpoint = resumed
+                recovery.lost_steps = max(0, recovery.step - resumed)
+
+    def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
+        step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
+        at = float(record.get("committed_at") or time)
+        if self._last_commit is not None and self._last_commit[0] == call and step > self._last_commit[1]:
+            self._spans.append((call, step, at - self._last_commit[2]))
+        self._last_commit = (call, step, at)
+        self.step, self.train_call = step, call
+        self.best_position = max(self.best_position, (call, step))
+        if record.get("target_steps"):
+            self.target_steps = int(record["target_steps"])
+        if record.get("reward") is not None:
+            self.reward = float(record["reward"])
+        for recovery in self.recoveries:
+            if recovery.recovery_seconds is None:
+                recovery.recovery_seconds = max(0.0, at - recovery.at)
+
+    def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
+        call, step = int(record.get("train_call") or 0), int(record["step"])
+        self.checkpoint = Checkpoint(
+            step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
+        )
+        if (call, step) > self._progress_at:
+            self._progress_at = (call, step)
+            self.failures_without_progress = 0
+
+    def _on_incident(self, record: dict[str, Any], time: float) -> None:
+        self.recoveries.append(
+            Recovery(
+                cause=record["cause"],
+                rank=record.get("culprit"),
+                step=int(record.get("step") or 0),
+                action="",
+                detection_seconds=record.get("detection_seconds"),
+                incident=record.get("incident"),
+                at=float(record.get("failed_at") or time),
+                signature=record.get("signature") or "",
+            )
+        )
+        self.failures_without_progress += 1
+
+    def _on_action(self, record: dict[str, Any], time: float) -> None:
+        if self.recoveries and not self.recoveries[-1].action:
+            self.recoveries[-1].action = record["action"]
+
+    def _on_warning(self, record: dict[str, Any], time: float) -> None:
+        self.warnings += 1
+
+    def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
+        self.exit_code = record.get("exit_code")
+        self.sentence = record.get("sentence") or ""
+        self._ended_at = time
+
+    @property
+    def progress_checkpoint(self) -> tuple[int, int]:
+        """(train call, step) of the highest checkpoint ever published: what the restart budget refills on."""
+        return self._progress_at
+
+    @property
+    def finished(self) -> bool:
+        """The script has run to its end."""
+        return self.exit_code == 0
+
+    def productive_seconds(self) -> float:
+        """Seconds spent on steps that count: committed, and not done again after a recovery."""
+        return sum(span[2] for span in self._spans)
+
+    def goodput(self, now: float | None = None) -> float | None:
+        """Share of wall time, supervisors' absences left out, spent on steps that count; 0 to 1, None before any."""
+        if self.first_time is None:
+            return None
+        end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)
+        assert end is not None
+        wall = end - self.first_time - self._idle_seconds
+        return min(1.0, self.productive_seconds() / wall) if wall > 0 else None
