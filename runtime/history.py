@@ -139,11 +139,13 @@ class History:
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
-        if record.get("reward") is not None:
-            self.reward = float(record["reward"])
         for recovery in self.recoveries:
             if recovery.recovery_seconds is None:
                 recovery.recovery_seconds = max(0.0, at - recovery.at)
+
+    def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
+        if record.get("reward") is not None:
+            self.reward = float(record["reward"])
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])

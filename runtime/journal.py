@@ -25,6 +25,7 @@ EVENTS = frozenset(
         "rank_started",
         "phase_learned",
         "step_committed",
+        "step_logged",
         "vote_failed",
         "checkpoint_staged",
         "checkpoint_published",
@@ -118,17 +119,33 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal in order, skipping lines that a crash cut short. A missing file is empty."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed by the with below, opened apart to catch its absence
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
+class JournalReader:
+    """Reads a journal from its beginning and goes on as it grows, skipping lines that a crash cut short."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that have come since the last call, in order. A missing file is empty."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        self._position += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
             try:
                 record = json.loads(line)
             except ValueError:
                 continue
             if isinstance(record, dict) and "event" in record:
                 yield record
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal in order; see `JournalReader`."""
+    return JournalReader(path).new()

@@ -1,0 +1,88 @@
+"""`grpo-run status [RUN_DIR] [--json]`: how a run stands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from grpo_run.runtime.rundir import find_run
+from grpo_run.runtime.status import RunStatus, read_status
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the status; 0 whatever it is, since asking worked."""
+    parser = argparse.ArgumentParser(prog="grpo-run status", description=__doc__)
+    parser.add_argument("run", nargs="?", help="run directory or run id; default: the newest under runs/")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args(arguments)
+    status = read_status(find_run(options.run))
+    if options.json:
+        print(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print_for_person(status)
+    return 0
+
+
+def print_for_person(status: RunStatus) -> None:
+    """The verdict sentence, then the facts under it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    fields = status.as_json()
+    console.print(f"[bold]{status.sentence}[/bold]")
+    goodput = fields["goodput"]
+    checkpoint = fields["checkpoint"]
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("run", status.run_id)
+    facts.add_row("state", status.state)
+    facts.add_row("step", f"{fields['step']} of {fields['target_steps']}")
+    facts.add_row("attempts", str(fields["attempts"]))
+    facts.add_row("goodput", "unknown yet" if goodput is None else f"{goodput:.1%}")
+    facts.add_row(
+        "checkpoint",
+        "none yet"
+        if checkpoint is None
+        else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
+    )
+    console.print(facts)
+    for rank, slot in enumerate(status.slots):
+        if slot is None:
+            console.print(f"  local rank {rank}: cannot be observed")
+        else:
+            phase = slot.phase.name if slot.phase else "none"
+            console.print(f"  rank {slot.rank}: step {slot.step}, phase {phase}, pid {slot.pid}")
+    if fields["recoveries"]:
+        table = Table(title="recoveries", title_justify="left", show_edge=False)
+        for column in (
+            "cause",
+            "rank",
+            "step",
+            "action",
+            "detected in",
+            "recovered in",
+            "lost steps",
+            "incident",
+        ):
+            table.add_column(column)
+        for recovery in fields["recoveries"]:
+            table.add_row(
+                recovery["cause"],
+                _or_dash(recovery["rank"]),
+                str(recovery["step"]),
+                recovery["action"],
+                _seconds(recovery["detection_seconds"]),
+                _seconds(recovery["recovery_seconds"]),
+                _or_dash(recovery["lost_steps"]),
+                recovery["incident"] or "–",
+            )
+        console.print(table)
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} s"

@@ -1,0 +1,71 @@
+"""What a run was asked to be: one frozen object, built by `cli.launch`, read by the supervisor.
+
+Defaults live here and nowhere else. Cross-checked when built; does not parse command lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.policy import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Deadlines in seconds. Each names what happens when it passes."""
+
+    vote_seconds: float = 1800.0
+    """A vote that takes longer raises in the ranks that wait."""
+    stop_seconds: float = 300.0
+    """After a stop was asked for: ranks that have not agreed, saved and left are ended; the last checkpoint counts."""
+    exit_seconds: float = 300.0
+    """After every script has run its last line: a rank still there is ended, with a warning."""
+
+    def __post_init__(self) -> None:
+        for name in ("vote_seconds", "stop_seconds", "exit_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run. `target` is a script's path or, with `module`, a module's name; `command` identifies the run."""
+
+    run_id: str
+    run_directory: Path
+    target: str
+    module: bool
+    arguments: tuple[str, ...]
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    preload: bool = True
+    budget: Budget = field(default_factory=Budget)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    hygiene_every: int = 100
+    generation: dict[str, int | float] = field(default_factory=dict)
+    resume_from: str | None = None
+    allow_untested: bool = False
+    expected_distributed_type: str | None = None
+    shown_ranks: frozenset[int] = frozenset({0})
+
+    def __post_init__(self) -> None:
+        if self.hygiene_every < 0:
+            raise ConfigError(f"--hygiene-every must be 0 (never) or more, not {self.hygiene_every}")
+
+    def as_json(self) -> dict[str, Any]:
+        """What `run.json` records; the environment stays out of it, it may hold secrets."""
+        return {
+            "run_id": self.run_id,
+            "target": self.target,
+            "module": self.module,
+            "arguments": list(self.arguments),
+            "command": list(self.command),
+            "preload": self.preload,
+            "hygiene_every": self.hygiene_every,
+            "generation": self.generation,
+            "resume_from": self.resume_from,
+            "expected_distributed_type": self.expected_distributed_type,
+        }

@@ -1,0 +1,110 @@
+"""What a training script will do to its environment, read from its source before it is run.
+
+A rank forked from a warm interpreter has its libraries imported already, so a script that sets a variable
+which they read at import must get a fresh interpreter instead. Called by `cli.launch`. Reads syntax only:
+an assignment hidden behind another module or a computed name is not found (`--no-preload` is for those).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+from grpo_run.runtime.errors import UsageError
+
+READ_AT_IMPORT = re.compile(
+    r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_ACCELERATOR|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
+    r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
+)
+"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read when imported."""
+
+
+def source_of(target: str, *, module: bool) -> Path:
+    """The file that will run.
+
+    Raises:
+        UsageError: there is no such script or module.
+    """
+    if not module:
+        path = Path(target)
+        if not path.is_file():
+            kind = "is a directory" if path.is_dir() else "does not exist"
+            raise UsageError(f"script {target} {kind}; give the path of a Python file, or a module with -m")
+        return path
+    try:
+        spec = importlib.util.find_spec(target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{target}.__main__")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            f"module {target} cannot be found (or has no __main__); is it installed, or did you mean a path?"
+        )
+    return Path(spec.origin)
+
+
+def variables_set(source: str) -> set[str]:
+    """Names of environment variables that the source assigns, in any of the usual ways. Bad syntax yields none:
+    Python will say so better when it runs."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                    names |= _texts(target.slice)
+        elif isinstance(node, ast.Call):
+            names |= _names_in_call(node)
+    return names
+
+
+def _names_in_call(node: ast.Call) -> set[str]:
+    function = node.func
+    if not isinstance(function, ast.Attribute):
+        return (
+            _texts(node.args[0])
+            if isinstance(function, ast.Name) and function.id == "putenv" and node.args
+            else set()
+        )
+    if function.attr in ("putenv", "unsetenv") and node.args:
+        return _texts(node.args[0])
+    if not _is_environ(function.value):
+        return set()
+    if function.attr in ("setdefault", "pop") and node.args:
+        return _texts(node.args[0])
+    if function.attr == "update":
+        names = {keyword.arg for keyword in node.keywords if keyword.arg}
+        for argument in node.args:
+            if isinstance(argument, ast.Dict):
+                for key in argument.keys:
+                    if key is not None:
+                        names |= _texts(key)
+        return names
+    return set()
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
+
+
+def _texts(node: ast.expr) -> set[str]:
+    return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+
+
+def needs_fresh_interpreter(path: Path) -> set[str]:
+    """The variables because of which the script at `path` cannot be forked from a warm interpreter."""
+    try:
+        source = path.read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"script {path} cannot be read: {error.strerror}") from error
+    return {name for name in variables_set(source) if READ_AT_IMPORT.fullmatch(name)}

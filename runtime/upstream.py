@@ -1,0 +1,72 @@
+"""Every private name of Python's multiprocessing and of torch elastic that the runtime leans on.
+
+One place, so that a contract test (`tests/unit/runtime/test_upstream.py`) says at once what a new release
+moved. Called by `forkserver.py` and `agent.py`. Holds no behaviour of our own beyond the touch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+AGENT_METHODS = (
+    "_assign_worker_ranks",
+    "_exit_barrier",
+    "_initialize_workers",
+    "_invoke_run",
+    "_monitor_workers",
+    "_rendezvous",
+    "_set_local_rank_env",
+    "_shutdown",
+    "_start_workers",
+    "_stop_workers",
+)
+"""Methods of torch's LocalElasticAgent that `agent.Agent` overrides or calls."""
+
+AGENT_ATTRIBUTES = ("_remaining_restarts", "_worker_group")
+_MAIN_PROCESS = type(multiprocessing.current_process())
+"""Python deletes the class's name; this module is first imported where the current process still is one."""
+
+FORKSERVER_ATTRIBUTES = ("_forkserver_alive_fd", "_forkserver_pid")
+
+
+@contextlib.contextmanager
+def hidden_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the supervisor's `__main__` again in each child it starts."""
+    main: Any = sys.modules["__main__"]
+    kept = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+    try:
+        for name in kept:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
+
+
+def forkserver_pid() -> int | None:
+    """The running forkserver of this process, if any."""
+    server: Any = multiprocessing.forkserver._forkserver
+    return server._forkserver_pid  # type: ignore[no-any-return]
+
+
+def become_main_process() -> None:
+    """Make a forkserver child look like a program started by itself.
+
+    Its copy of the pipe that keeps the forkserver alive is closed (the supervisor alone decides that), and
+    `multiprocessing` is told that this is a main process: not somebody's child, free to have daemons.
+    """
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    multiprocessing.forkserver._forkserver = type(server)()
+    process: Any = multiprocessing.process
+    process._current_process = _MAIN_PROCESS()
+    process._parent_process = None
+    multiprocessing.set_start_method(None, force=True)

@@ -1,0 +1,223 @@
+"""Puts the guard on every `transformers.Trainer` of an unmodified script.
+
+Installed by the bootstrap: once `transformers.trainer` is (or gets) imported, `Trainer.train` is wrapped, so TRL's
+trainers and users' subclasses are guarded at their `train()` call. Around a call the guard resumes from the
+newest complete checkpoint, marks phases, votes, publishes checkpoints and, after an agreed stop, leaves the script.
+Bodies of TRL's methods are never copied; methods are wrapped as they come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import wrapt
+
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.errors import ConfigError, Stopped
+from grpo_run.trainers import caps, phases, resuming, saving, upstream
+from grpo_run.trainers.session import Session, current
+from grpo_run.watchdog.observation import Phase, RankState
+
+_GUARDED = "_grpo_run_guard"
+
+
+def install(session: Session) -> None:
+    """Hook `Trainer.train` and, with caps, TRL's configurations: now, or when they are imported."""
+    wrapt.register_post_import_hook(_patch_trainer, "transformers.trainer")
+    if session.settings.generation:
+
+        def journal(**fields: Any) -> None:
+            if session.is_main:
+                session.journal.write("generation_capped", rank=0, **fields)
+
+        for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
+            wrapt.register_post_import_hook(
+                lambda loaded, name=name: caps.install(
+                    getattr(loaded, name), session.settings.generation, journal
+                ),
+                f"trl.trainer.{module}",
+            )
+
+
+def _patch_trainer(module: Any) -> None:
+    original = module.Trainer.train
+    if getattr(original, _GUARDED, False):
+        return
+
+    @functools.wraps(original)
+    def train(
+        self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        session = current()
+        if session is None or trial is not None:
+            return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+        return _guarded_train(session, self, original, resume_from_checkpoint, args, kwargs)
+
+    setattr(train, _GUARDED, True)
+    module.Trainer.train = train
+
+
+def guard(trainer: Any) -> Any:
+    """Check a trainer now rather than at its `train()` call; see `grpo_run.trainers.guard`."""
+    session = current()
+    if session is not None:
+        _check(session, trainer)
+    return trainer
+
+
+def _check(session: Session, trainer: Any) -> None:
+    caps.check(trainer, session.settings.generation)
+    expected = session.settings.expected_distributed_type
+    if expected is not None:
+        from grpo_run.runtime.parallelism import check_took_effect
+
+        check_took_effect(expected, trainer.accelerator)
+    missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
+    if missing and not session.settings.allow_untested:
+        raise ConfigError(
+            f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
+        )
+
+
+def _guarded_train(
+    session: Session,
+    trainer: Any,
+    original: Any,
+    script_asks: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    from grpo_run.trainers.callback import GuardCallback
+
+    _check(session, trainer)
+    session.train_calls += 1
+    call = TrainCall(
+        ordinal=session.train_calls,
+        trainer_class=type(trainer).__qualname__,
+        output_dir=str(trainer.args.output_dir),
+    )
+    resume = _agree_on_resume(session, call, script_asks or None)
+    path = phases.Path()
+    callback = GuardCallback(session, call.ordinal, path)
+    _mark_phases(trainer, session, callback, path)
+    saving.wrap_save(trainer, session, call, callback.collect)
+    trainer.add_callback(callback)
+    undo_restore = _restore_only(trainer) if resume.finished else None
+    try:
+        result = original(trainer, resume.argument, None, *args, **kwargs)
+    finally:
+        trainer.remove_callback(callback)
+        if undo_restore is not None:
+            undo_restore()
+    if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
+        raise Stopped(trainer.state.global_step)
+    if not resume.finished:
+        _finish(session, trainer, call)
+    _unwrap(trainer)
+    session.slot.state = RankState.between
+    session.slot.replace(Phase.idle)
+    session.slot.touch()
+    return result
+
+
+def _agree_on_resume(session: Session, call: TrainCall, script_asks: Any) -> resuming.Resume:
+    """Rank 0 chooses, all ranks take the same; a stop asked for before the call is obeyed here."""
+    stop = session.votes.maximum(int(session.board.requests[0]))
+    if stop:
+        raise Stopped(session.slot.step)
+    settings = session.settings
+
+    def rejected(found: checkpoints.FoundCheckpoint, reason: str) -> None:
+        session.journal.write(
+            "checkpoint_rejected",
+            rank=session.rank,
+            step=found.manifest.step,
+            path=str(found.path),
+            reason=reason,
+        )
+        session.say(f"checkpoint {found.path} is not used: {reason}")
+
+    question = resuming.Question(
+        call=call,
+        run_id=settings.run_id,
+        world_size=session.world_size,
+        first_attempt=settings.first_attempt,
+        run_started_at=settings.run_started_at,
+        script_asks=script_asks,
+        resume_from=settings.resume_from,
+    )
+    step = -1
+    if session.is_main:
+        choice = resuming.choose(question, rejected)
+        step = choice.own.manifest.step if choice.own is not None else -1
+    agreed = session.votes.maximum(step)
+    if not session.is_main:
+        choice = resuming.choose(dataclasses.replace(question, only_step=agreed), lambda found, reason: None)
+        step = choice.own.manifest.step if choice.own is not None else -1
+    highest, lowest = session.votes.maximum(step), -session.votes.maximum(-step)
+    if highest != lowest:
+        raise ConfigError(
+            f"ranks see different newest checkpoints in {call.output_dir} (steps {lowest} and {highest});"
+            " it must be a directory that all nodes share"
+        )
+    if choice.notice:
+        session.say(choice.notice)
+        if session.is_main:
+            session.journal.write("warning", rank=0, text=choice.notice)
+    if choice.own is not None:
+        what = "restored, it had finished" if choice.finished else "goes on"
+        session.say(f"train() call {call.ordinal} ({call.trainer_class}) {what} from {choice.own.path}")
+        if choice.finished and session.is_main:
+            session.journal.write("train_restored", rank=0, step=step, train_call=call.ordinal)
+    return choice
+
+
+def _mark_phases(trainer: Any, session: Session, callback: Any, path: phases.Path) -> None:
+    slot = session.slot
+    wrap = functools.partial(phases.wrap_method, trainer, slot=slot, path=path)
+    wrap(upstream.GENERATE_AND_SCORE, Phase.score)
+    wrap(upstream.GENERATE, Phase.generate)
+    wrap(upstream.CALCULATE_REWARDS, Phase.reward)
+    wrap("evaluate", Phase.eval)
+    training_step = trainer.training_step
+
+    @functools.wraps(training_step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        loss = training_step(*args, **kwargs)
+        # transformers itself reads this value next, so looking at it costs no synchronisation of its own
+        if not bool(loss.isfinite().all()):
+            callback.nonfinite = True
+        return loss
+
+    trainer.training_step = step
+    functions = getattr(trainer, "reward_funcs", None)
+    if isinstance(functions, list):
+        functions[:] = [phases.wrap_reward(function, slot) for function in functions]
+
+
+def _unwrap(trainer: Any) -> None:
+    """Take the instance's wrappers off, so that a second `train()` call of the same trainer wraps afresh."""
+    for name in (*upstream.ROLLOUT_METHODS, upstream.SAVE_CHECKPOINT, "evaluate", "training_step"):
+        trainer.__dict__.pop(name, None)
+
+
+def _restore_only(trainer: Any) -> Any:
+    """Let `train()` load the finished call's state and end, without taking a step."""
+
+    def no_epoch(*args: Any, **kwargs: Any) -> None:
+        trainer.control.should_training_stop = True
+
+    setattr(trainer, upstream.RUN_EPOCH, no_epoch)
+    return lambda: trainer.__dict__.pop(upstream.RUN_EPOCH, None)
+
+
+def _finish(session: Session, trainer: Any, call: TrainCall) -> None:
+    """Record that the call ran to its end, beside the checkpoint that holds its end."""
+    path = saving.ensure_saved(trainer, session)
+    if session.is_main:
+        checkpoints.mark_finished(path)
+        session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)
+    session.votes.maximum(0)

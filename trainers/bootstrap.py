@@ -1,0 +1,206 @@
+"""A rank's first and last code: prepares the process, runs the user's script unmodified, reports, leaves.
+
+Called in each rank by the forkserver or by a fresh interpreter. To the script the process is what torchrun
+would give it. Once the script's last line has run, the rank says so on the board and in the journal, lets go
+of process groups under a deadline, runs exit handlers and leaves: what a library's teardown does after that
+cannot fail the run. Does not train; the guard does its part from inside `Trainer.train`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
+from grpo_run.trainers.session import Session, current, open_session
+from grpo_run.trainers.settings import RankSettings
+from grpo_run.watchdog.evidence import STACK_SIGNAL
+from grpo_run.watchdog.observation import RankState
+
+MAX_TRACEBACK_CHARACTERS = 32_000
+TEARDOWN_SECONDS = 3.0
+
+
+def main() -> NoReturn:
+    """Run the rank to its end and leave the process; never returns."""
+    settings = RankSettings.from_environment()
+    if settings.preloaded:
+        _redirect_output(settings.log)
+        _refuse_inherited_cuda()
+    _set_title(settings)
+    _arm_stacks(settings.stacks)
+    session = open_session(settings)
+    try:
+        code = _run(settings, session)
+    finally:
+        _flush()
+    _leave(session, code)
+
+
+def _run(settings: RankSettings, session: Session) -> int:
+    """Run the script; returns the exit code."""
+    try:
+        session.install()
+        _run_script(settings)
+    except Stopped:
+        return EXIT_STOPPED
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            code = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+            code = 1
+        if code != 0:
+            _report(session, error)
+        return code & 0xFF
+    except UsageError as error:
+        print(f"grpo-run: {error}", file=sys.stderr)
+        _report(session, error)
+        return EXIT_USAGE
+    except BaseException as error:
+        _report(session, error)
+        # the frames of runpy and of this file are no news to the user
+        traceback.print_exception(type(error), error, _user_frames(error))
+        return 1
+    return 0
+
+
+def _run_script(settings: RankSettings) -> None:
+    """What `python -u script arguments` (or `python -u -m module arguments`) does, in this process."""
+    sys.argv = [settings.target, *settings.arguments]
+    if settings.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(settings.target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(settings.target)))
+        runpy.run_path(settings.target, run_name="__main__")
+
+
+def _redirect_output(log: str) -> None:
+    """Point stdout and stderr at the rank's file, unbuffered as torchrun's `python -u`."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = sys.__stdout__ = open(
+        1, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace"
+    )  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(
+        2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace"
+    )  # type: ignore[misc] # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+
+
+def _refuse_inherited_cuda() -> None:
+    """A forkserver that had opened CUDA cannot serve: begin again as a fresh interpreter, same process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        settings = RankSettings.from_environment().model_copy(update={"preloaded": False})
+        code = "import sys; del sys.path[0]; from grpo_run.trainers.bootstrap import main; main()"
+        os.execve(
+            sys.executable, [sys.executable, "-u", "-c", code], {**os.environ, **settings.to_environment()}
+        )
+
+
+def _set_title(settings: RankSettings) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(settings.title)
+
+
+def _arm_stacks(path: str) -> None:
+    """Let one signal write every thread's stack to a file, and so does a crash."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    faulthandler.enable(descriptor)
+    faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
+
+
+def _user_frames(error: BaseException) -> object:
+    """The traceback from the user's first frame on."""
+    frame = error.__traceback__
+    start = frame
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name != __file__ and "runpy" not in name:
+            start = frame
+            break
+        frame = frame.tb_next
+    return start
+
+
+def _report(session: Session, error: BaseException) -> None:
+    """Write what was raised, and where, for the supervisor; the board says that this rank failed."""
+    error.__traceback__ = _user_frames(error)  # type: ignore[assignment]
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    last = (own or list(frames) or [None])[-1]
+    record = {
+        "type": type(error).__name__,
+        "message": str(error)[:4000],
+        "traceback": text
+        if len(text) <= MAX_TRACEBACK_CHARACTERS
+        else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
+        "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
+        "wall_time": time.time(),
+    }
+    temporary = session.settings.error + ".new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(record, file)
+    os.replace(temporary, session.settings.error)
+    session.slot.state = RankState.failed
+    session.slot.touch()
+
+
+def _leave(session: Session, code: int) -> NoReturn:
+    """Say how it ended, run exit handlers, let go of the groups, and leave."""
+    if code in (0, EXIT_STOPPED):
+        session.slot.state = RankState.done
+        session.slot.touch()
+        session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
+    with_deadline(threading._shutdown, TEARDOWN_SECONDS if code else None)  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with_deadline(_destroy_groups, TEARDOWN_SECONDS)
+    _flush()
+    os._exit(code)
+
+
+def _destroy_groups() -> None:
+    opened = current()
+    if opened is not None:
+        opened.close()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        # some backends complain when a peer has left first; the run is over either way
+        with contextlib.suppress(RuntimeError, ValueError):
+            distributed.destroy_process_group()
+
+
+def with_deadline(function: Callable[[], object], seconds: float | None) -> bool:
+    """Call `function`, giving up on it after `seconds`; returns whether it came back. None waits as long as it takes."""
+    if seconds is None:
+        function()
+        return True
+    thread = threading.Thread(target=function, daemon=True, name="grpo-run-teardown")
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # a script may have closed them, which is its right
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

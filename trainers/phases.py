@@ -1,0 +1,91 @@
+"""Marks what a rank is doing, by wrapping methods and reward functions without looking inside them.
+
+A wrapper opens a phase on the board, calls through with whatever it was given, and closes the phase. It keeps
+the name (TRL turns it into a metric's name) and whether the function is a coroutine. Called by `attach.py`.
+Does not change arguments or results.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.board import SlotWriter
+from grpo_run.watchdog.observation import Phase
+
+
+class Path:
+    """The fingerprint of the phases a rank's main thread has entered since the last vote."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def enter(self, phase: Phase) -> None:
+        """Add one phase."""
+        self.value = zlib.crc32(bytes((phase,)), self.value)
+
+    def take(self) -> int:
+        """The fingerprint, starting over."""
+        value, self.value = self.value, 0
+        return value
+
+
+def wrap_method(owner: Any, name: str, phase: Phase, slot: SlotWriter, path: Path) -> None:
+    """Replace a bound method by one that marks a phase; an instance without it is left alone."""
+    method = getattr(owner, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        path.enter(phase)
+        slot.enter(phase)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            slot.leave(phase)
+
+    setattr(owner, name, marked)
+
+
+def wrap_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
+    """A reward function that marks its phase and counts what it scored. Modules (reward models) stay themselves."""
+    if (
+        isinstance(function, type)
+        or hasattr(function, "forward")
+        or getattr(function, "_grpo_run_marked", False)
+    ):
+        return function
+
+    def count(result: Any) -> Any:
+        if hasattr(result, "__len__"):
+            slot.rewards_scored += len(result)
+            slot.touch()
+        return result
+
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)
+    ):  # noqa: B004
+
+        async def marked_async(*args: Any, **kwargs: Any) -> Any:
+            return count(await function(*args, **kwargs))
+
+        wrapper: Callable[..., Any] = marked_async
+    else:
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            slot.enter(Phase.reward)
+            try:
+                return count(function(*args, **kwargs))
+            finally:
+                slot.leave(Phase.reward)
+
+        wrapper = marked
+    functools.update_wrapper(wrapper, function)
+    if not hasattr(wrapper, "__name__"):
+        wrapper.__name__ = type(function).__name__
+    wrapper._grpo_run_marked = True  # type: ignore[attr-defined]
+    return wrapper

@@ -1,0 +1,37 @@
+"""What the forkserver imports before the first rank is needed; importing this module is its whole work.
+
+Ties the server's life to the supervisor's first, then imports torch, transformers and TRL's trainers
+without touching an accelerator (a forked child could not use one that its parent had opened). What was
+imported is then frozen out of garbage collection, which also keeps its memory pages shared between ranks.
+Never imported by a rank or by the supervisor.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+
+from grpo_run.runtime.forkserver import SUPERVISOR_PID
+from grpo_run.runtime.lifeline import die_with_parent
+
+die_with_parent(int(os.environ[SUPERVISOR_PID]))
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+import torch
+import torch.distributed
+import transformers
+import trl
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Trainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+
+import grpo_run.trainers.attach
+import grpo_run.trainers.bootstrap  # noqa: F401
+
+PRELOADED = (
+    torch, transformers, trl, Trainer, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast,
+    GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer,
+)  # fmt: skip
+"""Named so that each lazy import really happens."""
+
+gc.collect()
+gc.freeze()

@@ -1,0 +1,126 @@
+"""What one rank holds for the length of one attempt: its slot, journal, vote group and count of `train()` calls.
+
+Opened by the bootstrap before the script, found by the guard through `current()`. The vote group is connected
+in the background while the script imports and builds. Does not touch Trainers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.board import Board
+from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.trainers.settings import RankSettings
+
+CONNECT_DEADLINE_SECONDS = 300.0
+
+_current: Session | None = None
+
+
+class Session:
+    """See the module. `rank`, `world_size` and `local_rank` are torch elastic's."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        run = RunDirectory(path=Path(settings.run_directory))
+        self.settings = settings
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        # virtual local ranks are all 0: the slot follows the rank's place on this node
+        place = self.rank % int(os.environ["LOCAL_WORLD_SIZE"])
+        self.board = Board.open(run.board, writable=True)
+        self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
+        self.journal = Journal(run.journal, settings.run_id)
+        self.journal.attempt = settings.attempt
+        self.train_calls = 0
+        self.saves_seen = self.board.requests[1]
+        self._votes: Any = None
+        self._failure: BaseException | None = None
+        self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
+
+    def install(self) -> None:
+        """Hook the guard into whatever the script will import, and start connecting the vote group."""
+        from grpo_run.trainers.attach import install
+
+        self._connector.start()
+        install(self)
+
+    def _connect(self) -> None:
+        try:
+            self._votes = connect_votes(
+                rank=self.rank,
+                world_size=self.world_size,
+                prefix=f"grpo_run/vote/{self.settings.attempt}",
+                timeout_seconds=self.settings.vote_timeout_seconds,
+            )
+        except BaseException as error:
+            self._failure = error  # raised by `votes`, in the thread that needs the group
+
+    @property
+    def votes(self) -> Any:
+        """The vote group; waits for it to be connected.
+
+        Raises:
+            TimeoutError: the peers did not come within five minutes.
+        """
+        if self._votes is None:
+            self._connector.join(CONNECT_DEADLINE_SECONDS)
+            if self._failure is not None:
+                raise self._failure
+            if self._votes is None:
+                raise TimeoutError(
+                    f"the vote group was not connected within {CONNECT_DEADLINE_SECONDS:.0f} s"
+                )
+        return self._votes
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0, which writes what all ranks agreed on."""
+        return self.rank == 0
+
+    def say(self, text: str) -> None:
+        """A line for the person, in rank 0's output."""
+        if self.is_main:
+            print(f"grpo-run: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Let go of the vote group."""
+        if self._votes is not None:
+            self._votes.close()
+
+
+def connect_votes(*, rank: int, world_size: int, prefix: str, timeout_seconds: float) -> Any:
+    """Build the vote group on the attempt's store."""
+    import torch.distributed as dist
+
+    from grpo_run.runtime.vote import VoteGroup
+
+    store = None
+    if world_size > 1:
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=CONNECT_DEADLINE_SECONDS),
+        )
+    return VoteGroup(store, rank=rank, world_size=world_size, prefix=prefix, timeout_seconds=timeout_seconds)
+
+
+def open_session(settings: RankSettings) -> Session:
+    """Open this process's session; once."""
+    global _current
+    assert _current is None, "a rank has one session"
+    _current = Session(settings)
+    return _current
+
+
+def current() -> Session | None:
+    """This process's session, None outside `grpo-run launch`."""
+    return _current

@@ -1,0 +1,43 @@
+"""Incident files: one directory an incident, `verdict.json` in it, evidence beside it.
+
+    incidents/0001-signal/  verdict.json  stacks/  memory/
+
+Called by the supervisor: opened before evidence is gathered (as `NNNN-collecting`), named after its cause once
+there is a verdict. Everything is 0700/0600. Does not judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from grpo_run.watchdog.verdict import Verdict
+
+COLLECTING = "collecting"
+
+
+def open_incident(incidents: Path) -> Path:
+    """Make the next incident's directory."""
+    numbers = [int(path.name[:4]) for path in incidents.iterdir() if path.name[:4].isdigit()]
+    path = incidents / f"{max(numbers, default=0) + 1:04d}-{COLLECTING}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def close_incident(path: Path, verdict: Verdict, missing: list[str]) -> Path:
+    """Write the verdict and give the directory its name; returns the new path.
+
+    Args:
+        missing: evidence that could not be had, a sentence each.
+    """
+    record = {**verdict.as_json(), "missing_evidence": missing}
+    descriptor = os.open(path / "verdict.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(record, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    named = path.with_name(f"{path.name[:4]}-{verdict.cause}")
+    path.rename(named)
+    return named
