@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -183,7 +183,7 @@ class Agent(LocalElasticAgent):
                 continue
             if step is Next.finished:
                 group.state = WorkerState.SUCCEEDED
-                self._exit_barrier()
+                self._exit_barrier()  # type: ignore[no-untyped-call]
                 return RunResult(
                     state=WorkerState.SUCCEEDED,
                     return_values={worker.global_rank: None for worker in group.workers},

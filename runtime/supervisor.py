@@ -309,7 +309,8 @@ class Supervisor:
         return Next.finished if code == EXIT_FINISHED else Next.stop
 
     def _state_changed(self, old: State, event: Event, new: State) -> None:
-        self._write("state_changed", **{"from": str(old), "to": str(new), "because": event.value})
+        fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
+        self._write("state_changed", **fields)
 
     def _write(self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
         self.journal.write(name, rank=rank, step=step, **fields)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_run.runtime.errors import ConsensusError
 
@@ -114,7 +115,7 @@ class VoteGroup:
         self.votes = 0
         if world_size > 1:
             self._group = dist.ProcessGroupGloo(
-                dist.PrefixStore(prefix, store), rank, world_size, timedelta(seconds=timeout_seconds)
+                PrefixStore(prefix, store), rank, world_size, timedelta(seconds=timeout_seconds)
             )
 
     def start(self, ballot: Ballot) -> None:
@@ -154,7 +155,7 @@ class VoteGroup:
         if self._group is None:
             return None
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         return self._group.allreduce([vector], options)
 
     def close(self) -> None:

@@ -33,13 +33,11 @@ def install(session: Session) -> None:
             if session.is_main:
                 session.journal.write("generation_capped", rank=0, **fields)
 
+        def cap(name: str, loaded: Any) -> None:
+            caps.install(getattr(loaded, name), session.settings.generation, journal)
+
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
-            wrapt.register_post_import_hook(
-                lambda loaded, name=name: caps.install(
-                    getattr(loaded, name), session.settings.generation, journal
-                ),
-                f"trl.trainer.{module}",
-            )
+            wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
 
 
 def _patch_trainer(module: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import runpy
@@ -19,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import NoReturn
 
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
@@ -67,7 +69,7 @@ def _run(settings: RankSettings, session: Session) -> int:
         print(f"grpo-run: {error}", file=sys.stderr)
         _report(session, error)
         return EXIT_USAGE
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever leaves the script must be written down
         _report(session, error)
         # the frames of runpy and of this file are no news to the user
         traceback.print_exception(type(error), error, _user_frames(error))
@@ -92,14 +94,10 @@ def _redirect_output(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    sys.stdout = sys.__stdout__ = open(
-        1, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace"
-    )  # type: ignore[misc] # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(
-        2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace"
-    )  # type: ignore[misc] # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(number, "w", closefd=False)
+        # the layers `python -u` makes: nothing is held back that a kill could lose
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))  # type: ignore[arg-type,type-var]
 
 
 def _refuse_inherited_cuda() -> None:
@@ -126,7 +124,7 @@ def _arm_stacks(path: str) -> None:
     faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
 
 
-def _user_frames(error: BaseException) -> object:
+def _user_frames(error: BaseException) -> TracebackType | None:
     """The traceback from the user's first frame on."""
     frame = error.__traceback__
     start = frame
@@ -141,11 +139,11 @@ def _user_frames(error: BaseException) -> object:
 
 def _report(session: Session, error: BaseException) -> None:
     """Write what was raised, and where, for the supervisor; the board says that this rank failed."""
-    error.__traceback__ = _user_frames(error)  # type: ignore[assignment]
+    error.__traceback__ = _user_frames(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
-    last = (own or list(frames) or [None])[-1]
+    last = next(reversed(own or list(frames)), None)
     record = {
         "type": type(error).__name__,
         "message": str(error)[:4000],

@@ -66,9 +66,7 @@ def wrap_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[...,
             slot.touch()
         return result
 
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)
-    ):  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
         async def marked_async(*args: Any, **kwargs: Any) -> Any:
             return count(await function(*args, **kwargs))

@@ -59,7 +59,7 @@ class Session:
                 prefix=f"grpo_run/vote/{self.settings.attempt}",
                 timeout_seconds=self.settings.vote_timeout_seconds,
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
             self._failure = error  # raised by `votes`, in the thread that needs the group
 
     @property
@@ -97,13 +97,13 @@ class Session:
 
 def connect_votes(*, rank: int, world_size: int, prefix: str, timeout_seconds: float) -> Any:
     """Build the vote group on the attempt's store."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     from grpo_run.runtime.vote import VoteGroup
 
     store = None
     if world_size > 1:
-        store = dist.TCPStore(
+        store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
