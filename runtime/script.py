@@ -8,8 +8,12 @@ an assignment hidden behind another module or a computed name is not found (`--n
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib.machinery
+import os
 import re
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
@@ -34,17 +38,31 @@ def source_of(target: str, *, module: bool) -> Path:
             kind = "is a directory" if path.is_dir() else "does not exist"
             raise UsageError(f"script {target} {kind}; give the path of a Python file, or a module with -m")
         return path
-    try:
-        spec = importlib.util.find_spec(target)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{target}.__main__")
-    except (ImportError, ValueError):
-        spec = None
+    spec = _find_module(target)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_module(f"{target}.__main__")
     if spec is None or spec.origin is None:
         raise UsageError(
             f"module {target} cannot be found (or has no __main__); is it installed, or did you mean a path?"
         )
     return Path(spec.origin)
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Find a module part by part, so that nothing of the user's is imported into the supervisor."""
+    path: Sequence[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        qualified = ".".join(parts[: depth + 1])
+        here = [os.getcwd()] if path is None else None
+        spec = importlib.machinery.PathFinder.find_spec(qualified, here) if here else None
+        for finder in sys.meta_path:
+            spec = spec or finder.find_spec(qualified, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
 
 
 def variables_set(source: str) -> set[str]:

@@ -1,0 +1,210 @@
+"""What `accelerate launch` would put into each rank's environment, computed by accelerate's own functions.
+
+Every name of accelerate that is private or undocumented is used in this file and nowhere else;
+`tests/unit/runtime/test_parallelism_contract.py` fails when one of them changes. Called by
+`parallelism.load_parallelism`. accelerate (and with it torch) is imported inside the functions. Nothing here
+touches CUDA, opens a port or starts a process, except `nvidia-smi` where there is an accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grpo_run.runtime.errors import ConfigError
+
+SET_BY_ELASTIC: Final = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
+)
+"""torch elastic gives these to every rank itself."""
+PINS_ALL_RANKS_ALIKE: Final = "KMP_AFFINITY"
+"""accelerate sets it for one process a machine; the same value would put all ranks on the same cores."""
+LAUNCHER_KEYS: Final = frozenset({"deepspeed_multinode_launcher", "deepspeed_hostfile"})
+"""Say how the ranks are started, which is grpo-run's part; `accelerate config` writes them."""
+SECTIONS: Final = {
+    "deepspeed_config": "",
+    "fsdp_config": "fsdp_",
+    "dynamo_config": "dynamo_",
+    "fp8_config": "fp8_",
+    "parallelism_config": "",
+}
+"""Sections of the file, and the prefix accelerate gives to their keys."""
+_NO_SUCH_VALUE: Final = "grpo-run-asks-whether-this-is-read"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The outcome.
+
+    Args:
+        environment: what a rank sees, the launcher's own environment included.
+        without_effect: keys of the file (`section.key`) that change nothing in that environment.
+    """
+
+    environment: Mapping[str, str]
+    without_effect: tuple[str, ...]
+
+
+def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerator: bool) -> Launch:
+    """Ask accelerate what the file means.
+
+    Args:
+        path: the configuration file, already checked by `parallelism_file.read`.
+        num_processes: ranks on all machines together.
+        num_machines: nodes.
+        has_accelerator: whether this node has a GPU.
+
+    Raises:
+        ConfigError: accelerate itself refuses the file; the message is accelerate's first line.
+    """
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    arguments = launch_command_parser().parse_args(
+        [
+            "--config_file",
+            str(path),
+            "--num_processes",
+            str(num_processes),
+            "--num_machines",
+            str(num_machines),
+            "script.py",
+        ]
+    )
+    known = frozenset(vars(arguments))
+
+    def build() -> Launch:
+        validated, defaults, from_file = _validate_launch_command(arguments)
+        # the rest of `arguments` only decides addresses and ports, which torch elastic agrees itself
+        validated.num_machines = 1
+        validated.main_process_port = 0
+        prepare = _prepare_function(validated, defaults, from_file)
+        environment = prepare(copy.copy(validated))
+        without_effect = [
+            f"{section}.{key}"
+            for section, prefix in SECTIONS.items()
+            for key, value in (getattr(defaults, section) or {}).items()
+            if value is not None
+            and key not in LAUNCHER_KEYS
+            and not _read(
+                key if key.startswith(prefix) else prefix + key, validated, prepare, environment, known
+            )
+        ]
+        return Launch(environment=environment, without_effect=tuple(without_effect))
+
+    launch = refusing(path, build)
+    environment = {
+        name: value
+        for name, value in launch.environment.items()
+        if name not in SET_BY_ELASTIC and (name != PINS_ALL_RANKS_ALIKE or os.environ.get(name) == value)
+    }
+    if has_accelerator:
+        environment |= _cards_without_peer_to_peer(environment)
+    return Launch(environment=environment, without_effect=launch.without_effect)
+
+
+def refusing(path: Path, ask: Callable[[], Any]) -> Any:
+    """Call `ask` and turn accelerate's refusal into a `ConfigError` of one line."""
+    try:
+        return ask()
+    except (ValueError, RuntimeError, ImportError, TypeError, AttributeError, OSError) as error:
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise ConfigError(f"{path}: accelerate refuses it: {reason}") from error
+
+
+def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
+    """Let accelerate read the DeepSpeed settings as a rank would, before any rank is started.
+
+    Raises:
+        ConfigError: the settings contradict one another, or the DeepSpeed file is no DeepSpeed file.
+    """
+    from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available, patch_environment
+
+    if not is_deepspeed_available():
+        raise ConfigError(f"{path}: distributed_type DEEPSPEED, and DeepSpeed is not installed")
+    names = {name: value for name, value in environment.items() if name.startswith("ACCELERATE_")}
+
+    def build() -> None:
+        with patch_environment(**names):
+            DeepSpeedPlugin()
+
+    refusing(path, build)
+
+
+def replaced_in_fsdp2() -> Mapping[str, str]:
+    """The keys of FSDP 1 that FSDP 2 does not read, each with what to do, from accelerate's own converter."""
+    from accelerate.commands.to_fsdp2 import ARGUMENT_KEY_MAPPING
+
+    return {
+        key: f"write {now} instead" if isinstance(now, str) else "remove it"
+        for key, now in ARGUMENT_KEY_MAPPING.items()
+        if now != key
+    }
+
+
+def _prepare_function(
+    validated: argparse.Namespace, defaults: Any, precision_from_file: bool
+) -> Callable[[argparse.Namespace], dict[str, str]]:
+    """The branch `accelerate.commands.launch.launch_command` would take."""
+    from accelerate.utils.launch import (
+        prepare_deepspeed_cmd_env,
+        prepare_multi_gpu_env,
+        prepare_simple_launcher_cmd_env,
+    )
+
+    if validated.use_deepspeed:
+        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if precision_from_file else [])]
+        validated.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        return lambda arguments: dict(prepare_deepspeed_cmd_env(arguments)[1])
+    if validated.use_fsdp or validated.multi_gpu:
+        return lambda arguments: dict(prepare_multi_gpu_env(arguments))
+    return lambda arguments: dict(prepare_simple_launcher_cmd_env(arguments)[1])
+
+
+def _read(
+    key: str,
+    validated: argparse.Namespace,
+    prepare: Callable[[argparse.Namespace], dict[str, str]],
+    environment: Mapping[str, str],
+    known: frozenset[str],
+) -> bool:
+    """Whether another value under this key would give the ranks another environment: else nobody reads it."""
+    if key.startswith("fp8_") and key not in known:  # accelerate passes these on, misspelt or not
+        return False
+    changed = copy.copy(validated)
+    setattr(changed, key, _NO_SUCH_VALUE)
+    try:
+        other = prepare(changed)
+    except (ValueError, TypeError):  # read, and found wrong
+        return True
+    ignore = {"MASTER_PORT"}
+    return {k: v for k, v in other.items() if k not in ignore} != {
+        k: v for k, v in environment.items() if k not in ignore
+    }
+
+
+def _cards_without_peer_to_peer(environment: Mapping[str, str]) -> dict[str, str]:
+    """What accelerate's launchers add for cards whose driver cannot do peer to peer."""
+    from accelerate.utils import check_cuda_p2p_ib_support
+
+    if check_cuda_p2p_ib_support():
+        return {}
+    return {name: "1" for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE") if name not in environment}

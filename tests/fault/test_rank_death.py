@@ -1,0 +1,155 @@
+"""A rank dies or raises: the run goes on by itself and ends with the weights of one that was never hurt."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import SCRIPTS, Run, alive, digest, torchrun
+
+
+@pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
+def test_kill_between_checkpoints_changes_no_weight(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGKILL of a rank between two checkpoints: one recovery, weights as torchrun's."""
+    steps = ("--max-steps", "12", "--save-steps", "4")
+    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "reference", *steps])
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps, "--step-seconds", "0.05").start()
+    run.until_step(6)
+    run.kill(1)
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    (recovery,) = run.status()["recoveries"]
+    assert recovery["cause"] == "signal"
+    assert recovery["rank"] == 1
+    assert recovery["action"] == "restart"
+    assert 2 <= recovery["lost_steps"] <= 4
+    assert recovery["detection_seconds"] is not None
+    assert recovery["recovery_seconds"] is not None
+
+
+def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The incident of a killed rank holds the survivor's stack, which names the line it waited in."""
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
+        "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.05",
+    ).start()  # fmt: skip
+    run.until_step(2)
+    run.kill(0)
+    assert run.wait() == 0, run.tail()
+    (incident,) = (run.directory / "incidents").iterdir()
+    assert incident.name == "0001-signal"
+    verdict = json.loads((incident / "verdict.json").read_text())
+    assert verdict["culprits"] == [0]
+    assert verdict["waiters"] == [1]
+    assert "SIGKILL" in verdict["sentence"]
+    stack = (incident / "stacks" / "rank1.txt").read_text()
+    assert "Current thread" in stack or "Thread" in stack
+    assert "grpo.py" in stack
+    assert (incident / "memory" / "rank1.status").read_text().count("VmRSS") == 1
+
+
+def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Twenty SIGKILLs over one long epoch: twenty recoveries, no hand laid on, the same final weights."""
+    steps = 160
+    arguments = ("--max-steps", str(steps), "--save-steps", "4")
+    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments])
+    dice = random.Random(20)
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.02").start()
+    for attempt, step in enumerate(sorted(dice.sample(range(2, steps - 8), 20)), 1):
+        run.until_step(step)
+        run.kill(dice.randrange(2))
+        run.until(lambda events, n=attempt: any(e["event"] == "attempt_started" and e["attempt"] == n for e in events))
+    assert run.wait(300) == 0, run.tail()
+    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    recoveries = run.status()["recoveries"]
+    assert len(recoveries) == 20
+    assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
+
+
+def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SFT, then GRPO: a rank killed in the second call costs the first call nothing, and weights are equal."""
+    arguments = ("--max-steps", "12", "--save-steps", "4")
+    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "reference", *arguments])
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.05").start()  # fmt: skip
+    run.until_step(2, train_call=2)
+    run.kill(0)
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    restored = run.events("train_restored")
+    assert [event["train_call"] for event in restored] == [1]
+    second = [e for e in run.events("step_committed") if e["attempt"] == 1]
+    assert {event["train_call"] for event in second} == {2}
+
+
+def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A script that fails before its first step is not retried: its own traceback, one verdict, code 93."""
+    (tmp_path / "broken.py").write_text("def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n")
+    run = runs("--nproc-per-node", "2", "broken.py").start()
+    assert run.wait() == 93
+    text = run.tail()
+    assert "no such column: prompt" in text
+    assert 'broken.py", line 2, in setup' in text
+    assert "runpy" not in text.split("Traceback")[-1]
+    status = run.status()
+    assert status["attempts"] == 1
+    assert status["recoveries"][0]["cause"] == "startup_failure"
+    assert status["recoveries"][0]["action"] == "stop"
+
+
+def test_deterministic_failure_is_not_repeated_for_ever(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The same exception at the same step, with no newer checkpoint between, is tried once more and then given up."""
+    source = (SCRIPTS / "grpo.py").read_text()
+    assert "tiny.train(trainer, arguments)" in source
+    poisoned = source.replace(
+        "    tiny.train(trainer, arguments)\n",
+        "    from transformers import TrainerCallback\n\n"
+        "    class Poison(TrainerCallback):\n"
+        "        def on_step_begin(self, args, state, control, **kwargs):\n"
+        "            if state.global_step == 6:\n"
+        "                raise ValueError('poisoned batch')\n\n"
+        "    trainer.add_callback(Poison())\n"
+        "    tiny.train(trainer, arguments)\n",
+    )
+    (tmp_path / "poison.py").write_text(poisoned)
+    run = runs(
+        "--nproc-per-node", "2", "poison.py", "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
+        environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
+    assert run.wait() == 93, run.tail()
+    status = run.status()
+    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
+    assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
+    assert "poisoned batch" in run.tail()
+    assert status["checkpoint"]["step"] == 4
+
+
+def test_failures_without_progress_stop_the_run(runs: Callable[..., Run]) -> None:
+    """Killed again and again before any new checkpoint, the run is given up at its budget: 93."""
+    run = runs(
+        "--max-restarts", "2", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
+        "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
+    ).start()  # fmt: skip
+    for attempt in range(3):
+        run.until(lambda events, n=attempt: any(e["event"] == "step_committed" and e["attempt"] == n for e in events))
+        run.kill(0, signal.SIGSEGV)
+    assert run.wait() == 93, run.tail()
+    assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart", "restart", "stop"]
+
+
+def test_no_rank_outlives_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """What a rank has started goes down with it, when the rank is killed for its peer's fault."""
+    (tmp_path / "child.py").write_text(
+        "import subprocess, os, time, pathlib\n"
+        "child = subprocess.Popen(['sleep', '300'])\n"
+        "pathlib.Path(f'child{os.environ[\"RANK\"]}.pid').write_text(str(child.pid))\n"
+        "time.sleep(1 if os.environ['RANK'] == '0' else 300)\n"
+        "raise SystemExit(3)\n"
+    )
+    run = runs("--nproc-per-node", "2", "child.py").start()
+    assert run.wait() == 93, run.tail()
+    children = [int((tmp_path / f"child{rank}.pid").read_text()) for rank in (0, 1)]
+    assert alive(children) == []

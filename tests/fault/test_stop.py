@@ -1,0 +1,122 @@
+"""Stops: asked for, forced, and the supervisor's own death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest, torchrun
+
+STEPS = ("--max-steps", "24", "--save-steps", "8")
+
+
+def _reference(folder: Path) -> str:
+    torchrun(folder, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS])
+    return digest(folder / "reference")
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "command"])
+def test_stop_saves_on_one_step_and_the_same_command_goes_on(how: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """All ranks leave at one step with one checkpoint, code 75; the same command finishes with equal weights."""
+    reference = _reference(tmp_path)
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run.until_step(3)
+    assert run.process is not None
+    if how == "command":
+        subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=30)
+    else:
+        run.process.send_signal(getattr(signal, how))
+    assert run.wait() == 75, run.tail()
+    status = run.status()
+    assert status["recoveries"] == []
+    stopped_at = status["checkpoint"]["step"]
+    assert 3 <= stopped_at < 24
+    assert status["step"] == stopped_at
+    assert run.start().wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == reference
+    resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
+    assert resumed == [0, stopped_at]
+
+
+def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGKILL of the supervisor: within 2 s no rank is left; the same command resumes to equal weights."""
+    reference = _reference(tmp_path)
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run.until_step(10)
+    assert run.process is not None
+    family = list(descendants(run.process.pid))
+    assert len(family) >= 3
+    run.process.kill()
+    run.process.wait()
+    deadline = time.monotonic() + 2.0
+    while alive(family) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert alive(family) == []
+    assert run.status()["state"] == "unknown"
+    assert run.start().wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == reference
+
+
+def test_second_signal_ends_at_once(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A rank that cannot reach its next vote does not hold up a second request: code 75, evidence kept."""
+    (tmp_path / "stuck.py").write_text("import time\nprint('stuck', flush=True)\ntime.sleep(300)\n")
+    run = runs("--nproc-per-node", "1", "stuck.py").start()
+    run.until(lambda events: any(e["event"] == "rank_started" for e in events))
+    assert run.process is not None
+    pid = run.pid(0)
+    run.process.send_signal(signal.SIGTERM)
+    run.until(lambda events: any(e["event"] == "stop_requested" for e in events))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 75, run.tail()
+    assert alive([pid]) == []
+
+
+def test_stop_deadline_ends_ranks_that_do_not_come(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """`--stop-timeout` bounds the wait for an agreed checkpoint."""
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(300)\n")
+    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", "stuck.py").start()
+    run.until(lambda events: any(e["event"] == "rank_started" for e in events))
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 75, run.tail()
+
+
+def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """`grpo-run save` leaves a complete checkpoint at a step outside the schedule, and training goes on."""
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24",
+        "--save-steps", "24", "--step-seconds", "0.05",
+    ).start()  # fmt: skip
+    run.until_step(3)
+    subprocess.run([str(BIN / "grpo-run"), "save", str(run.directory)], check=True, timeout=30)
+    published = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_published"])
+    assert 3 <= published[0]["step"] < 24
+    assert (Path(published[0]["path"]) / "MANIFEST.json").is_file()
+    assert run.wait() == 0, run.tail()
+
+
+def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A crash in interpreter teardown, after the script has ended, does not fail the run."""
+    (tmp_path / "late.py").write_text(
+        "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))\nprint('done')\n"
+    )
+    run = runs("--nproc-per-node", "2", "late.py").start()
+    assert run.wait() == 0, run.tail()
+    status = run.status()
+    assert status["recoveries"] == []
+    assert status["warnings"] == 2
+    assert "SIGABRT" in run.tail()
+
+
+def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """`sys.exit(0)` finishes; `os._exit(0)` finishes as under torchrun."""
+    for name, line in (("a", "import sys; sys.exit(0)"), ("b", "import os; os._exit(0)"), ("c", "raise SystemExit")):
+        (tmp_path / f"{name}.py").write_text(line + "\n")
+        run = runs("--nproc-per-node", "2", f"{name}.py", name=name).start()
+        assert run.wait() == 0, run.tail()
+    assert os.listdir(tmp_path / "a" / "attempts") == ["000"]

@@ -1,0 +1,1 @@
+"""What integration, fault and browser tests share."""

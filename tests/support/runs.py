@@ -1,0 +1,162 @@
+"""Starts real runs, waits for what their journals say, and hurts them by rank and step.
+
+A test addresses a rank of the present attempt and a committed step, as the journal tells them; nothing sleeps
+for a guessed time. Every wait has a deadline and fails with the end of the run's output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.journal import JournalReader
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+CONFIGS = Path(__file__).parent.parent / "configs"
+BIN = Path(sys.executable).parent
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+
+class Run:
+    """One run directory and the supervisors started on it, in a folder of the test's own."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str], *, name: str = "run", environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.directory = folder / name
+        self.arguments = list(arguments)
+        self.output = folder / f"{name}.out"
+        self.environment = {**os.environ, **QUIET, **(environment or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._reader = JournalReader(self.directory / "journal.jsonl")
+        self._records: list[dict[str, Any]] = []
+
+    def start(self) -> Run:
+        """Start (or go on with) the run."""
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [str(BIN / "grpo-run"), "launch", "--run-dir", str(self.directory), "--metrics-addr", "off", *self.arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def wait(self, timeout_seconds: float = 120.0) -> int:
+        """The supervisor's exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise AssertionError(f"not ended within {timeout_seconds} s:\n{self.tail()}") from None
+
+    def close(self) -> None:
+        """End whatever is left; for finalizers."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The journal, or its events of one name."""
+        self._records += self._reader.new()
+        return [record for record in self._records if name in (None, record["event"])]
+
+    def until(self, condition: Callable[[list[dict[str, Any]]], Any], timeout_seconds: float = 60.0) -> Any:
+        """Wait until `condition` of the journal holds; returns what it returned."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if found := condition(self.events()):
+                return found
+            ended = self.process is not None and self.process.poll() is not None
+            if time.monotonic() > deadline or ended:
+                if found := condition(self.events()):
+                    return found
+                raise AssertionError(f"condition not met ({'run ended' if ended else 'deadline'}):\n{self.tail()}")
+            time.sleep(0.005)
+
+    def until_step(self, step: int, *, train_call: int = 1, timeout_seconds: float = 60.0) -> None:
+        """Wait until `step` of a `train()` call is committed in the present attempt."""
+
+        def reached(events: list[dict[str, Any]]) -> bool:
+            attempt = self._attempt(events)
+            return any(
+                event["event"] == "step_committed"
+                and event["attempt"] == attempt
+                and (event["train_call"], event["step"]) >= (train_call, step)
+                for event in events
+            )
+
+        self.until(reached, timeout_seconds)
+
+    @staticmethod
+    def _attempt(events: list[dict[str, Any]]) -> int:
+        return max((event["attempt"] for event in events if event["event"] == "attempt_started"), default=-1)
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank in the present attempt."""
+        events = self.events()
+        attempt = self._attempt(events)
+        pids = [e["pid"] for e in events if e["event"] == "rank_started" and e["attempt"] == attempt and e["rank"] == rank]
+        assert pids, f"rank {rank} has not started:\n{self.tail()}"
+        return int(pids[0])
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a rank a signal, SIGKILL by default."""
+        os.kill(self.pid(rank), number)
+
+    def status(self) -> dict[str, Any]:
+        """`grpo-run status --json`."""
+        answer = subprocess.run(
+            [str(BIN / "grpo-run"), "status", str(self.directory), "--json"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        value: dict[str, Any] = json.loads(answer.stdout)
+        return value
+
+    def tail(self, characters: int = 6000) -> str:
+        """The end of what the run printed."""
+        return self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
+
+
+def torchrun(folder: Path, arguments: Sequence[str], *, environment: dict[str, str] | None = None, timeout_seconds: float = 120.0) -> None:
+    """Run the same under torchrun, undisturbed: the reference."""
+    answer = subprocess.run(
+        [str(BIN / "torchrun"), *arguments],
+        cwd=folder, env={**os.environ, **QUIET, **(environment or {})}, capture_output=True, text=True,
+        timeout=timeout_seconds, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+
+
+def digest(output_dir: Path) -> str:
+    """The sha256 of the final weights, as the scripts write it."""
+    return (output_dir / "weights.sha256").read_text().split()[0]
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Those of `pids` that are running (a zombie is not)."""
+
+    def running(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return [pid for pid in pids if running(pid)]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Every process below `pid`."""
+    import psutil
+
+    for child in psutil.Process(pid).children(recursive=True):
+        yield child.pid
