@@ -122,7 +122,7 @@ def parse(arguments: Sequence[str]) -> Launch:
     source = source_of(options.training_script, module=options.module)
     generation = caps.parse([item for group in options.generation for item in group])
     nodes = _nodes(options)
-    environment, expected, processes = _parallelism(options, nodes)
+    environment, expected, processes = _parallelism(options, nodes[0])
     options.nproc_per_node = str(processes)
     setters = needs_fresh_interpreter(source)
     if setters and not options.no_preload:
@@ -131,7 +131,7 @@ def parse(arguments: Sequence[str]) -> Launch:
             file=sys.stderr,
         )
     command = identity(arguments)
-    run_id, path = _locate(options, command, nodes)
+    run_id, path = _locate(options, command, nodes[1])
     config = RunConfig(
         run_id=run_id,
         run_directory=path,
@@ -150,7 +150,7 @@ def parse(arguments: Sequence[str]) -> Launch:
         resume_from=options.resume_from,
         allow_untested=options.allow_untested,
         expected_distributed_type=expected,
-        shown_ranks=_shown(options.show_ranks, processes * nodes),
+        shown_ranks=_shown(options.show_ranks, processes * nodes[1]),
     )
     return Launch(elastic=options, config=config, metrics_address=options.metrics_addr)
 
@@ -197,7 +197,8 @@ def identity(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _nodes(options: argparse.Namespace) -> int:
+def _nodes(options: argparse.Namespace) -> tuple[int, int]:
+    """The fewest and the most nodes."""
     from torch.distributed.run import parse_min_max_nnodes
 
     try:
@@ -206,7 +207,7 @@ def _nodes(options: argparse.Namespace) -> int:
         raise UsageError(f"--nnodes {options.nnodes}: write N or MIN:MAX") from None
     if not 0 < low <= high:
         raise UsageError(f"--nnodes {options.nnodes}: needs 0 < MIN <= MAX")
-    return int(high)
+    return int(low), int(high)
 
 
 def _parallelism(options: argparse.Namespace, nodes: int) -> tuple[dict[str, str], str | None, int]:
@@ -313,9 +314,8 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
     server = None
     if launch.metrics_address != "off":
         from grpo_run.dashboards.server import start
-        from grpo_run.runtime.status import read_status
 
-        server = start(lambda: read_status(directory), launch.metrics_address)
+        server = start(supervisor.status, launch.metrics_address)
         host, port = server.address
         terminal.say(f"run {config.run_id} in {directory.path}, metrics on http://{host}:{port}/metrics")
     else:
@@ -380,7 +380,7 @@ def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
 
     options = launch.elastic
     alone = options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None
-    if options.standalone or (alone and _nodes(options) == 1):
+    if options.standalone or (alone and _nodes(options)[1] == 1):
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = (
             "c10d",
             "localhost:0",
@@ -419,7 +419,7 @@ def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
         spec,
         conductor=supervisor,
         entry=ENTRY,
-        environment=launch.config.environment,
+        environment={**launch.config.environment, "TORCHELASTIC_SIGNALS_TO_HANDLE": options.signals_to_handle},
         preloaded=launch.config.preload,
         elastic=elastic.max_nodes > 1,
     )

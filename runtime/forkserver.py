@@ -17,6 +17,9 @@ from multiprocessing.context import ForkServerProcess
 from grpo_run.runtime import upstream
 from grpo_run.runtime.lifeline import die_with_parent
 
+_IMPORT_PATH = [entry for entry in sys.path if entry]
+"""In the server: what Python itself made of the environment, without the `-c` program's own entry."""
+
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
 
 
@@ -58,9 +61,12 @@ def _child(entry: str, environment: dict[str, str], directory: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    sys.path[:] = _IMPORT_PATH  # multiprocessing had put the supervisor's there
     upstream.become_main_process()
     if "numpy" in sys.modules:
-        # the server's generator was forked too; a fresh interpreter would have drawn its own seed
+        # the server's generators were forked too; a fresh interpreter would have drawn its own seeds
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     module, _, function = entry.partition(":")
     getattr(importlib.import_module(module), function)()

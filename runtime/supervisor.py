@@ -25,7 +25,7 @@ from grpo_run.runtime.lifecycle import Event, Lifecycle, State
 from grpo_run.runtime.policy import RESTARTS, decide
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
-from grpo_run.runtime.status import verdict_sentence
+from grpo_run.runtime.status import RunStatus, verdict_sentence
 from grpo_run.watchdog import diagnosis, evidence, incident
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 
@@ -160,6 +160,18 @@ class Supervisor:
         if self._pending and not ranks.alive:
             return self._all_left()
         return self._deadlines(ranks, slots)
+
+    def status(self) -> RunStatus:
+        """How the run stands, from memory; called by the metrics server in its own thread."""
+        state = str(self.lifecycle.state)
+        return RunStatus(
+            run_id=self.config.run_id,
+            state=state,
+            sentence=self.sentence or verdict_sentence(state, self.history),
+            history=self.history,
+            slots=tuple(self.board.read_all()),
+            supervisor_pid=os.getpid(),
+        )
 
     # inside
 

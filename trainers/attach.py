@@ -72,7 +72,7 @@ def _check(session: Session, trainer: Any) -> None:
     if expected is not None:
         from grpo_run.runtime.parallelism import check_took_effect
 
-        check_took_effect(expected, trainer.accelerator)
+        check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
     missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
     if missing and not session.settings.allow_untested:
         raise ConfigError(

@@ -9,6 +9,7 @@ cannot fail the run. Does not train; the guard does its part from inside `Traine
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import faulthandler
 import io
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
@@ -85,7 +87,14 @@ def _run_script(settings: RankSettings) -> None:
         runpy.run_module(settings.target, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(settings.target)))
-        runpy.run_path(settings.target, run_name="__main__")
+        path = os.path.abspath(settings.target)
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec")
+        # runpy.run_path would take the module away before exit handlers run, and rewrite sys.argv[0]
+        module = types.ModuleType("__main__")
+        module.__dict__.update(__file__=path, __builtins__=builtins, __package__=None)
+        sys.modules["__main__"] = module
+        exec(code, module.__dict__)
 
 
 def _redirect_output(log: str) -> None:
@@ -97,7 +106,7 @@ def _redirect_output(log: str) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(number, "w", closefd=False)
         # the layers `python -u` makes: nothing is held back that a kill could lose
-        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))  # type: ignore[arg-type,type-var]
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))
 
 
 def _refuse_inherited_cuda() -> None:

@@ -27,7 +27,8 @@ QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THRE
 class Run:
     """One run directory and the supervisors started on it, in a folder of the test's own."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], *, name: str = "run", environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, arguments: Sequence[str], *, name: str = "run", environment: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+        self.cwd = cwd or folder
         self.folder = folder
         self.directory = folder / name
         self.arguments = list(arguments)
@@ -42,7 +43,7 @@ class Run:
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 [str(BIN / "grpo-run"), "launch", "--run-dir", str(self.directory), "--metrics-addr", "off", *self.arguments],
-                cwd=self.folder,
+                cwd=self.cwd,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,0 +1,64 @@
+"""Bad input ends in one clear line and code 2, before any process is started and with nothing lost."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.runs import BIN, CONFIGS, SCRIPTS
+
+
+def _refused(folder: Path, *words: str) -> str:
+    """Run the command, see it refused, return its one line."""
+    answer = subprocess.run([str(BIN / "grpo-run"), *words], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2, (answer.stdout, answer.stderr)
+    lines = answer.stderr.strip().splitlines()
+    assert len(lines) == 1, answer.stderr
+    assert lines[0].startswith("grpo-run: ")
+    assert "Traceback" not in answer.stdout
+    return lines[0]
+
+
+CASES = [
+    (("launch", "nowhere.py"), ("nowhere.py", "does not exist")),
+    (("launch", "-m", "no.such.module"), ("no.such.module", "cannot be found")),
+    (("launch",), ("training_script",)),
+    (("launch", "--nproc-per-node", "many", str(SCRIPTS / "sft.py")), ("--nproc-per-node many",)),
+    (("launch", "--nnodes", "two", str(SCRIPTS / "sft.py")), ("--nnodes two",)),
+    (("launch", "--run-dir", "/proc/nowhere", str(SCRIPTS / "sft.py")), ("/proc/nowhere", "--run-dir")),
+    (("launch", "--generation", "max_lenght=3", str(SCRIPTS / "sft.py")), ("max_lenght", "max_completion_length")),
+    (("launch", "--generation", "max_time=soon", str(SCRIPTS / "sft.py")), ("max_time=soon", "float")),
+    (("launch", "--metrics-addr", "here", str(SCRIPTS / "sft.py")), ("here",)),
+    (("launch", "--hygiene-every", "-1", str(SCRIPTS / "sft.py")), ("--hygiene-every",)),
+    (
+        ("launch", "--accelerate-config", str(CONFIGS / "ddp.yaml"), "--nproc-per-node", "1", str(SCRIPTS / "sft.py")),
+        ("ddp.yaml", "2"),
+    ),
+    (("launch", "--accelerate-config", str(CONFIGS / "fsdp2.yaml"), str(SCRIPTS / "sft.py")), ("fsdp2.yaml", "DDP")),
+    (("train", "arithmatic"), ("arithmatic", "arithmetic")),
+    (("train", "arithmetic", "--set", "grpo.learnin_rate=1"), ("learnin_rate", "learning_rate")),
+    (("train", "gsm8k", "--set", "data=/nowhere"), ("/nowhere",)),
+    (("lunch",), ("lunch", "launch")),
+    (("status", "nowhere"), ("nowhere", "run.json")),
+    (("stop", "nowhere"), ("nowhere", "run.json")),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), CASES, ids=[" ".join(words)[:60] for words, _ in CASES])
+def test_bad_input_is_one_line_and_code_2(words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path) -> None:
+    """The line names what is wrong and, where there is one, the nearest right word."""
+    line = _refused(tmp_path, *words)
+    for part in told:
+        assert part in line, line
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").rglob("journal.jsonl"))
+
+
+def test_malformed_yaml_names_file_and_line(tmp_path: Path) -> None:
+    """A recipe or an accelerate configuration that is no YAML is located."""
+    (tmp_path / "mine.yaml").write_text("recipe: arithmetic\ngrpo:\n  learning_rate: [1\nseed: 3\n")
+    assert "mine.yaml:4" in _refused(tmp_path, "train", "mine.yaml").replace(", line ", ":")
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_CPU\n  num_processes: 2\n")
+    line = _refused(tmp_path, "launch", "--accelerate-config", "acc.yaml", str(SCRIPTS / "sft.py"))
+    assert "acc.yaml" in line
+    assert "line 2" in line or ":2" in line

@@ -1,0 +1,311 @@
+"""A real Prometheus loads the rules, scrapes a real server over a real run directory and answers every query.
+
+Needs `prometheus` and `promtool` on PATH (Debian and Ubuntu: the package `prometheus`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from grpo_run.dashboards.generated import FOLDER
+from grpo_run.dashboards.grafana import dashboard, queries_of
+from grpo_run.dashboards.server import MetricsServer, start
+from grpo_run.runtime.board import Board
+from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.status import RunStatus, read_status
+from grpo_run.watchdog.observation import Phase, RankState
+
+DEADLINE_SECONDS = 15.0
+RULES = FOLDER / "prometheus" / "alerts.yml"
+
+
+def tool(name: str) -> str:
+    """The path of a Prometheus binary; its absence is a failure, because nothing else checks the rules."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.fail(
+            f"{name} is not on PATH; install it with"
+            " `apt-get install -y --no-install-recommends prometheus` and disable the service it enables"
+        )
+    return path
+
+
+def promtool(*arguments: str) -> str:
+    """Run promtool and return what it printed; fails with its words when it does."""
+    done = subprocess.run(
+        [tool("promtool"), *arguments], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def eventually(check: Callable[[], Any], what: str) -> Any:
+    """Repeat a check until it gives something true; fails, saying what was missing, at the deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        result = check()
+        if result:
+            return result
+        time.sleep(0.1)
+    return pytest.fail(f"within {DEADLINE_SECONDS} s there was no {what}")
+
+
+class Run:
+    """A run directory as a supervisor with two ranks would have left it in the middle of a night.
+
+    Rank 0 is generating at step 8; rank 1 was restarted and has not signed the board yet.
+    """
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.directory = RunDirectory(path=folder / run_id)
+        self.directory.create()
+        self.directory.write_run({"run_id": run_id})
+        self.broken = False
+        self._lock = self.directory.acquire()
+        self._journal = Journal(self.directory.journal, run_id)
+        self.board = Board.create(self.directory.board, 2)
+        self._write_history()
+        self.board.begin_attempt(1)
+        slot = self.board.writer(0, rank=0, pid=os.getpid(), attempt=1)
+        slot.state = RankState.training
+        slot.train_call, slot.target_steps, slot.voted_step, slot.votes = 1, 50, 8, 3
+        slot.tokens_generated, slot.vote_wait_seconds, slot.loss = 4096, 1.25, 0.5
+        slot.replace(Phase.data)
+        slot.enter(Phase.generate)
+        slot.touch()
+
+    def _write_history(self) -> None:
+        write = self._journal.write
+        write("run_started")
+        self._journal.attempt = 0
+        write("attempt_started")
+        write("train_started", rank=0, step=0, train_call=1, target_steps=50)
+        for step in range(1, 8):
+            write("step_committed", step=step, train_call=1)
+            write("step_logged", rank=0, step=step, reward=step / 8)
+        write("checkpoint_published", step=6, train_call=1, path="out/checkpoint-6", verified=True)
+        write("incident", step=7, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
+        write("action", action="restart")
+        self._journal.attempt = 1
+        write("attempt_started")
+        write("train_started", rank=0, step=6, train_call=1, target_steps=50)
+        for step in (7, 8):
+            write("step_committed", step=step, train_call=1)
+            write("step_logged", rank=0, step=step, reward=step / 8)
+        write("state_changed", to="running")
+
+    def read(self) -> RunStatus:
+        """The status of the directory, as a reader outside the supervisor has it."""
+        if self.broken:
+            raise OSError("the run directory's file system is gone")
+        return read_status(self.directory)
+
+    def close(self) -> None:
+        """Give lock and journal back."""
+        self._journal.close()
+        os.close(self._lock)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the module's runs and its Prometheus live."""
+    return tmp_path_factory.mktemp("prometheus")
+
+
+def served(folder: Path, run_id: str) -> Iterator[tuple[Run, MetricsServer]]:
+    """A run directory held by this process as its supervisor, and the metrics server over it."""
+    run = Run(folder, run_id)
+    server = start(run.read, "127.0.0.1:0")
+    yield run, server
+    assert server.stop(DEADLINE_SECONDS)
+    run.close()
+
+
+@pytest.fixture(scope="module")
+def night(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
+    """The run that can be read throughout."""
+    yield from served(folder, "night")
+
+
+@pytest.fixture(scope="module")
+def doomed(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
+    """The run that one test makes unreadable."""
+    yield from served(folder, "doomed")
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    folder: Path, night: tuple[Run, MetricsServer], doomed: tuple[Run, MetricsServer]
+) -> Iterator[httpx.Client]:
+    """A client of a Prometheus that scrapes both servers four times a second, with the alert rules loaded.
+
+    One for the module: Prometheus waits five seconds before it scrapes its first target.
+    """
+    targets = ["{}:{}".format(*server.address) for _, server in (night, doomed)]
+    config = folder / "prometheus.yml"
+    config.write_text(
+        yaml.safe_dump({
+            "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [{"job_name": "grpo-run", "static_configs": [{"targets": targets}]}],
+        })
+    )  # fmt: skip
+    promtool("check", "config", str(config))
+    log = folder / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                tool("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"GOMAXPROCS": "1"},
+        )
+    try:
+        listening = eventually(
+            lambda: re.search(r'msg="Listening on" address=(127\.0\.0\.1:\d+)', log.read_text()),
+            "address in the log of prometheus",
+        )
+        with httpx.Client(
+            base_url=f"http://{listening[1]}", timeout=DEADLINE_SECONDS, trust_env=False
+        ) as client:
+            eventually(lambda: client.get("/-/ready").status_code == 200, "ready prometheus")
+            yield client
+    finally:
+        process.terminate()
+        try:
+            process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(DEADLINE_SECONDS)
+
+
+def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
+    """The instant vector of a query, or a failure with Prometheus' own words."""
+    answer = client.get("/api/v1/query", params={"query": expression}).json()
+    assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+    result = answer["data"]["result"]
+    assert isinstance(result, list)
+    return result
+
+
+def values(client: httpx.Client, expression: str, label: str) -> dict[str, float]:
+    """The values of a query by one of its labels."""
+    return {item["metric"].get(label, ""): float(item["value"][1]) for item in query(client, expression)}
+
+
+def for_the_run(expression: str) -> str:
+    """A dashboard query as Grafana would send it for the run `night`."""
+    return expression.replace("$run_id", "night").replace("$__rate_interval", "1m")
+
+
+def test_promtool_accepts_the_rules() -> None:
+    """The committed rules are valid."""
+    assert "6 rules found" in promtool("check", "rules", str(RULES))
+
+
+def test_every_alert_fires_when_it_must_and_only_then() -> None:
+    """The rules' own unit tests pass."""
+    assert "SUCCESS" in promtool("test", "rules", str(RULES.with_name("alerts_test.yml")))
+
+
+def test_the_rules_tests_can_fail(tmp_path: Path) -> None:
+    """A rule that no longer fires does not get past its tests."""
+    rules = yaml.safe_load(RULES.read_text())
+    for rule in rules["groups"][0]["rules"]:
+        rule["expr"] = f"({rule['expr']}) and vector(1) == 2"
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(rules))
+    shutil.copy(RULES.with_name("alerts_test.yml"), tmp_path)
+    done = subprocess.run(
+        [tool("promtool"), "test", "rules", str(tmp_path / "alerts_test.yml")],
+        capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    for rule in rules["groups"][0]["rules"]:
+        assert f"alertname: {rule['alert']}" in done.stdout + done.stderr
+
+
+def test_prometheus_has_what_the_board_and_the_journal_say(prometheus: httpx.Client) -> None:
+    """From mmap and journal through server and scrape to a query, values and labels are kept."""
+    eventually(lambda: query(prometheus, 'grpo_step{run_id="night"}'), "first scrape")
+
+    def night(selector: str, label: str = "run_id") -> dict[str, float]:
+        name, brace, matchers = selector.partition("{")
+        return values(prometheus, f'{name}{{run_id="night"{"," if brace else "}"}{matchers}', label)
+
+    assert night("grpo_step") == {"night": 8}
+    assert night("grpo_target_steps") == {"night": 50}
+    assert night('grpo_run_state{state=~".+"} == 1', "state") == {"running": 1}
+    assert night("grpo_attempts_total") == {"night": 2}
+    assert night('grpo_restarts_total{action="restart"} > 0', "cause") == {"signal": 1}
+    assert night("grpo_last_incident_info", "culprit") == {"1": 1}
+    assert night("grpo_lost_steps_total") == {"night": 1}
+    assert night("grpo_checkpoint_step") == {"night": 6}
+    assert night("grpo_reward") == {"night": 1}
+    assert night("grpo_rank_observable", "rank") == {"0": 1, "1": 0}
+    assert night('grpo_rank_phase{rank=~".+"} == 1', "phase") == {"generate": 1}
+    assert night("grpo_rank_vote_wait_seconds_total", "rank") == {"0": 1.25}
+    assert night("grpo_rank_loss", "rank") == {"0": 0.5}
+    assert night("grpo_rank_grad_norm", "rank") == {}
+    age = values(prometheus, 'time() - grpo_observation_timestamp_seconds{run_id="night"}', "run_id")
+    assert 0 <= age["night"] < 60
+
+
+def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Client) -> None:
+    """Each is valid PromQL, and the rank that nobody can read is told from the one that works."""
+    eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
+    queries = queries_of(dashboard())
+    silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
+    # What this run has nothing to say about: its counters stand still, and rank 0 reports a loss only.
+    nothing_to_say = re.compile(r"increase\(|completion_length|grad_norm|learning_rate")
+    assert [expression for expression in silent if not nothing_to_say.search(expression)] == []
+    (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
+    assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}
+
+
+def test_prometheus_loads_the_alerts_and_sees_the_lost_rank(prometheus: httpx.Client) -> None:
+    """All rules evaluate without error, and the one that is due is pending for rank 1 and only there."""
+
+    def lost_ranks() -> set[str]:
+        alerts = prometheus.get("/api/v1/alerts").json()["data"]["alerts"]
+        return {
+            alert["labels"]["rank"]
+            for alert in alerts
+            if (alert["labels"]["alertname"], alert["labels"]["run_id"]) == ("GrpoRunRankLost", "night")
+        }
+
+    assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
+    (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 6
+
+
+def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(
+    prometheus: httpx.Client, doomed: tuple[Run, MetricsServer]
+) -> None:
+    """When the reading fails the last values go stale at once, and the failure itself is there."""
+    eventually(lambda: query(prometheus, 'grpo_step{run_id="doomed"}'), "first scrape")
+    doomed[0].broken = True
+    eventually(
+        lambda: query(prometheus, 'grpo_observation_failed{run_id="doomed"} == 1'), "failed observation"
+    )
+    left = query(prometheus, 'group by (__name__) ({run_id="doomed",__name__=~"grpo_.+"})')
+    assert {item["metric"]["__name__"] for item in left} == {
+        "grpo_observation_failed",
+        "grpo_observation_failures_total",
+        "grpo_observation_timestamp_seconds",
+    }

@@ -1,0 +1,50 @@
+"""A plain TRL script with two trainers in one process: SFT first, then GRPO from what SFT saved.
+
+Run it with `torchrun`, `accelerate launch` or `grpo-run launch`. The stages keep their checkpoints in
+`<output_dir>/sft` and `<output_dir>/grpo`; `--exit-at-step` counts in the GRPO stage. Writes
+`sft/weights.sha256` and, at the end, `weights.sha256`. Made for DDP.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import tiny
+import torch
+from sft import trainer_for
+from transformers import Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+
+def main() -> None:
+    parser = tiny.argument_parser(__doc__)
+    tiny.rollout_arguments(parser)
+    parser.add_argument("--sft-steps", type=int, default=8)
+    arguments = parser.parse_args()
+    tiny.check_rollout_boundaries(arguments)
+    tiny.use_test_shims()
+    tokenizer = tiny.tokenizer()
+
+    sft = argparse.Namespace(**{**vars(arguments), "max_steps": arguments.sft_steps, "exit_at_step": None})
+    sft.output_dir = arguments.output_dir / "sft"
+    first = trainer_for(sft, sft.output_dir, tokenizer, tiny.model(len(tokenizer), arguments.seed))
+    tiny.train(first, sft)
+    tiny.write_digest(first, sft.output_dir)
+    first.save_model(str(sft.output_dir / "final"))
+    first.accelerator.wait_for_everyone()
+
+    grpo = argparse.Namespace(**{**vars(arguments), "output_dir": arguments.output_dir / "grpo"})
+    second = GRPOTrainer(
+        model=Qwen2ForCausalLM.from_pretrained(sft.output_dir / "final", dtype=torch.float32),
+        reward_funcs=tiny.rewards(grpo.step_seconds),
+        args=GRPOConfig(**tiny.settings(grpo), **tiny.rollout_settings(grpo)),
+        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(grpo)),
+        processing_class=tokenizer,
+        callbacks=tiny.callbacks(grpo),
+    )
+    tiny.train(second, grpo)
+    tiny.write_digest(second, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
