@@ -1,0 +1,268 @@
+"""What may be written after `grpo-run launch`: torchrun's flags, ours, the script and its arguments.
+
+Everything that can be checked before a process is started is checked here, and each refusal is one line.
+Used by `launch.py`, and by `train.py` for a run's identity. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from grpo_run.dashboards.address import parse_address
+from grpo_run.runtime.config import RunConfig, Timeouts
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history import History
+from grpo_run.runtime.journal import read_journal
+from grpo_run.runtime.policy import Budget
+from grpo_run.runtime.rundir import DEFAULT_ROOT, RunDirectory, default_run_id
+from grpo_run.runtime.script import needs_fresh_interpreter, source_of
+from grpo_run.trainers import caps
+from grpo_run.trainers.upstream import check_versions
+
+NODE_FLAGS = frozenset(
+    {"--node-rank", "--node_rank", "--local-addr", "--local_addr", "--run-dir", "--metrics-addr"}
+)
+"""Flags that differ between the nodes of one run, or say only where to look at it: no part of its identity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A checked command line: torch elastic's arguments and our configuration."""
+
+    elastic: argparse.Namespace
+    config: RunConfig
+    metrics_address: str
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see grpo-run launch --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Torchrun's own parser with our flags added."""
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.__class__ = _Parser
+    parser.prog = "grpo-run launch"
+    parser.description = __doc__
+    parser.set_defaults(max_restarts=None)
+    group = parser.add_argument_group("grpo-run")
+    group.add_argument(
+        "--accelerate-config", metavar="FILE", help="what `accelerate launch --config_file FILE` would set"
+    )
+    group.add_argument(
+        "--run-dir", metavar="DIR", help="where journal, logs and incidents go; default runs/RUN_ID"
+    )
+    group.add_argument(
+        "--run-id", metavar="ID", help="default: the script's name and a digest of the command"
+    )
+    group.add_argument(
+        "--fresh", action="store_true", help="when the run has finished, start another beside it"
+    )
+    group.add_argument(
+        "--resume-from", metavar="RUN_ID|DIR", help="start from another run's checkpoints, or from one"
+    )
+    group.add_argument(
+        "--no-preload", action="store_true", help="fresh interpreters instead of forked warm ones"
+    )
+    group.add_argument(
+        "--allow-untested", action="store_true", help="go on with library versions this was not tested with"
+    )
+    group.add_argument("--hygiene-every", type=int, default=100, metavar="STEPS", help="clean garbage and caches on the same step everywhere; 0 for never; default 100")  # fmt: skip
+    group.add_argument("--generation", action="append", default=[], metavar="KEY=VALUE", help=f"cap generation: {', '.join(caps.KEYS)}; repeat the flag, or end the list with --")  # fmt: skip
+    group.add_argument("--metrics-addr", default="127.0.0.1:9460", metavar="HOST:PORT", help="Prometheus; the next free port when taken; 'off' for none")  # fmt: skip
+    group.add_argument(
+        "--stop-timeout", type=float, default=300.0, metavar="SECONDS", help="after a stop was asked for"
+    )
+    group.add_argument(
+        "--show-ranks", default="0", metavar="RANKS", help="whose output is shown: 0,1,… or all; default 0"
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> Launch:
+    """Check everything that can be checked before a process is started.
+
+    Raises:
+        UsageError: something is wrong; the message is the one line the user sees.
+    """
+    parser = build_parser()
+    options = parser.parse_args(_split_generation(arguments, _switches(parser)))
+    strange = check_versions(allow_untested=options.allow_untested)
+    for sentence in strange:
+        print(f"grpo-run: {sentence}; going on as asked", file=sys.stderr)
+    for flag in ("no_python", "run_path"):
+        if getattr(options, flag):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} is not supported: ranks must be Python to be guarded"
+            )
+    for flag, default in (("log_dir", None), ("redirects", "0"), ("tee", "0"), ("start_method", "spawn")):
+        if getattr(options, flag) != default:
+            print(
+                f"grpo-run: --{flag.replace('_', '-')} is ignored: each rank's output is in its own file",
+                file=sys.stderr,
+            )
+    if options.metrics_addr != "off":
+        parse_address(options.metrics_addr)
+    source = source_of(options.training_script, module=options.module)
+    generation = caps.parse(options.generation)
+    nodes = node_range(options)
+    environment, expected, processes = _parallelism(options, nodes[0])
+    options.nproc_per_node = str(processes)
+    setters = needs_fresh_interpreter(source)
+    if setters and not options.no_preload:
+        print(
+            f"grpo-run: {source.name} sets {', '.join(sorted(setters))}: ranks are fresh interpreters",
+            file=sys.stderr,
+        )
+    command = identity(arguments)
+    run_id, path = _locate(options, command, nodes[1])
+    config = RunConfig(
+        run_id=run_id,
+        run_directory=path,
+        target=options.training_script,
+        module=bool(options.module),
+        arguments=tuple(options.training_script_args),
+        command=tuple(command),
+        environment=environment,
+        preload=not options.no_preload and not setters,
+        budget=Budget()
+        if options.max_restarts is None
+        else Budget(failures_without_progress=options.max_restarts),
+        timeouts=Timeouts(stop_seconds=options.stop_timeout),
+        hygiene_every=options.hygiene_every,
+        generation=generation,
+        resume_from=options.resume_from,
+        allow_untested=options.allow_untested,
+        expected_distributed_type=expected,
+        shown_ranks=_shown(options.show_ranks, processes * nodes[1]),
+    )
+    return Launch(elastic=options, config=config, metrics_address=options.metrics_addr)
+
+
+def _split_generation(arguments: Sequence[str], switches: frozenset[str]) -> list[str]:
+    """Let `--generation a=1 b=2 script.py` end its list at the first word that is no KEY=VALUE.
+
+    Args:
+        switches: flags that take no value; the first word that is neither a flag nor a flag's value is the
+            script, and what follows it is not ours.
+    """
+    out: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--generation":
+            while words and "=" in words[0] and not words[0].startswith("-"):
+                out.append(f"--generation={words.pop(0)}")
+        elif word.startswith("-"):
+            out.append(word)
+            if word not in switches and "=" not in word and words:
+                out.append(words.pop(0))
+        else:
+            return [*out, word, *words]
+    return out
+
+
+def _switches(parser: argparse.ArgumentParser) -> frozenset[str]:
+    return frozenset(
+        name for action in parser._actions if action.nargs == 0 for name in action.option_strings
+    )
+
+
+def identity(arguments: Sequence[str]) -> list[str]:
+    """The words of a command that make it this run: without what differs by node or only looks."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word in NODE_FLAGS:
+            skip = True
+        elif word != "--fresh" and word.partition("=")[0] not in NODE_FLAGS:
+            kept.append(word)
+    return kept
+
+
+def node_range(options: argparse.Namespace) -> tuple[int, int]:
+    """The fewest and the most nodes."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    try:
+        low, high = parse_min_max_nnodes(options.nnodes)
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes {options.nnodes}: write N or MIN:MAX") from None
+    if not 0 < low <= high:
+        raise UsageError(f"--nnodes {options.nnodes}: needs 0 < MIN <= MAX")
+    return int(low), int(high)
+
+
+def _parallelism(options: argparse.Namespace, nodes: int) -> tuple[dict[str, str], str | None, int]:
+    """Environment for the ranks, the distributed type that must come of it, and ranks a node."""
+    from torch.distributed.run import determine_local_world_size
+
+    given = (
+        any(word.startswith(("--nproc-per-node", "--nproc_per_node")) for word in sys.argv)
+        or options.nproc_per_node != "1"
+    )
+    try:
+        processes = determine_local_world_size(options.nproc_per_node)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
+    if processes < 1:
+        raise UsageError(f"--nproc-per-node {processes}: needs at least 1")
+    environment, expected = dict(os.environ), None
+    if options.accelerate_config:
+        import torch
+
+        from grpo_run.runtime.parallelism import load_parallelism
+
+        parallelism = load_parallelism(
+            Path(options.accelerate_config),
+            nproc_per_node=processes if given else None,
+            nnodes=nodes,
+            has_accelerator=torch.accelerator.is_available(),
+            allow_ineffective=options.allow_untested,
+        )
+        environment.update(parallelism.environment)
+        expected, processes = parallelism.expected_distributed_type, parallelism.ranks_per_node
+    if processes > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment, expected, processes
+
+
+def _shown(text: str, world_size: int) -> frozenset[int]:
+    if text == "all":
+        return frozenset(range(world_size))
+    try:
+        return frozenset(int(word) for word in text.split(",") if word)
+    except ValueError:
+        raise UsageError(f"--show-ranks {text}: write numbers with commas, or all") from None
+
+
+def _locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> tuple[str, Path]:
+    """The run's id and directory; with `--fresh`, the next of its series when the last has finished."""
+    base = options.run_id or default_run_id(options.training_script, command)
+    if "/" in base or base in ("", ".", ".."):
+        raise UsageError(f"--run-id {base!r}: a name without slashes")
+    if options.run_dir:
+        return base, Path(options.run_dir)
+    suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
+    run_id, number = base, 1
+    while (DEFAULT_ROOT / f"{base}-{number + 1}{suffix}" / "run.json").is_file():
+        number += 1
+        run_id = f"{base}-{number}"
+    path = DEFAULT_ROOT / f"{run_id}{suffix}"
+    if options.fresh and History.of(read_journal(RunDirectory(path=path).journal)).finished:
+        run_id = f"{base}-{number + 1}"
+        path = DEFAULT_ROOT / f"{run_id}{suffix}"
+    return run_id, path

@@ -1,0 +1,44 @@
+"""The alert rules ask only for what is exported, and none is without its tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_run.dashboards.alerts import RULES, alert_rules, check_rules
+from grpo_run.dashboards.generated import FOLDER
+
+
+def test_rules_are_in_the_catalogue() -> None:
+    """Every name of every rule is exported."""
+    check_rules()
+
+
+@pytest.mark.parametrize(
+    "expression", ["grpo_stepp == 0", 'grpo_step{rank="0"} == 0', "sum by (host) (grpo_step)"]
+)
+def test_a_wrong_name_is_caught(expression: str) -> None:
+    """A rule that could never fire is not written."""
+    with pytest.raises(ValueError, match="GrpoWrong asks for"):
+        check_rules(({"alert": "GrpoWrong", "expr": expression},))
+
+
+def test_every_rule_says_how_bad_and_what_to_do() -> None:
+    """Name, severity, summary and description are there; the text is loadable."""
+    loaded = yaml.safe_load(alert_rules())
+    assert loaded == {"groups": [{"name": "grpo-run", "rules": list(RULES)}]}
+    for rule in RULES:
+        assert rule["alert"].startswith("GrpoRun")
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_every_rule_has_a_firing_and_a_silent_case() -> None:
+    """The promtool tests hold both for each alert, and for no alert that does not exist."""
+    tests = yaml.safe_load((FOLDER / "prometheus" / "alerts_test.yml").read_text())["tests"]
+    cases: list[dict[str, Any]] = [case for test in tests for case in test["alert_rule_test"]]
+    firing = {case["alertname"] for case in cases if case["exp_alerts"]}
+    silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
+    assert firing == silent == {rule["alert"] for rule in RULES}

@@ -1,0 +1,169 @@
+"""The server answers with what is observed now, wherever it was bound, until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from grpo_run.dashboards.server import DEFAULT_ADDRESS, MetricsServer, start
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.status import RunStatus
+
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., MetricsServer]]:
+    """Starts servers on free ports and stops them."""
+    servers: list[MetricsServer] = []
+
+    def begin(read: Callable[[], RunStatus], address: str = "127.0.0.1:0") -> MetricsServer:
+        servers.append(start(read, address))
+        return servers[-1]
+
+    yield begin
+    assert all(server.stop(DEADLINE_SECONDS) for server in servers)
+
+
+def get(server: MetricsServer, path: str) -> httpx.Response:
+    """One request to a server; the first waits until the server's thread is ready."""
+    host, port = server.address
+    return httpx.get(f"http://{host}:{port}{path}", timeout=DEADLINE_SECONDS, trust_env=False)
+
+
+def test_metrics_are_prometheus_text(serve: Any, make_slot: Any, make_status: Any) -> None:
+    """The page is in the text format and has the run's values."""
+    answer = get(serve(lambda: make_status(make_slot(0))), "/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'grpo_step{run_id="night"} 7.0' in answer.text.splitlines()
+
+
+def test_state_is_the_status_object(serve: Any, make_slot: Any, make_status: Any) -> None:
+    """The JSON is the one that `status --json` prints."""
+    status = make_status(make_slot(0), supervisor_pid=None)
+    answer = get(serve(lambda: status), "/state.json")
+    assert (answer.status_code, answer.json()) == (200, status.as_json())
+
+
+def test_health_says_what_it_sees(serve: Any, make_status: Any) -> None:
+    """A watcher that sees says so, with the run's state."""
+    answer = get(serve(lambda: make_status(state="suspect")), "/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"observed": True, "state": "suspect"})
+
+
+def test_blind_server_does_not_look_healthy(serve: Any) -> None:
+    """When the run cannot be read, health and state fail, and metrics say so."""
+
+    def read() -> RunStatus:
+        raise OSError("gone")
+
+    server = serve(read)
+    assert get(server, "/healthz").status_code == 503
+    state = get(server, "/state.json")
+    assert (state.status_code, state.json()) == (503, {"error": "the run cannot be read: OSError: gone"})
+    assert 'grpo_observation_failed{run_id=""} 1.0' in get(server, "/metrics").text
+
+
+def test_nothing_can_be_posted_and_nothing_else_is_there(serve: Any, make_status: Any) -> None:
+    """The server only reads, and has three pages."""
+    server = serve(make_status)
+    host, port = server.address
+    with httpx.Client(timeout=DEADLINE_SECONDS, trust_env=False) as client:
+        assert client.post(f"http://{host}:{port}/metrics").status_code == 405
+        assert client.get(f"http://{host}:{port}/").status_code == 404
+
+
+def test_default_is_loopback() -> None:
+    """Nobody is served from outside unless it was asked for."""
+    assert DEFAULT_ADDRESS == "127.0.0.1:9460"
+
+
+def test_opening_to_the_network_is_warned_about(serve: Any, make_status: Any) -> None:
+    """An address that others can reach is allowed and logged; loopback is not worth a word."""
+    with capture_logs() as logs:
+        serve(make_status, "0.0.0.0:0")
+        serve(make_status)
+    assert [entry["event"] for entry in logs] == ["metrics_open_to_network"]
+
+
+def test_two_servers_at_one_address_get_two_ports(serve: Any, make_status: Any) -> None:
+    """The second run of a machine is served at the next free port."""
+    first = serve(make_status)
+    second = serve(make_status, f"127.0.0.1:{first.address[1]}")
+    assert second.address[1] > first.address[1]
+    assert get(second, "/healthz").status_code == 200
+
+
+def test_malformed_address_is_a_usage_error(make_status: Any) -> None:
+    """It is raised to the caller, not lost in the thread."""
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:9460"):
+        start(make_status, "everywhere")
+
+
+def test_stopped_server_gives_its_port_back(make_status: Any) -> None:
+    """After `stop` the port refuses, and a second stop does no harm."""
+    server = start(make_status, "127.0.0.1:0")
+    assert get(server, "/healthz").status_code == 200
+    assert server.stop(DEADLINE_SECONDS)
+    assert server.stop(DEADLINE_SECONDS)
+    with socket.socket() as sock, pytest.raises(ConnectionRefusedError):
+        sock.connect(server.address)
+
+
+def test_server_stopped_at_once_ends(make_status: Any) -> None:
+    """A stop that comes before the thread has made its server is not missed."""
+    assert start(make_status, "127.0.0.1:0").stop(DEADLINE_SECONDS)
+
+
+def test_stuck_reading_does_not_hold_up_the_stop(make_status: Any) -> None:
+    """A run directory that hangs costs the request, not the supervisor's end."""
+    entered, release = threading.Event(), threading.Event()
+
+    def read() -> RunStatus:
+        entered.set()
+        release.wait(DEADLINE_SECONDS)
+        status: RunStatus = make_status()
+        return status
+
+    server = start(read, "127.0.0.1:0")
+    with socket.create_connection(server.address, timeout=DEADLINE_SECONDS) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: run\r\n\r\n")
+        assert entered.wait(DEADLINE_SECONDS)
+        stopped = server.stop(DEADLINE_SECONDS / 2)
+        release.set()
+    assert stopped
+
+
+def test_signals_and_logs_stay_the_callers(
+    serve: Any, make_status: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No handler is installed and no request is logged."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with caplog.at_level(logging.DEBUG, logger="uvicorn"):
+        assert get(serve(make_status), "/metrics").status_code == 200
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+def test_importing_the_server_imports_no_web_framework() -> None:
+    """A supervisor that does not serve does not pay for starlette and uvicorn."""
+    code = (
+        "import json, sys, grpo_run.dashboards.server;"
+        "print(json.dumps([name for name in ('starlette', 'uvicorn', 'torch') if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == []
