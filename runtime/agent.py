@@ -34,6 +34,8 @@ class Next(Enum):
     go_on = "go_on"
     restart = "restart"
     finished = "finished"
+    left = "left"
+    """Ranks agreed to stop and have left, on every node."""
     stop = "stop"
 
 
@@ -188,8 +190,10 @@ class Agent(LocalElasticAgent):
                     state=WorkerState.SUCCEEDED,
                     return_values={worker.global_rank: None for worker in group.workers},
                 )
+            if step is Next.left and self._elastic:
+                self._exit_barrier()  # type: ignore[no-untyped-call]
             self._stop_workers(group)
-            if step is Next.stop:
+            if step in (Next.left, Next.stop):
                 group.state = WorkerState.FAILED
                 return RunResult(state=WorkerState.FAILED)
             self._restarts += 1

@@ -221,8 +221,11 @@ class Supervisor:
         )
 
     def _all_left(self) -> Next:
-        if any(exit.exit_code == EXIT_STOPPED for exit in self._pending) and self._stop_asked:
-            return self._end(Event.stopped, EXIT_STOPPED)
+        if any(exit.exit_code == EXIT_STOPPED for exit in self._pending):
+            if self.lifecycle.state is not State.stopping:
+                self.lifecycle.fire(Event.stop_requested)  # asked for on another node
+            self._end(Event.stopped, EXIT_STOPPED)
+            return Next.left
         return self._end(Event.completed, EXIT_FINISHED)
 
     def _deadlines(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Next:

@@ -45,19 +45,19 @@ def main() -> NoReturn:
     _arm_stacks(settings.stacks)
     session = open_session(settings)
     try:
-        code = _run(settings, session)
+        code, completed = _run(settings, session)
     finally:
         _flush()
-    _leave(session, code)
+    _leave(session, code, completed)
 
 
-def _run(settings: RankSettings, session: Session) -> int:
-    """Run the script; returns the exit code."""
+def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
+    """Run the script; returns the exit code, and whether the rank's work is done (or stopped by agreement)."""
     try:
         session.install()
         _run_script(settings)
     except Stopped:
-        return EXIT_STOPPED
+        return EXIT_STOPPED, True
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             code = error.code or 0
@@ -66,17 +66,17 @@ def _run(settings: RankSettings, session: Session) -> int:
             code = 1
         if code != 0:
             _report(session, error)
-        return code & 0xFF
+        return code & 0xFF, code == 0
     except UsageError as error:
         print(f"grpo-run: {error}", file=sys.stderr)
         _report(session, error)
-        return EXIT_USAGE
+        return EXIT_USAGE, False
     except BaseException as error:  # noqa: BLE001 - whatever leaves the script must be written down
         _report(session, error)
         # the frames of runpy and of this file are no news to the user
         traceback.print_exception(type(error), error, _user_frames(error))
-        return 1
-    return 0
+        return 1, False
+    return 0, True
 
 
 def _run_script(settings: RankSettings) -> None:
@@ -171,9 +171,9 @@ def _report(session: Session, error: BaseException) -> None:
     session.slot.touch()
 
 
-def _leave(session: Session, code: int) -> NoReturn:
+def _leave(session: Session, code: int, completed: bool) -> NoReturn:
     """Say how it ended, run exit handlers, let go of the groups, and leave."""
-    if code in (0, EXIT_STOPPED):
+    if completed:
         session.slot.state = RankState.done
         session.slot.touch()
         session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)

@@ -1,0 +1,56 @@
+"""Two supervisors joined by torch elastic's rendezvous: what happens on one node is the whole run's."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from support.runs import SCRIPTS, Run, digest, torchrun
+
+STEPS = ("--max-steps", "16", "--save-steps", "4")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _nodes(runs: Callable[..., Run], *extra: str) -> tuple[Run, Run]:
+    endpoint = f"127.0.0.1:{_free_port()}"
+    shared = (
+        "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint,
+        "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, *extra,
+    )  # fmt: skip
+    first = runs(*shared, name="node0").start()
+    second = runs(*shared, name="node1").start()
+    return first, second
+
+
+def test_rank_killed_on_one_node_restarts_both_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGKILL of the second node's rank: both nodes start again from the same checkpoint and finish as torchrun does."""
+    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS])
+    nodes = _nodes(runs, "--step-seconds", "0.1")
+    for node in nodes:
+        node.until_step(6)
+    victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))
+    victim.kill(1)
+    for node in nodes:
+        assert node.wait(180) == 0, node.tail()
+    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    assert victim.status()["recoveries"][0]["cause"] == "signal"
+
+
+def test_stop_on_one_node_stops_all_on_one_step(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGTERM to one node's supervisor: every rank of both leaves at the same step, with one checkpoint, code 75."""
+    nodes = _nodes(runs, "--step-seconds", "0.1")
+    for node in nodes:
+        node.until_step(3)
+    assert nodes[1].process is not None
+    nodes[1].process.send_signal(signal.SIGTERM)
+    for node in nodes:
+        assert node.wait(120) == 75, node.tail()
+    steps = {int(path.parent.name.rpartition("-")[2]) for path in (tmp_path / "ours").glob("checkpoint-*/MANIFEST.json")}
+    assert max(steps) >= 4

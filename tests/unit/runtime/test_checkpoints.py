@@ -1,0 +1,229 @@
+"""Which checkpoints are complete, and whether their bytes are what was written."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.checkpoints import MANIFEST, Manifest, TrainCall
+from grpo_run.runtime.errors import CheckpointError
+
+CALL = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir="out")
+FILES = {
+    "model.safetensors": b"weights" * 1000,
+    "trainer_state.json": b"{}",
+    "global_step5/zero_pp_rank_0.pt": b"optimizer",
+    "empty.txt": b"",
+}
+
+
+def fill(path: Path) -> Path:
+    """A checkpoint directory without a manifest."""
+    for name, content in FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def publish(path: Path, *, step: int = 5) -> Manifest:
+    """A complete checkpoint."""
+    return checkpoints.write_manifest(
+        fill(path), run_id="run-1", train_call=CALL, step=step, world_size=2, versions={"torch": "2.13.0"}
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A complete checkpoint of step 5."""
+    publish(tmp_path / "checkpoint-5")
+    return tmp_path / "checkpoint-5"
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """Every field."""
+    manifest = publish(tmp_path / "checkpoint-5")
+    assert checkpoints.read_manifest(tmp_path / "checkpoint-5") == manifest
+    assert (manifest.run_id, manifest.train_call, manifest.step, manifest.world_size) == ("run-1", CALL, 5, 2)
+    assert manifest.finished is False
+
+
+def test_a_manifest_covers_every_file(checkpoint: Path) -> None:
+    """In folders too, with its size, and not itself."""
+    files = checkpoints.read_manifest(checkpoint).files
+    assert {name: entry.size for name, entry in files.items()} == {
+        name: len(content) for name, content in FILES.items()
+    }
+
+
+def test_an_untouched_checkpoint_is_good(checkpoint: Path) -> None:
+    """Empty files too."""
+    checkpoints.verify(checkpoint, checkpoints.read_manifest(checkpoint))
+
+
+@given(data=st.data())
+def test_one_flipped_bit_anywhere_is_found(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """In any byte of any file; the file is named."""
+    path = tmp_path_factory.mktemp("flip") / "checkpoint-5"
+    manifest = publish(path)
+    name = data.draw(st.sampled_from([name for name, content in FILES.items() if content]))
+    content = bytearray(FILES[name])
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        checkpoints.verify(path, manifest)
+
+
+def remove(file: Path) -> None:
+    """Gone."""
+    file.unlink()
+
+
+def truncate(file: Path) -> None:
+    """Half of it."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def grow(file: Path) -> None:
+    """A byte too many."""
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+def replace_by_directory(file: Path) -> None:
+    """The name is there, the file is not."""
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("harm", [remove, truncate, grow, replace_by_directory])
+@pytest.mark.parametrize("name", ["model.safetensors", "global_step5/zero_pp_rank_0.pt"])
+def test_a_harmed_file_is_found_and_named(checkpoint: Path, name: str, harm: Callable[[Path], None]) -> None:
+    """With its path, and why it is not trusted."""
+    manifest = checkpoints.read_manifest(checkpoint)
+    harm(checkpoint / name)
+    with pytest.raises(CheckpointError, match=name):
+        checkpoints.verify(checkpoint, manifest)
+
+
+def test_a_file_that_cannot_be_read_is_not_trusted(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk error while reading rejects this checkpoint; an older one may still be good."""
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoints, "digest", broken)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoints.verify(checkpoint, checkpoints.read_manifest(checkpoint))
+
+
+def test_a_file_added_later_does_no_harm(checkpoint: Path) -> None:
+    """A person's notes, or a tool's cache."""
+    (checkpoint / "notes.txt").write_text("the good one")
+    checkpoints.verify(checkpoint, checkpoints.read_manifest(checkpoint))
+
+
+def test_nothing_is_not_published(tmp_path: Path) -> None:
+    """A manifest over no files would make an empty directory the newest checkpoint."""
+    (tmp_path / "checkpoint-5").mkdir()
+    with pytest.raises(CheckpointError, match="empty"):
+        checkpoints.write_manifest(
+            tmp_path / "checkpoint-5", run_id="r", train_call=CALL, step=5, world_size=1, versions={}
+        )
+    assert list(checkpoints.find(tmp_path)) == []
+
+
+def test_publishing_again_does_not_cover_the_old_manifest(checkpoint: Path) -> None:
+    """Written anew over what is there now."""
+    (checkpoint / "model.safetensors").write_bytes(b"other weights")
+    manifest = checkpoints.write_manifest(
+        checkpoint, run_id="run-1", train_call=CALL, step=5, world_size=2, versions={}
+    )
+    assert set(manifest.files) == set(FILES)
+    checkpoints.verify(checkpoint, manifest)
+
+
+def test_finished_is_marked_and_nothing_else(checkpoint: Path) -> None:
+    """The bytes stay verified."""
+    before = checkpoints.read_manifest(checkpoint)
+    checkpoints.mark_finished(checkpoint)
+    after = checkpoints.read_manifest(checkpoint)
+    assert after == before.model_copy(update={"finished": True})
+    checkpoints.verify(checkpoint, after)
+
+
+def test_a_withdrawn_checkpoint_is_none(checkpoint: Path, tmp_path: Path) -> None:
+    """Before its directory is written again; twice does no harm."""
+    checkpoints.withdraw(checkpoint)
+    checkpoints.withdraw(checkpoint)
+    assert list(checkpoints.find(tmp_path)) == []
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        checkpoints.read_manifest(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"step": 5}', b"\xff"])
+def test_what_is_no_manifest_is_no_checkpoint(checkpoint: Path, tmp_path: Path, content: bytes) -> None:
+    """Cut short, or another program's: one line, and the directory is passed over."""
+    (checkpoint / MANIFEST).write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not a manifest") as caught:
+        checkpoints.read_manifest(checkpoint)
+    assert "\n" not in str(caught.value)
+    assert list(checkpoints.find(tmp_path)) == []
+
+
+def test_a_manifest_of_a_later_layout_is_not_trusted(checkpoint: Path) -> None:
+    """What a schema we do not know means is not guessed."""
+    raw = json.loads((checkpoint / MANIFEST).read_text())
+    (checkpoint / MANIFEST).write_text(json.dumps(raw | {"schema_version": checkpoints.SCHEMA + 1}))
+    with pytest.raises(CheckpointError, match="schema"):
+        checkpoints.read_manifest(checkpoint)
+
+
+def test_the_newest_step_comes_first(tmp_path: Path) -> None:
+    """By number, not by name or age."""
+    for step in (9, 100, 20):
+        publish(tmp_path / f"checkpoint-{step}", step=step)
+    assert [found.manifest.step for found in checkpoints.find(tmp_path)] == [100, 20, 9]
+
+
+def test_incomplete_directories_are_passed_over(tmp_path: Path) -> None:
+    """A newer one without a manifest does not hide the complete one."""
+    publish(tmp_path / "checkpoint-5")
+    fill(tmp_path / "checkpoint-10")
+    assert [found.path.name for found in checkpoints.find(tmp_path)] == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint-last", "checkpoint", "tmp-checkpoint-7", "checkpoint-²", "runs"])
+def test_other_directories_are_passed_over(tmp_path: Path, name: str) -> None:
+    """Whatever else lies in the output directory."""
+    publish(tmp_path / name, step=7)
+    publish(tmp_path / "checkpoint-5")
+    assert [found.path.name for found in checkpoints.find(tmp_path)] == ["checkpoint-5"]
+
+
+def test_no_output_directory_has_no_checkpoints(tmp_path: Path) -> None:
+    """The script has not made it yet."""
+    assert list(checkpoints.find(tmp_path / "out")) == []
+
+
+def test_versions_name_what_the_format_depends_on() -> None:
+    """Each with a version."""
+    versions = checkpoints.versions()
+    assert {"grpo-run", "torch", "transformers", "trl"} <= set(versions)
+    assert all(versions.values())
+
+
+def test_a_manifest_can_be_printed(checkpoint: Path) -> None:
+    """As JSON."""
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert Manifest.model_validate(json.loads(json.dumps(checkpoints.manifest_as_json(manifest)))) == manifest

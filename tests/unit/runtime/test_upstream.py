@@ -1,0 +1,98 @@
+"""Every private name of Python's multiprocessing and of torch elastic that the runtime leans on is still there."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.process
+import sys
+
+import pytest
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from grpo_run.runtime import upstream
+from grpo_run.runtime.agent import Agent
+
+
+@pytest.mark.parametrize("name", upstream.AGENT_METHODS)
+def test_torchs_agent_has_the_method(name: str) -> None:
+    """What we override or call exists."""
+    assert callable(getattr(LocalElasticAgent, name))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in vars(Agent) if inspect.isfunction(vars(Agent)[name])))
+def test_what_the_agent_overrides_is_listed(name: str) -> None:
+    """An override that is not in the list is not watched by the test above."""
+    if hasattr(LocalElasticAgent, name) and name != "__init__":
+        assert name in upstream.AGENT_METHODS
+
+
+@pytest.mark.parametrize("name", upstream.AGENT_METHODS)
+def test_an_override_takes_what_torch_gives(name: str) -> None:
+    """The same parameters in the same order: torch calls it by position."""
+    if name in vars(Agent):
+        ours = [word for word in inspect.signature(getattr(Agent, name)).parameters]
+        theirs = [word for word in inspect.signature(getattr(LocalElasticAgent, name)).parameters]
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("name", upstream.AGENT_ATTRIBUTES)
+def test_torchs_agent_sets_the_attribute(name: str) -> None:
+    """In its constructor."""
+    assert f"self.{name} = " in inspect.getsource(SimpleElasticAgent.__init__)
+
+
+@pytest.mark.parametrize("name", upstream.FORKSERVER_ATTRIBUTES)
+def test_the_forkserver_has_the_attribute(name: str) -> None:
+    """On the module's one instance, and on a new one."""
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    assert hasattr(server, name)
+    assert hasattr(type(server)(), name)
+
+
+@pytest.mark.parametrize("name", ["_current_process", "_parent_process"])
+def test_multiprocessing_has_the_variable(name: str) -> None:
+    """Assigning one that nobody reads would change nothing."""
+    assert hasattr(multiprocessing.process, name)
+    assert name in inspect.getsource(multiprocessing.process.BaseProcess._bootstrap) or name in inspect.getsource(
+        getattr(multiprocessing.process, name.removeprefix("_"))
+    )
+
+
+def test_the_main_process_class_can_be_made_anew() -> None:
+    """Its class has no public name, and takes no arguments."""
+    made = upstream._MAIN_PROCESS()
+    assert made.name == "MainProcess"
+    assert made._config["daemon"] is False if "daemon" in made._config else not made.daemon
+
+
+def test_hiding_main_hides_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiprocessing takes the script to import from these two; both come back, also after an error."""
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "/bin/grpo-run", raising=False)
+    monkeypatch.setattr(main, "__spec__", None, raising=False)
+
+    def fails() -> None:
+        with upstream.hidden_main():
+            assert main.__file__ is None
+            raise OSError
+
+    with pytest.raises(OSError, match=""):
+        fails()
+    assert main.__file__ == "/bin/grpo-run"
+
+
+def test_hiding_main_leaves_no_file_where_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `python -c` there is none; libraries ask with `hasattr` and would take None for a path."""
+    main = sys.modules["__main__"]
+    monkeypatch.delattr(main, "__file__", raising=False)
+    with upstream.hidden_main():
+        pass
+    assert not hasattr(main, "__file__")
+
+
+def test_without_a_forkserver_there_is_no_pid() -> None:
+    """None was started here."""
+    assert upstream.forkserver_pid() is None

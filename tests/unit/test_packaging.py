@@ -1,0 +1,96 @@
+"""What is installed is what lies on disk."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+REPOSITORY = Path(__file__).parents[2]
+FOLDERS = ("cli", "dashboards", "runtime", "trainers", "watchdog")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    """The parsed pyproject.toml."""
+    return tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def packages_on_disk() -> set[str]:
+    """Every folder with an `__init__.py` below ours, as a dotted name."""
+    return {
+        "grpo_run." + ".".join(file.parent.relative_to(REPOSITORY).parts)
+        for folder in FOLDERS
+        for file in (REPOSITORY / folder).rglob("__init__.py")
+    }
+
+
+def test_every_package_on_disk_is_listed(project: dict[str, Any]) -> None:
+    """A folder with `__init__.py` that is not listed would be missing from the wheel."""
+    listed = project["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(packages_on_disk())
+
+
+def test_the_five_folders_are_packages() -> None:
+    """The design's folders are all there."""
+    assert {f"grpo_run.{folder}" for folder in FOLDERS} <= packages_on_disk()
+
+
+def test_every_folder_with_sources_is_a_package() -> None:
+    """A Python file in a folder without `__init__.py` would not be installed."""
+    lone = {
+        file.parent
+        for folder in FOLDERS
+        for file in (REPOSITORY / folder).rglob("*.py")
+        if not (file.parent / "__init__.py").is_file()
+    }
+    assert lone == set()
+
+
+def test_package_directories_map_to_their_folders(project: dict[str, Any]) -> None:
+    """`grpo_run.a.b` comes from the folder `a/b`, for each package listed."""
+    setuptools = project["tool"]["setuptools"]
+    expected = {name: name.removeprefix("grpo_run.").replace(".", "/") for name in setuptools["packages"]}
+    assert setuptools["package-dir"] == expected
+
+
+def test_every_package_is_marked_as_typed() -> None:
+    """Type checkers of users read our annotations only beside `py.typed`."""
+    unmarked = [
+        name
+        for name in sorted(packages_on_disk())
+        if not (REPOSITORY / name.removeprefix("grpo_run.").replace(".", "/") / "py.typed").is_file()
+    ]
+    assert unmarked == []
+
+
+def test_what_is_imported_is_this_checkout() -> None:
+    """The installed package is the one under test, not an older wheel."""
+    for folder in FOLDERS:
+        assert Path(str(files(f"grpo_run.{folder}"))).resolve() == (REPOSITORY / folder).resolve()
+
+
+def test_the_command_is_installed(project: dict[str, Any]) -> None:
+    """`grpo-run` calls a function that exists."""
+    from importlib import import_module
+
+    module, _, function = project["project"]["scripts"]["grpo-run"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_tested_versions_agree_with_the_dependencies(project: dict[str, Any]) -> None:
+    """What the installer admits is what the version check accepts."""
+    from packaging.requirements import Requirement
+
+    from grpo_run.trainers.upstream import TESTED
+
+    asked = {Requirement(text).name: Requirement(text).specifier for text in project["project"]["dependencies"]}
+    assert {name: asked[name] for name in TESTED} == TESTED

@@ -1,0 +1,69 @@
+"""A rank's session with a real board and journal, and a vote group of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.board import Board, SlotWriter
+from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.vote import VoteGroup
+from grpo_run.trainers.settings import RankSettings
+from grpo_run.watchdog.observation import Slot
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., RankSettings]:
+    """Settings of a rank in the first attempt of run-1."""
+
+    def make(**changes: Any) -> RankSettings:
+        fields: dict[str, Any] = {
+            "run_id": "run-1", "run_directory": str(tmp_path), "target": "train.py", "module": False,
+            "arguments": (), "attempt": 0, "first_attempt": True, "run_started_at": 1000.0,
+            "log": str(tmp_path / "rank0.log"), "stacks": str(tmp_path / "rank0.stacks"),
+            "error": str(tmp_path / "rank0.error.json"), "preloaded": True, "title": "rank",
+        }  # fmt: skip
+        return RankSettings(**(fields | changes))
+
+    return make
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    """A board of one slot."""
+    return Board.create(tmp_path / "board.mmap", 1)
+
+
+@pytest.fixture
+def slot(board: Board) -> SlotWriter:
+    """The rank's slot."""
+    return board.writer(0, rank=0, pid=4711, attempt=0)
+
+
+@pytest.fixture
+def reading(board: Board, slot: SlotWriter) -> Callable[[], Slot]:
+    """What a reader sees of the slot now."""
+
+    def read() -> Slot:
+        seen = board.read(0)
+        assert seen is not None
+        return seen
+
+    return read
+
+
+@pytest.fixture
+def session(
+    board: Board, slot: SlotWriter, journal: Journal, make_settings: Callable[..., RankSettings]
+) -> Any:
+    """As much of a session as the guard uses; the group needs no store and no peers."""
+    said: list[str] = []
+    return SimpleNamespace(
+        board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1,
+        is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
+        train_calls=0, said=said, say=said.append,
+    )  # fmt: skip

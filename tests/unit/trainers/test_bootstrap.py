@@ -1,0 +1,220 @@
+"""What a rank does with the script it is given. The script runs in this process; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers import bootstrap
+from grpo_run.trainers.settings import RankSettings
+from grpo_run.watchdog.observation import RankState, Slot
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, session: Any, make_settings: Callable[..., RankSettings], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Runs a script's text as a rank would; returns the exit code."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    session.install = lambda: None
+
+    def execute(source: str, *arguments: str, module: bool = False) -> int:
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(source))
+        if module:
+            monkeypatch.chdir(tmp_path)
+        target = "train" if module else str(script)
+        session.settings = make_settings(target=target, arguments=arguments, module=module)
+        return bootstrap._run(session.settings, session)
+
+    return execute
+
+
+def written(session: Any) -> dict[str, Any]:
+    """The error the rank wrote down."""
+    value: dict[str, Any] = json.loads(Path(session.settings.error).read_text())
+    return value
+
+
+def test_a_script_that_ends_is_done(run: Run, session: Any) -> None:
+    """Code 0, no error file."""
+    assert run("x = 1") == 0
+    assert not Path(session.settings.error).exists()
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path, module: bool) -> None:
+    """Its name, its arguments, its folder first on the path, itself as `__main__`."""
+    code = run(
+        """
+        import json, sys
+        import __main__
+        from pathlib import Path
+        Path(__file__).with_name("seen.json").write_text(json.dumps(
+            [__name__, sys.argv[1:], sys.path[0], sys.argv[0], getattr(__main__, "marker", None) or "unset"]
+        ))
+        """,
+        "--lr", "1e-6", "", module=module,
+    )  # fmt: skip
+    assert code == 0
+    name, arguments, folder, argv0, _ = json.loads((tmp_path / "seen.json").read_text())
+    assert (name, arguments) == ("__main__", ["--lr", "1e-6", ""])
+    assert Path(folder).resolve() == tmp_path.resolve()
+    assert Path(argv0).name == "train.py"
+
+
+def test_an_exception_is_written_with_its_place(
+    run: Run, session: Any, reading: Callable[[], Slot], tmp_path: Path
+) -> None:
+    """Type, message, the user's line, and the board says that this rank failed."""
+    code = run(
+        """
+        def reward():
+            raise KeyError("score")
+
+        reward()
+        """
+    )
+    assert code == 1
+    error = written(session)
+    assert (error["type"], error["message"]) == ("KeyError", "'score'")
+    assert error["location"] == [str(tmp_path / "train.py"), 3, "reward"]
+    assert reading().state is RankState.failed
+
+
+def test_the_place_is_the_users_line_not_the_librarys(run: Run, session: Any, tmp_path: Path) -> None:
+    """The innermost frame outside installed libraries."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "some_library.py").write_text("def work():\n    raise RuntimeError('inside')\n")
+    run(f"import sys\nsys.path.insert(0, {str(site)!r})\nimport some_library\nsome_library.work()\n")
+    assert written(session)["location"][:2] == [str(tmp_path / "train.py"), 4]
+
+
+def test_the_traceback_begins_with_the_users_frame(
+    run: Run, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ours are no news, in the file and on the screen."""
+    run("raise ValueError('x')")
+    shown = capsys.readouterr().err
+    for text in (written(session)["traceback"], shown):
+        assert "ValueError: x" in text
+        assert "bootstrap.py" not in text
+        assert "runpy" not in text
+
+
+def test_bad_syntax_is_told_as_python_tells_it(
+    run: Run, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its line."""
+    assert run("x = (\n") == 1
+    assert written(session)["type"] == "SyntaxError"
+    assert "train.py" in capsys.readouterr().err
+
+
+def test_what_is_written_is_bounded(run: Run, session: Any) -> None:
+    """A message of megabytes (a whole batch, say) does not fill the disk."""
+    run("raise ValueError('x' * 1_000_000)")
+    assert len(Path(session.settings.error).read_bytes()) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('no data')", 1), ("sys.exit(True)", 1)],
+)
+def test_leaving_by_sys_exit_is_pythons(run: Run, statement: str, code: int) -> None:
+    """The same codes."""
+    assert run(f"import sys\n{statement}") == code
+
+
+def test_a_text_given_to_sys_exit_is_shown(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error."""
+    run("import sys\nsys.exit('no data')")
+    assert "no data" in capsys.readouterr().err
+
+
+def test_an_agreed_stop_is_75(run: Run, session: Any) -> None:
+    """And no failure."""
+    assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
+    assert not Path(session.settings.error).exists()
+
+
+def test_an_agreed_stop_passes_through_the_scripts_own_handlers(run: Run) -> None:
+    """`except Exception` does not hold it up, `finally` runs."""
+    code = run(
+        """
+        from grpo_run.runtime.errors import Stopped
+        try:
+            raise Stopped(7)
+        except Exception:
+            raise SystemExit(1)
+        """
+    )
+    assert code == 75
+
+
+def test_a_users_mistake_is_one_line_and_2(
+    run: Run, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the launcher would have said it."""
+
+    def install() -> None:
+        raise ConfigError("--generation max_time: no such cap")
+
+    session.install = install
+    assert run("x = 1") == 2
+    assert capsys.readouterr().err == "grpo-run: --generation max_time: no such cap\n"
+    assert written(session)["type"] == "ConfigError"
+
+
+def test_an_interrupt_is_written_down(run: Run, session: Any) -> None:
+    """Whatever leaves the script."""
+    assert run("raise KeyboardInterrupt") == 1
+    assert written(session)["type"] == "KeyboardInterrupt"
+
+
+def test_an_exception_without_a_text_is_still_reported(run: Run, session: Any) -> None:
+    """Its own `__str__` may fail; the report must not fail with it."""
+    code = run(
+        """
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+        raise Odd
+        """
+    )
+    assert code == 1
+    assert written(session)["type"] == "Odd"
+
+
+def test_a_script_that_leaves_with_75_by_itself_has_not_stopped_by_agreement(run: Run, session: Any) -> None:
+    """It is a failure like any other code: nothing was saved."""
+    run("import sys\nsys.exit(75)")
+    assert written(session)["type"] == "SystemExit"
+
+
+def test_a_deadline_is_kept() -> None:
+    """What does not come back is given up."""
+    never = threading.Event()
+    assert bootstrap.with_deadline(never.wait, 0.01) is False
+    never.set()
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0])
+def test_what_comes_back_in_time_is_waited_for(seconds: float | None) -> None:
+    """With a deadline or without."""
+    called: list[int] = []
+    assert bootstrap.with_deadline(lambda: called.append(1), seconds) is True
+    assert called == [1]

@@ -1,0 +1,26 @@
+"""The closed set of causes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grpo_run.watchdog.causes import Cause
+
+WORDS = (
+    "exception signal startup_failure collective_mismatch collective_missing_rank rank_exited_early slow_rank"
+    " generation_stall reward_stall data_stall checkpoint_stall interpreter_stuck gpu_oom host_oom shm_full"
+    " disk_full checkpoint_corrupt nonfinite learning_collapse no_progress preempted node_lost unknown"
+).split()
+
+
+def test_the_set_is_closed() -> None:
+    """A new word would be a new metric label that no dashboard and no alert knows."""
+    assert [cause.value for cause in Cause] == WORDS
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_cause_is_written_as_its_word(cause: Cause) -> None:
+    """In text, in JSON and as a name it is the same word."""
+    assert f"{cause}" == str(cause) == json.loads(json.dumps(cause)) == cause.name

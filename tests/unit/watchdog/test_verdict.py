@@ -1,0 +1,47 @@
+"""The verdict and its public form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.verdict import Location, Verdict
+
+
+def make_verdict(**changes: Any) -> Verdict:
+    """A proved exception on rank 1."""
+    fields: dict[str, Any] = {
+        "cause": Cause.exception, "culprits": (1,), "step": 7, "phase": "reward", "confidence": "proved",
+        "sentence": "Rank 1 raised KeyError at step 7 in phase reward: 'x'", "signature": "KeyError@t.py:3:step7",
+        "deterministic": True, "location": Location(file="t.py", line=3, function="reward"),
+        "waiters": (0, 2),
+    }  # fmt: skip
+    return Verdict(**(fields | changes))
+
+
+@pytest.mark.parametrize(("culprits", "one"), [((), None), ((3,), 3), ((1, 2), None)])
+def test_the_culprit_is_named_when_there_is_exactly_one(culprits: tuple[int, ...], one: int | None) -> None:
+    """Of several, or of none, nobody is picked."""
+    assert make_verdict(culprits=culprits).culprit == one
+
+
+def test_the_public_form_has_the_contract_keys() -> None:
+    """`verdict.json` has every key of the contract."""
+    contract = "schema cause culprits phase step confidence sentence location waiters mismatch tried advice"
+    assert set(contract.split()) <= set(make_verdict().as_json())
+
+
+def test_the_public_form_is_json() -> None:
+    """It survives a round trip unchanged."""
+    value = make_verdict().as_json()
+    assert json.loads(json.dumps(value)) == value
+    assert value["cause"] == "exception"
+    assert value["location"] == {"file": "t.py", "line": 3, "function": "reward"}
+
+
+def test_an_unknown_place_is_null() -> None:
+    """No file is invented."""
+    assert make_verdict(location=None).as_json()["location"] is None
