@@ -82,7 +82,7 @@ def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes]) -> int |
 
 
 def _half_way(event: dict[str, Any]) -> bool:
-    return event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 1
+    return event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 5
 
 
 def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds: float) -> int:

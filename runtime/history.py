@@ -24,6 +24,7 @@ class Recovery:
     lost_steps: int | None = None
     incident: str | None = None
     at: float = 0.0
+    train_call: int = 0
     from_checkpoint: int | None = None
     signature: str = ""
 
@@ -125,9 +126,10 @@ class History:
         self._spans = [span for span in self._spans if span[:2] <= (call, resumed)]
         self._last_commit = (call, resumed, time)
         for recovery in self.recoveries:
-            if recovery.lost_steps is None and recovery.from_checkpoint is None:
-                recovery.from_checkpoint = resumed
-                recovery.lost_steps = max(0, recovery.step - resumed)
+            if recovery.lost_steps is None:
+                recovery.from_checkpoint = resumed if recovery.train_call == call else None
+                # begun again in the call it was in, or (no checkpoint there yet) in one before
+                recovery.lost_steps = max(0, recovery.step - (resumed if recovery.train_call == call else 0))
 
     def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
         step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
@@ -166,6 +168,7 @@ class History:
                 detection_seconds=record.get("detection_seconds"),
                 incident=record.get("incident"),
                 at=float(record.get("failed_at") or time),
+                train_call=int(record.get("train_call") or self.train_call),
                 signature=record.get("signature") or "",
             )
         )

@@ -281,6 +281,7 @@ class Supervisor:
             "incident",
             rank=verdict.culprit,
             step=verdict.step,
+            train_call=max((slot.train_call for slot in slots.values() if slot is not None), default=0),
             cause=str(verdict.cause),
             culprit=verdict.culprit,
             phase=verdict.phase,

@@ -99,7 +99,7 @@ def _guarded_train(
     )
     resume = _agree_on_resume(session, call, script_asks or None)
     path = phases.Path()
-    callback = GuardCallback(session, call.ordinal, path)
+    callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished)
     _mark_phases(trainer, session, callback, path)
     saving.wrap_save(trainer, session, call, callback.collect)
     trainer.add_callback(callback)

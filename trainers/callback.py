@@ -32,10 +32,11 @@ SHOWN = {
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """One a `train()` call. `stopping` is set once all ranks have agreed to stop and the step is saved."""
 
-    def __init__(self, session: Session, ordinal: int, path: Path) -> None:
+    def __init__(self, session: Session, ordinal: int, path: Path, *, restoring: bool = False) -> None:
         self._session = session
         self._ordinal = ordinal
         self._path = path
+        self._restoring = restoring
         self._outcome: Outcome | None = None
         self.nonfinite = False
         self.stopping = False
@@ -52,6 +53,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
         slot.replace(Phase.data)
         slot.touch()
+        if self._restoring:
+            return  # nothing starts here: the call's steps were all taken in an earlier attempt
         self._session.journal.write(
             "train_started",
             rank=self._session.rank,

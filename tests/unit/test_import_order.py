@@ -28,7 +28,9 @@ PURE = (
     "runtime.config",
     "runtime.script",
 )
-HEAVY = frozenset({"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"})
+HEAVY = frozenset(
+    {"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"}
+)
 OUTSIDE_WORLD = frozenset(
     [
         "asyncio", "ctypes", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "psutil", "random",

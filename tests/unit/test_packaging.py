@@ -92,5 +92,7 @@ def test_tested_versions_agree_with_the_dependencies(project: dict[str, Any]) ->
 
     from grpo_run.trainers.upstream import TESTED
 
-    asked = {Requirement(text).name: Requirement(text).specifier for text in project["project"]["dependencies"]}
+    asked = {
+        Requirement(text).name: Requirement(text).specifier for text in project["project"]["dependencies"]
+    }
     assert {name: asked[name] for name in TESTED} == TESTED

@@ -114,9 +114,7 @@ def test_a_harmed_file_is_found_and_named(checkpoint: Path, name: str, harm: Cal
         checkpoints.verify(checkpoint, manifest)
 
 
-def test_a_file_that_cannot_be_read_is_not_trusted(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_not_trusted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk error while reading rejects this checkpoint; an older one may still be good."""
 
     def broken(path: Path) -> None:
@@ -203,7 +201,9 @@ def test_incomplete_directories_are_passed_over(tmp_path: Path) -> None:
     assert [found.path.name for found in checkpoints.find(tmp_path)] == ["checkpoint-5"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint-last", "checkpoint", "tmp-checkpoint-7", "checkpoint-²", "runs"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint-last", "checkpoint", "tmp-checkpoint-7", "checkpoint-²", "runs"]
+)
 def test_other_directories_are_passed_over(tmp_path: Path, name: str) -> None:
     """Whatever else lies in the output directory."""
     publish(tmp_path / name, step=7)

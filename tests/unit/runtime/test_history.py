@@ -47,6 +47,11 @@ def incident(time: float, step: int, **fields: Any) -> tuple[float, str, dict[st
     return time, "incident", {"step": step, "cause": "signal", "culprit": 1, "signature": "s", **fields}
 
 
+def restored(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
+    """A call that had finished is loaded from its last checkpoint."""
+    return time, "train_restored", {"rank": 0, "step": step, "train_call": call}
+
+
 def ended(time: float, code: int, sentence: str = "") -> tuple[float, str, dict[str, Any]]:
     """The supervisor leaves."""
     return time, "run_ended", {"exit_code": code, "sentence": sentence}
@@ -74,7 +79,7 @@ def test_lost_steps_are_those_between_the_checkpoint_and_the_fault() -> None:
     records = [started(0), attempt(1), train(2), commit(3, 7), incident(4, 7)]
     assert fold(*records).recoveries[0].lost_steps is None
     history = fold(*records, attempt(5, 1), train(6, 5))
-    assert (history.recoveries[0].lost_steps, history.recoveries[0].from_checkpoint) == (2, 5)
+    assert history.recoveries[0].lost_steps == 2
 
 
 def test_a_recovery_takes_from_the_failure_to_the_next_committed_step() -> None:
@@ -102,10 +107,20 @@ def test_lost_steps_of_a_second_call_are_told_by_the_second_call() -> None:
     """A script that trains twice restores its finished first call on the way; that is not where it goes on from."""
     history = fold(
         started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
-        train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5),
-        attempt(7, 1), train(8, 20, call=1), train(9, 3, call=2),
+        train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
+        attempt(7, 1), restored(8, 20, call=1), train(9, 3, call=2),
     )  # fmt: skip
-    assert (history.recoveries[0].from_checkpoint, history.recoveries[0].lost_steps) == (3, 2)
+    assert history.recoveries[0].lost_steps == 2
+
+
+def test_a_second_call_without_a_checkpoint_loses_all_its_steps() -> None:
+    """It begins again at its first, after the first call was restored."""
+    history = fold(
+        started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
+        train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
+        attempt(7, 1), restored(8, 20, call=1), train(9, 0, call=2),
+    )  # fmt: skip
+    assert history.recoveries[0].lost_steps == 5
 
 
 def test_the_action_belongs_to_its_incident() -> None:
@@ -151,7 +166,7 @@ def test_goodput_of_a_second_call_survives_the_restoring_of_the_first() -> None:
     history = fold(
         started(0), attempt(0), train(0, 0, call=1), commit(10, 20, call=1),
         train(10, 0, call=2), commit(20, 3, call=2), incident(20, 3),
-        attempt(20, 1), train(20, 20, call=1), train(20, 3, call=2), commit(40, 10, call=2), ended(40, 0),
+        attempt(20, 1), restored(20, 20, call=1), train(20, 3, call=2), commit(40, 10, call=2), ended(40, 0),
     )  # fmt: skip
     assert history.productive_seconds() == 40.0
 

@@ -103,7 +103,9 @@ def test_a_missing_file_is_empty(tmp_path: Path) -> None:
 
 
 @given(
-    lines=st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20), max_size=10),
+    lines=st.lists(
+        st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20), max_size=10
+    ),
     cuts=st.lists(st.integers(0, 400), max_size=6),
 )
 def test_however_a_text_arrives_its_lines_are_the_same(
@@ -169,9 +171,7 @@ def test_a_new_attempt_begins_after_the_old_ones_last_line(
     assert shown == [(0, "from the old one"), (0, "from the new one")]
 
 
-def test_stopping_shows_what_is_left(
-    log: Path, output: OutputFollower, shown: list[tuple[int, str]]
-) -> None:
+def test_stopping_shows_what_is_left(log: Path, output: OutputFollower, shown: list[tuple[int, str]]) -> None:
     """The thread may not have come round again."""
     output.start()
     output.follow({0: log})

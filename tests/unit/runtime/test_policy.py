@@ -13,7 +13,9 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
 
 
-def verdict(*, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False) -> Verdict:
+def verdict(
+    *, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False
+) -> Verdict:
     """A verdict as far as the policy reads it."""
     return Verdict(
         cause=cause, culprits=(1,), step=7, phase=None, confidence="proved", sentence="It failed.",
@@ -47,7 +49,13 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
         ("within the budget", ["!killed"] * 3, True, KILLED, Action.restart),
         ("over the budget", ["!killed"] * 4, True, KILLED, Action.stop),
         ("refilled by progress", ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.restart),
-        ("not refilled by an old step", ["5"] + ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.stop),
+        (
+            "not refilled by an old step",
+            ["5"] + ["!killed"] * 3 + ["5", "!killed"],
+            True,
+            KILLED,
+            Action.stop,
+        ),
         ("a kill is no bug, the same twice", ["!killed", "!killed"], True, KILLED, Action.restart),
         ("an exception once", [BUG_TWICE], True, BUG, Action.restart),
         ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
@@ -105,9 +113,7 @@ def test_a_negative_budget_is_refused() -> None:
 
 def test_actions_are_words() -> None:
     """As they stand in journals; those that start again are told apart."""
-    expected = (
-        "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
-    )
+    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
     assert [str(action) for action in Action] == expected.split()
     assert Action.stop not in RESTARTS
     assert Action.checkpoint_and_stop not in RESTARTS

@@ -100,7 +100,8 @@ def test_an_exit_is_seen_once(group: RankGroup, made: list[StandIn]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "number"), [(0, 0, None), (1, 1, None), (255, 255, None), (-9, None, 9), (-11, None, 11)]
+    ("code", "exit_code", "number"),
+    [(0, 0, None), (1, 1, None), (255, 255, None), (-9, None, 9), (-11, None, 11)],
 )
 def test_exactly_one_of_code_and_signal_is_told(
     group: RankGroup, made: list[StandIn], code: int, exit_code: int | None, number: int | None
@@ -123,7 +124,9 @@ def test_exits_are_numbered_as_they_are_seen(group: RankGroup, made: list[StandI
     assert group.wait(5.0) == []
 
 
-def test_killing_ends_all_and_their_groups(group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]) -> None:
+def test_killing_ends_all_and_their_groups(
+    group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]
+) -> None:
     """Also the group of a leader that has left: it may have left members behind."""
     made[1].end(0)
     group.wait(5.0)
@@ -144,7 +147,9 @@ def test_a_process_that_survives_the_kill_is_named(
         group.kill()
 
 
-def test_signals_reach_the_living_only(group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]) -> None:
+def test_signals_reach_the_living_only(
+    group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]
+) -> None:
     """A pid of a rank that has ended may be somebody else's by now."""
     made[0].end(0)
     group.wait(5.0)

@@ -57,7 +57,8 @@ def test_bad_syntax_yields_none(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_HOME", "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF"]
+    "name",
+    ["HF_HOME", "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF"],
 )
 def test_variables_read_at_import_need_a_fresh_interpreter(tmp_path: Path, name: str) -> None:
     """The warm one has read them already."""
@@ -125,7 +126,9 @@ def test_finding_a_module_runs_nothing_of_it(here: Path) -> None:
     assert source_of("my_package.grpo", module=True).name == "grpo.py"
 
 
-@pytest.mark.parametrize("target", ["no_such_module", "my_package", "my_package.absent", "plain.inner", "", ".x"])
+@pytest.mark.parametrize(
+    "target", ["no_such_module", "my_package", "my_package.absent", "plain.inner", "", ".x"]
+)
 def test_a_module_that_is_not_there_is_one_line(here: Path, target: str) -> None:
     """Missing, without `__main__`, or inside a module that is no package."""
     (here / "my_package").mkdir()

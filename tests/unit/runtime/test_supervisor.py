@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpo_run.runtime.lifecycle import State
 from grpo_run.runtime.policy import Budget
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.status import read_status
 from grpo_run.runtime.supervisor import Supervisor
 from grpo_run.watchdog import evidence
 from grpo_run.watchdog.observation import Exit, Phase, RankState
@@ -78,7 +80,9 @@ class Night:
         self.supervisor.attempt_starting(workers, 0)
         self.supervisor.attempt_started(cast(RankGroup, self.ranks))
         self.slots = {
-            rank: self.supervisor.board.writer(rank, rank=rank, pid=900 + rank, attempt=self.supervisor.attempt)
+            rank: self.supervisor.board.writer(
+                rank, rank=rank, pid=900 + rank, attempt=self.supervisor.attempt
+            )
             for rank in (0, 1)
         }
 
@@ -163,7 +167,9 @@ def test_a_step_is_committed_when_every_rank_has_voted(start: Callable[..., Nigh
     night.vote(1, ranks=[1])
     night.observe()
     night.observe()
-    assert [(record["step"], record["target_steps"]) for record in night.events("step_committed")] == [(1, 100)]
+    assert [(record["step"], record["target_steps"]) for record in night.events("step_committed")] == [
+        (1, 100)
+    ]
     assert night.state is State.running
 
 
@@ -316,7 +322,7 @@ def test_a_stop_ends_with_75(start: Callable[..., Night]) -> None:
     assert night.state is State.stopping
     night.done(0, 1)
     night.observe(night.ranks.exit(0, code=75))
-    assert night.observe(night.ranks.exit(1, code=75)) is Next.stop
+    assert night.observe(night.ranks.exit(1, code=75)) is Next.left
     assert (night.supervisor.exit_code, night.state) == (75, State.failed)
     assert night.supervisor.sentence.startswith("Stopped at step 7")
 
@@ -364,7 +370,7 @@ def test_a_stop_during_recovery_is_obeyed_by_the_next_attempt(start: Callable[..
     assert night.supervisor.board.requests[0]
     night.done(0, 1)
     night.observe(night.ranks.exit(0, code=75))
-    assert night.observe(night.ranks.exit(1, code=75)) is Next.stop
+    assert night.observe(night.ranks.exit(1, code=75)) is Next.left
     assert (night.supervisor.exit_code, night.state) == (75, State.failed)
 
 
@@ -377,7 +383,7 @@ def test_a_stop_while_nodes_join_is_still_a_stop(start: Callable[..., Night]) ->
     night.attempt()
     night.done(0, 1)
     night.observe(night.ranks.exit(0, code=75))
-    assert night.observe(night.ranks.exit(1, code=75)) is Next.stop
+    assert night.observe(night.ranks.exit(1, code=75)) is Next.left
     assert night.supervisor.exit_code == 75
 
 
@@ -388,7 +394,7 @@ def test_ranks_stopped_from_another_node_have_not_finished(start: Callable[..., 
     night.observe()
     night.done(0, 1)
     night.observe(night.ranks.exit(0, code=75))
-    assert night.observe(night.ranks.exit(1, code=75)) is Next.stop
+    assert night.observe(night.ranks.exit(1, code=75)) is Next.left
     assert night.supervisor.exit_code == 75
 
 
@@ -448,16 +454,16 @@ def test_words_that_are_no_valid_text_do_not_stop_the_recovery(start: Callable[.
 
 def test_status_from_memory_is_that_of_the_journal(start: Callable[..., Night]) -> None:
     """What the metrics show is what `grpo-run status` shows."""
-    from grpo_run.runtime.status import read_status
-
     night = start()
     night.vote(7)
     night.observe()
     night.observe()
     lock = night.directory.acquire()
     told, read = night.supervisor.status(), read_status(night.directory)
-    import os
-
     os.close(lock)
-    assert (told.state, told.sentence, told.supervisor_pid) == (read.state, read.sentence, read.supervisor_pid)
+    assert (told.state, told.sentence, told.supervisor_pid) == (
+        read.state,
+        read.sentence,
+        read.supervisor_pid,
+    )
     assert told.history.step == read.history.step == 7

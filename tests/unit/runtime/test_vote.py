@@ -42,14 +42,18 @@ def test_what_one_rank_asks_all_ranks_know(
     }
 
 
-@given(steps=st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=8).filter(lambda all: len(set(all)) > 1))
+@given(
+    steps=st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=8).filter(lambda all: len(set(all)) > 1)
+)
 def test_ranks_at_different_steps_are_told_so(steps: list[int]) -> None:
     """With the first and the last step, on every rank alike."""
     with pytest.raises(ConsensusError, match=rf"first on {max(steps)}, the last on {min(steps)}"):
         decode(reduced([Ballot(step=step) for step in steps]))
 
 
-@given(paths=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=8).filter(lambda all: len(set(all)) > 1))
+@given(
+    paths=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=8).filter(lambda all: len(set(all)) > 1)
+)
 def test_ranks_on_different_paths_are_told_so(paths: list[int]) -> None:
     """With the step and both fingerprints."""
     with pytest.raises(ConsensusError, match="different paths to step 7") as caught:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 import textwrap
 import threading
@@ -37,7 +39,7 @@ def run(
             monkeypatch.chdir(tmp_path)
         target = "train" if module else str(script)
         session.settings = make_settings(target=target, arguments=arguments, module=module)
-        return bootstrap._run(session.settings, session)
+        return bootstrap._run(session.settings, session)[0]
 
     return execute
 
@@ -73,6 +75,20 @@ def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path, modul
     assert (name, arguments) == ("__main__", ["--lr", "1e-6", ""])
     assert Path(folder).resolve() == tmp_path.resolve()
     assert Path(argv0).name == "train.py"
+
+
+def test_a_script_is_compiled_as_it_is_written(run: Run, tmp_path: Path) -> None:
+    """Our own `from __future__` is ours: the script's annotations are the objects they name."""
+    code = run(
+        """
+        from pathlib import Path
+        class Arguments:
+            steps: int = 1
+        Path(__file__).with_name("seen.txt").write_text(repr(Arguments.__annotations__))
+        """
+    )
+    assert code == 0
+    assert (tmp_path / "seen.txt").read_text() == "{'steps': <class 'int'>}"
 
 
 def test_an_exception_is_written_with_its_place(
@@ -132,7 +148,13 @@ def test_what_is_written_is_bounded(run: Run, session: Any) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "code"),
-    [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('no data')", 1), ("sys.exit(True)", 1)],
+    [
+        ("sys.exit()", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('no data')", 1),
+        ("sys.exit(True)", 1),
+    ],
 )
 def test_leaving_by_sys_exit_is_pythons(run: Run, statement: str, code: int) -> None:
     """The same codes."""
@@ -199,10 +221,71 @@ def test_an_exception_without_a_text_is_still_reported(run: Run, session: Any) -
     assert written(session)["type"] == "Odd"
 
 
-def test_a_script_that_leaves_with_75_by_itself_has_not_stopped_by_agreement(run: Run, session: Any) -> None:
-    """It is a failure like any other code: nothing was saved."""
-    run("import sys\nsys.exit(75)")
-    assert written(session)["type"] == "SystemExit"
+class Left(BaseException):
+    """Instead of `os._exit`."""
+
+
+@pytest.fixture
+def whole(
+    run: Run,
+    session: Any,
+    make_settings: Callable[..., RankSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Runs a script's text from `main` to the exit code; this process itself is left as it is."""
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(threading, "_shutdown", lambda: None)
+    monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
+    for name in ("_redirect_output", "_set_title", "_arm_stacks"):
+        monkeypatch.setattr(bootstrap, name, lambda argument: None)
+    monkeypatch.setattr(bootstrap, "_refuse_inherited_cuda", lambda: None)
+
+    def execute(source: str) -> int:
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(source))
+        session.settings = make_settings(target=str(script))
+        for name, value in session.settings.to_environment().items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Left) as left:
+            bootstrap.main()
+        return int(left.value.args[0])
+
+    return execute
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("x = 1", 0), ("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)", 75)],
+)
+def test_a_script_that_came_to_its_end_is_done(
+    whole: Run,
+    reading: Callable[[], Slot],
+    events: Callable[[], list[dict[str, Any]]],
+    source: str,
+    code: int,
+) -> None:
+    """On the board and in the journal, before exit handlers run; an agreed stop is an end too."""
+    assert whole(source) == code
+    assert reading().state is RankState.done
+    assert [(record["event"], record["exit_code"]) for record in events()] == [("rank_completed", code)]
+
+
+@pytest.mark.parametrize(
+    "source", ["raise ValueError", "import sys\nsys.exit(3)", "import sys\nsys.exit(75)"]
+)
+def test_a_script_that_failed_is_not_done(
+    whole: Run, reading: Callable[[], Slot], events: Callable[[], list[dict[str, Any]]], source: str
+) -> None:
+    """Also when it chose the code of an agreed stop by itself: nothing was agreed on, nothing saved."""
+    assert whole(source) != 0
+    assert reading().state is RankState.failed
+    assert events() == []
 
 
 def test_a_deadline_is_kept() -> None:

@@ -21,8 +21,8 @@ Events = Callable[[], list[dict[str, Any]]]
 class Loop:
     """A `train()` call of 10 steps, as the trainer drives its callbacks."""
 
-    def __init__(self, session: Any, *, hooks_before_optimizer: bool = True) -> None:
-        self.callback = GuardCallback(session, 1, Path())
+    def __init__(self, session: Any, *, hooks_before_optimizer: bool = True, restoring: bool = False) -> None:
+        self.callback = GuardCallback(session, 1, Path(), restoring=restoring)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer
@@ -71,6 +71,13 @@ def test_a_resumed_call_begins_at_its_step(session: Any, reading: Reading) -> No
     Loop(session).begin(4)
     slot = reading()
     assert (slot.step, slot.voted_step, slot.committed_step, slot.resumed_step) == (4, 4, 4, 4)
+
+
+def test_a_call_that_is_only_restored_does_not_begin(session: Any, reading: Reading, events: Events) -> None:
+    """Its steps were all taken before; a beginning in the journal would be counted as going on from its end."""
+    Loop(session, restoring=True).begin(10)
+    assert (reading().train_call, reading().step) == (1, 10)
+    assert events() == []
 
 
 def test_a_step_is_voted_on_at_its_end_and_committed_before_the_next(loop: Loop, reading: Reading) -> None:
@@ -135,7 +142,9 @@ def test_two_ranks_that_see_a_request_a_step_apart_save_once(session: Any) -> No
     loop.begin()
     loop.step()
     start = session.votes.start
-    session.votes.start = lambda ballot: start(_with_save(ballot))  # what the other rank asks reaches this one
+    session.votes.start = lambda ballot: start(
+        _with_save(ballot)
+    )  # what the other rank asks reaches this one
     loop.step()
     session.votes.start = start
     session.board.request_save()
@@ -218,9 +227,7 @@ def test_what_is_logged_is_shown_and_written(loop: Loop, reading: Reading, event
 
 def test_the_summary_at_the_end_is_no_step(loop: Loop, events: Events) -> None:
     """Its loss is a mean over the whole call."""
-    loop.callback.on_log(
-        loop.args, loop.state, TrainerControl(), logs={"train_runtime": 3.0, "loss": 0.5}
-    )
+    loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs={"train_runtime": 3.0, "loss": 0.5})
     assert [record for record in events() if record["event"] == "step_logged"] == []
 
 

@@ -151,7 +151,7 @@ def test_a_subclass_is_capped_too(config_class: type, laid: Laid) -> None:
 def test_vllm_refuses_what_it_does_not_know(config_class: type, laid: Laid) -> None:
     """A cap that would be dropped is worse than none; the fields of TRL's own it takes."""
     caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(laid))
-    with pytest.raises(ConfigError, match="max_time.*vLLM"):
+    with pytest.raises(ConfigError, match=r"max_time.*vLLM"):
         config_class(use_vllm=True)
 
 

@@ -140,16 +140,16 @@ def test_when_all_are_corrupt_the_run_starts_anew(
     assert [name for name, _ in rejected] == ["checkpoint-10", "checkpoint-5"]
 
 
-def test_a_half_written_checkpoint_is_not_taken(question: Question, ask: Ask, save: Save, output: Path) -> None:
+def test_a_half_written_checkpoint_is_not_taken(
+    question: Question, ask: Ask, save: Save, output: Path
+) -> None:
     """No manifest, no checkpoint, however new."""
     older = save(5)
     plain(output, 10)
     assert ask(question).argument == str(older)
 
 
-def test_another_world_size_is_rejected(
-    question: Question, ask: Ask, save: Save, rejected: Rejected
-) -> None:
+def test_another_world_size_is_rejected(question: Question, ask: Ask, save: Save, rejected: Rejected) -> None:
     """With both numbers."""
     save(10, world_size=4)
     assert ask(question).argument is None
@@ -166,7 +166,9 @@ def test_another_calls_checkpoint_is_not_ours(
     assert rejected == []
 
 
-def test_another_runs_checkpoints_are_noticed_and_left_alone(question: Question, ask: Ask, save: Save) -> None:
+def test_another_runs_checkpoints_are_noticed_and_left_alone(
+    question: Question, ask: Ask, save: Save
+) -> None:
     """It starts anew, and says whose they are and how to go on from them."""
     save(10, run_id="run-0")
     answer = ask(question)
@@ -283,7 +285,7 @@ def test_resuming_from_a_corrupt_directory_is_refused(
     """The person named it; starting from other weights than theirs, or from these, would both be wrong."""
     path = save(5, folder=tmp_path / "other", run_id="run-0")
     spoil(path)
-    with pytest.raises(UsageError, match="model.safetensors"):
+    with pytest.raises(UsageError, match=r"model\.safetensors"):
         ask(replace(question, resume_from=str(path)))
 
 
@@ -306,7 +308,5 @@ def test_a_later_call_without_a_checkpoint_elsewhere_does_as_the_script_says(
     question: Question, ask: Ask
 ) -> None:
     """The other run may not have come that far."""
-    second = replace(
-        question, resume_from="run-0", call=question.call.model_copy(update={"ordinal": 2})
-    )
+    second = replace(question, resume_from="run-0", call=question.call.model_copy(update={"ordinal": 2}))
     assert ask(second) == Resume(argument=None)

@@ -128,7 +128,7 @@ def test_the_vote_under_way_is_read_before_saving(
     tmp_path: Path, session: Any, call: TrainCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks save after agreeing; and the group is free for the barrier after it."""
-    monkeypatch.setattr(saving, "_versions", lambda: {})
+    monkeypatch.setattr(saving, "_versions", dict)
     order: list[str] = []
     trainer = Trainer(tmp_path / "out")
     trainer.during = lambda path: order.append("write")

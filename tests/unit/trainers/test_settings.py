@@ -15,7 +15,8 @@ Make = Callable[..., RankSettings]
 def test_settings_arrive_as_they_were_sent(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through one environment variable, whole numbers whole."""
     sent = make_settings(
-        arguments=("--name", 'fünf "words"\nhere', ""), generation={"max_completion_length": 64, "max_time": 2.0}
+        arguments=("--name", 'fünf "words"\nhere', ""),
+        generation={"max_completion_length": 64, "max_time": 2.0},
     )
     for name, value in sent.to_environment().items():
         monkeypatch.setenv(name, value)

@@ -159,14 +159,14 @@ def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error:
     assert (verdict.cause, verdict.phase) == (Cause.startup_failure, None)
 
 
-@pytest.mark.parametrize("changes", [{"train_call": 2, "step": 0}, {"train_call": 1, "step": 5, "resumed_step": 5}])
+@pytest.mark.parametrize(
+    "changes", [{"train_call": 2, "step": 0}, {"train_call": 1, "step": 5, "resumed_step": 5}]
+)
 def test_failing_in_a_later_call_or_after_resuming_is_not_startup(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, changes: dict[str, int]
 ) -> None:
     """Work had been done; a restart goes on from it."""
-    verdict = diagnose(
-        [make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5)
-    )
+    verdict = diagnose([make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5))
     assert verdict.cause is Cause.exception
 
 

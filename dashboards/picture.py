@@ -1,0 +1,263 @@
+"""A run as one picture: reward and completion length over the steps, with every recovery marked.
+
+Called by `grpo-run demo` and by whoever wants to see a night at a glance. Reads journal records, writes a PNG.
+Draws the last `train()` call that logged rewards; a warm start logs none. Does not serve anything live, and
+leaves matplotlib's settings and backend as they were.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_run.dashboards.curves import Curves, Numbers, running_mean, series_of, smoothing_window
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history import Recovery
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COMPARED_STEPS = 20
+"""The summary compares the mean reward of this many first and last steps."""
+MANY_STEPS = 400
+"""From here on the dots are drawn smaller."""
+MAX_LABELS = 3
+"""More recoveries than this are summed up in one label."""
+LABEL_POINTS = 14
+LEFTWARDS_FROM = 0.6
+"""Labels of recoveries beyond this share of the steps are written to the left of their line, to fit."""
+
+INK, QUIET, RULE = "#22303c", "#6b7a88", "#e3e8ec"
+REWARD, LENGTH, RECOVERY = "#1f6f8b", "#8a6d3b", "#b3423a"
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": QUIET,
+    "axes.edgecolor": RULE,
+    "axes.facecolor": "white",
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "figure.facecolor": "white",
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "savefig.facecolor": "white",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What the picture shows, in numbers. Means are over `compared_steps` first and last logged steps."""
+
+    path: Path
+    steps: int
+    compared_steps: int
+    first_reward: float
+    last_reward: float
+    recoveries: int
+
+
+def recovery_label(recovery: Recovery) -> str:
+    """`rank 1 killed · recovered in 1.1 s · 3 steps redone`, as far as it is known."""
+    what = {"signal": "killed", "exception": "failed", "node_lost": "lost"}.get(
+        recovery.cause, f"· {recovery.cause.replace('_', ' ')}"
+    )
+    who = f"rank {recovery.rank}" if recovery.rank is not None else "the run" if what[0] != "·" else ""
+    parts = [f"{who} {what}".lstrip(" ·")]
+    if recovery.recovery_seconds is not None:
+        parts.append(f"recovered in {_seconds(recovery.recovery_seconds)}")
+        if recovery.lost_steps is not None:
+            parts.append(f"{_counted(recovery.lost_steps, 'step')} redone")
+    else:
+        parts.append("not recovered")
+    return " · ".join(parts)
+
+
+def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
+    """Draw a journal's records into a PNG and return what it shows.
+
+    Args:
+        records: the journal, as `runtime.journal.read_journal` yields it.
+        path: of the PNG; replaced in one move, mode 0644.
+
+    Raises:
+        RunDirectoryError: the journal holds no rewards, or the picture cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    curves = Curves.of(records)
+    call = curves.last_call
+    steps, rewards = series_of(curves.rewards, call)
+    compared = min(COMPARED_STEPS, len(steps))
+    summary = Summary(
+        path=path,
+        steps=int(steps[-1]),
+        compared_steps=compared,
+        first_reward=float(rewards[:compared].mean()),
+        last_reward=float(rewards[-compared:].mean()),
+        recoveries=len(curves.recoveries),
+    )
+    content = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 6.0), dpi=160)
+        _compose(figure, curves, call, summary)
+        figure.savefig(content, format="png")
+    _write(path, content.getvalue())
+    return summary
+
+
+def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> None:
+    steps, rewards = series_of(curves.rewards, call)
+    length_steps, lengths = series_of(curves.lengths, call)
+    here = [recovery for owner, recovery in curves.recoveries if owner == call]
+    labels = recovery_labels(here)
+    grid = figure.add_gridspec(
+        2, 1, height_ratios=(1.75, 1), hspace=0.30, left=0.075, right=0.93, bottom=0.095,
+        top=0.80 - LABEL_POINTS * len(labels) / 72 / figure.get_figheight(),
+    )  # fmt: skip
+    upper = figure.add_subplot(grid[0])
+    lower = figure.add_subplot(grid[1], sharex=upper)
+    for axes in (upper, lower):
+        _calm(axes)
+
+    headline = f"Reward {summary.first_reward:.2f} → {summary.last_reward:.2f}".replace("-", "−")
+    figure.text(0.075, 0.935, headline, fontsize=17, weight="bold", va="baseline")
+    subtitle = (
+        f"first and last {summary.compared_steps} of {_counted(summary.steps, 'GRPO step')}"
+        "  ·  dots: steps, lines: running means"
+    )
+    if any(recovery.lost_steps for recovery in here):
+        subtitle += "  ·  shaded: steps done twice"
+    figure.text(0.075, 0.893, subtitle, fontsize=9.5, color=QUIET)
+
+    _curve(upper, steps, rewards, REWARD, "{:.2f}")
+    _heading(upper, "Mean reward", rows_below=len(labels))
+    # rewards that are shares are shown on the whole scale, so that a small rise does not look like a large one
+    if rewards.min() >= 0 and rewards.max() <= 1:
+        upper.set_ylim(0, 1.02)
+        upper.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    upper.tick_params(labelbottom=False)
+
+    _curve(lower, length_steps, lengths, LENGTH, "{:.0f}")
+    _heading(lower, "Completion length, tokens")
+    if len(lengths):
+        lower.set_ylim(0, lengths.max() * 1.12)
+        lower.locator_params(axis="y", nbins=4, integer=True)
+    lower.set_xlabel("GRPO step", labelpad=6)
+    lower.locator_params(axis="x", integer=True)
+    upper.set_xlim(0, steps[-1] * 1.005 + 0.5)
+    _mark_recoveries((upper, lower), here)
+    _write_labels(upper, labels)
+
+
+def _calm(axes: Axes) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    axes.tick_params(length=0, pad=6)
+
+
+def _heading(axes: Axes, text: str, rows_below: int = 0) -> None:
+    pad = 9 + LABEL_POINTS * rows_below
+    axes.set_title(text, loc="left", fontsize=10, color=INK, weight="bold", pad=pad)
+
+
+def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, form: str) -> None:
+    if not len(steps):
+        axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, color=QUIET, ha="center", va="center")
+        axes.set_yticks([])
+        return
+    size = 3.4 if len(steps) <= MANY_STEPS else 2.0
+    axes.plot(steps, values, linestyle="none", marker="o", markersize=size, color=color, alpha=0.28, mew=0)
+    where, means = running_mean(steps, values, smoothing_window(steps))
+    axes.plot(where, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
+    axes.annotate(
+        form.format(values[-min(COMPARED_STEPS, len(values)) :].mean()),
+        (steps[-1], means[-1]),
+        xytext=(9, 0),
+        textcoords="offset points",
+        color=color,
+        weight="bold",
+        va="center",
+        annotation_clip=False,
+    )
+
+
+def recovery_labels(recoveries: Sequence[Recovery]) -> list[tuple[int, str]]:
+    """Step and text of every label, by step: one a recovery, or a single one for many."""
+    if len(recoveries) <= MAX_LABELS:
+        return sorted((recovery.step, recovery_label(recovery)) for recovery in recoveries)
+    seconds = sum(recovery.recovery_seconds or 0.0 for recovery in recoveries)
+    redone = sum(recovery.lost_steps or 0 for recovery in recoveries)
+    recovered = sum(recovery.recovery_seconds is not None for recovery in recoveries)
+    text = (
+        f"{len(recoveries)} failures, {recovered} recovered · {_seconds(seconds)} together"
+        f" · {_counted(redone, 'step')} redone"
+    )
+    return [(recoveries[0].step, text)]
+
+
+def _mark_recoveries(both: Sequence[Axes], recoveries: Sequence[Recovery]) -> None:
+    for axes in both:
+        for recovery in recoveries:
+            if recovery.from_checkpoint is not None and recovery.lost_steps:
+                axes.axvspan(recovery.from_checkpoint, recovery.step, color=RECOVERY, alpha=0.10, linewidth=0)
+            axes.axvline(recovery.step, color=RECOVERY, linewidth=1.1)
+
+
+def _write_labels(axes: Axes, labels: Sequence[tuple[int, str]]) -> None:
+    """Above the axes, where no curve can be, a row each; a line leads down to the recovery's."""
+    _, end = axes.get_xlim()
+    rightwards = [label for label in labels if label[0] <= LEFTWARDS_FROM * end]
+    # in this order no text runs across the line of another label on the same side
+    rows = [*reversed(rightwards), *labels[len(rightwards) :]]
+    for row, (step, text) in enumerate(rows):
+        height = 5 + LABEL_POINTS * row
+        leftwards = step > LEFTWARDS_FROM * end
+        axes.annotate(
+            text,
+            (step, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-6 if leftwards else 6, height),
+            textcoords="offset points",
+            ha="right" if leftwards else "left",
+            color=RECOVERY,
+            fontsize=9,
+        )
+        axes.annotate(
+            "",
+            (step, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, height + 7),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": RECOVERY, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0},
+        )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of the picture or none: a viewer may have the old one open."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(fresh, path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise RunDirectoryError(
+            f"cannot write the picture {str(path)!r}: {error.strerror or error}"
+        ) from None
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

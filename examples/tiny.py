@@ -1,0 +1,34 @@
+"""A model of 70,000 parameters and a character tokenizer, made on the spot, so that the examples need no network.
+
+Imported by the examples next to it. In a script of yours, `from_pretrained` stands in its place.
+"""
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+
+def tiny(characters: str, seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A model with random weights, and a tokenizer with one token for each of the characters."""
+    backend = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate(["<pad>", "<end>", *characters])})
+    )
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", padding_side="left"
+    )
+    set_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config), tokenizer

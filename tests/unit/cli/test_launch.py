@@ -1,0 +1,87 @@
+"""`grpo-run launch` around the run itself. No supervisor is started here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli import launch
+from grpo_run.cli.main import main
+from grpo_run.cli.options import Launch, parse
+from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.rundir import RunDirectory
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
+    """The directories of the runs that would have been supervised; each ends with 75."""
+    directories: list[RunDirectory] = []
+
+    def supervise(made: Launch, directory: RunDirectory) -> int:
+        assert directory.owner() is not None
+        directories.append(directory)
+        return 75
+
+    monkeypatch.setattr(launch, "_supervise", supervise)
+    return directories
+
+
+def test_a_run_is_supervised_in_its_own_directory(here: Path, supervised: list[RunDirectory]) -> None:
+    """Made, locked while it lasts, and its exit code is the command's."""
+    assert main(["launch", "train.py"]) == 75
+    (directory,) = supervised
+    assert directory.path == here / parse(["train.py"]).config.run_directory
+    assert directory.owner() is None
+
+
+def test_a_run_that_is_being_run_is_not_run_twice(
+    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2, one line, with the pid of the other."""
+    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
+    directory.create()
+    lock = directory.acquire()
+    assert main(["launch", "train.py"]) == 2
+    os.close(lock)
+    shown = capsys.readouterr().err
+    assert f"pid {os.getpid()}" in shown
+    assert shown.count("\n") == 1
+    assert supervised == []
+
+
+def test_a_finished_run_is_not_run_again(
+    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0, one line, and how to start another."""
+    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
+    directory.create()
+    Journal(directory.journal, "night").write("run_ended", exit_code=0, sentence="Finished.")
+    assert main(["launch", "train.py"]) == 0
+    assert "--fresh" in capsys.readouterr().out
+    assert supervised == []
+
+
+@pytest.mark.parametrize("code", [75, 93, 2])
+def test_a_run_that_ended_otherwise_is_gone_on_with(
+    here: Path, supervised: list[RunDirectory], code: int
+) -> None:
+    """The same command goes on."""
+    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
+    directory.create()
+    Journal(directory.journal, "night").write("run_ended", exit_code=code, sentence="")
+    assert main(["launch", "train.py"]) == 75
+    assert len(supervised) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_one_line_and_2(
+    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the way around."""
+    (here / "file").touch()
+    assert main(["launch", "--run-dir", "file/run", "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert "--run-dir" in shown
+    assert shown.count("\n") == 1
+    assert supervised == []

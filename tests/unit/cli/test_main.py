@@ -1,0 +1,109 @@
+"""`grpo-run`: which command, which exit code, one line."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_run.cli import main as main_module
+from grpo_run.cli.main import COMMANDS, main
+from grpo_run.runtime.errors import ConfigError
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("lunch", "did you mean `grpo-run launch`"),
+        ("statu", "did you mean `grpo-run status`"),
+        ("xyzzy", "commands: "),
+    ],
+)
+def test_an_unknown_command_is_one_line_and_2(capsys: Captured, word: str, hint: str) -> None:
+    """With the nearest name, or all of them."""
+    assert main([word]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert hint in shown.err
+
+
+def test_no_command_is_2_and_help_is_0(capsys: Captured) -> None:
+    """Both show what there is."""
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(shown.count(f"\n  {name} ") == 2 for name in COMMANDS)
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
+    """From the package's metadata."""
+    assert main([flag]) == 0
+    assert capsys.readouterr().out == f"grpo-run {version('grpo-run')}\n"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_its_file(name: str) -> None:
+    """With a `main` that takes the words after it; read from the source, nothing heavy is imported."""
+    spec = find_spec(f"grpo_run.cli.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+    assert [argument.arg for argument in function.args.args] == ["arguments"]
+
+
+def test_only_the_command_that_is_asked_for_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the words after it, and its exit code is the program's."""
+    imported: list[str] = []
+    given: list[list[str]] = []
+
+    def command(words: list[str]) -> int:
+        given.append(words)
+        return 75
+
+    def load(name: str) -> SimpleNamespace:
+        imported.append(name)
+        return SimpleNamespace(main=command)
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    assert main(["launch", "train.py", "--lr", "1"]) == 75
+    assert imported == ["grpo_run.cli.launch"]
+    assert given == [["train.py", "--lr", "1"]]
+
+
+def test_a_mistake_of_the_users_is_one_line_and_2(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What, where, what to do; no traceback."""
+
+    def command(words: list[str]) -> int:
+        raise ConfigError("--stop-timeout 0: must be above 0")
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
+    assert main(["launch"]) == 2
+    assert capsys.readouterr().err == "grpo-run: --stop-timeout 0: must be above 0\n"
+
+
+def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback is what a bug report needs."""
+
+    def command(words: list[str]) -> int:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
+    with pytest.raises(KeyError):
+        main(["launch"])
+
+
+def test_the_words_come_from_the_command_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When none are given."""
+    monkeypatch.setattr(main_module.sys, "argv", ["grpo-run", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("grpo-run ")

@@ -1,0 +1,317 @@
+"""What may be written after `grpo-run launch`, what is refused before a process starts, and what makes a run this run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli import options
+from grpo_run.cli.main import main
+from grpo_run.cli.options import Launch, build_parser, identity, parse
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.rundir import RunDirectory
+
+OUR_FLAGS = {
+    "--accelerate-config", "--allow-untested", "--fresh", "--generation", "--hygiene-every", "--metrics-addr",
+    "--no-preload", "--resume-from", "--run-dir", "--run-id", "--show-ranks", "--stop-timeout",
+}  # fmt: skip
+"""Frozen: a flag is a promise. Add one here, and to the documentation, when one is added to the parser."""
+
+
+@pytest.fixture
+def at_home(here: Path) -> Path:
+    """The working directory, known to be where commands run."""
+    return here
+
+
+def torchruns() -> argparse.ArgumentParser:
+    """The parser that ours is made of, as torch made it."""
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser()
+
+
+def flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Every spelling of every option."""
+    return {word for action in parser._actions for word in action.option_strings}
+
+
+def test_our_flags_are_frozen() -> None:
+    """Those beside torchrun's."""
+    assert flags(build_parser()) - flags(torchruns()) == OUR_FLAGS
+
+
+def test_every_flag_of_torchruns_is_taken() -> None:
+    """`torchrun` may be replaced by `grpo-run launch` in any command."""
+    assert flags(torchruns()) <= flags(build_parser())
+
+
+def test_every_flag_says_what_it_does() -> None:
+    """In `--help`."""
+    actions = [action for action in build_parser()._actions if action.option_strings]
+    assert [action.option_strings for action in actions if not action.help] == []
+
+
+def error(*words: str) -> str:
+    """The one line that these words earn."""
+    with pytest.raises(UsageError) as caught:
+        parse(words)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["missing.py"], "script missing.py does not exist"),
+        (["."], "script . is a directory"),
+        (["-m", "no_such_module"], "module no_such_module cannot be found"),
+        (["--nproc-per-node", "two", "train.py"], "--nproc-per-node two"),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
+        (["--nproc-per-node=-1", "train.py"], "--nproc-per-node -1"),
+        (["--nnodes", "x", "train.py"], "--nnodes x"),
+        (["--nnodes", "2:1", "train.py"], "--nnodes 2:1"),
+        (["--nnodes", "0", "train.py"], "--nnodes 0"),
+        (["--nnodes", "1:2:3", "train.py"], "--nnodes 1:2:3"),
+        (["--no-such-flag", "train.py"], "--no-such-flag"),
+        (["--generation", "max_lenght=3", "train.py"], "max_lenght"),
+        (["--generation", "max_time=x", "train.py"], "max_time=x"),
+        (["--generation", "train.py"], "--generation"),
+        (["--generation", "max_completion_lenght=3", "train.py"], "did you mean max_completion_length"),
+        (["--hygiene-every", "-1", "train.py"], "--hygiene-every"),
+        (["--hygiene-every", "often", "train.py"], "--hygiene-every"),
+        (["--stop-timeout", "0", "train.py"], "--stop-timeout"),
+        (["--stop-timeout", "nan", "train.py"], "--stop-timeout"),
+        (["--max-restarts", "-1", "train.py"], "--max-restarts"),
+        (["--show-ranks", "first", "train.py"], "--show-ranks first"),
+        (["--run-id", "a/b", "train.py"], "--run-id"),
+        (["--run-id", "..", "train.py"], "--run-id"),
+        (["--no-python", "train.py"], "--no-python is not supported"),
+        (["--run-path", "train.py"], "--run-path is not supported"),
+        (["--accelerate-config", "missing.yaml", "train.py"], "missing.yaml"),
+        ([], "training_script"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words: list[str], says: str) -> None:
+    """Before any process is started, with the flag and its value."""
+    assert says in error(*words)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_wrong_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Through the program itself."""
+    assert main(["launch", "--no-such-flag", "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("grpo-run: ")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_plain_line_becomes_a_run() -> None:
+    """With torchrun's defaults and ours."""
+    made: Launch = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
+    config = made.config
+    assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
+    assert config.preload
+    assert config.run_directory == Path("runs") / config.run_id
+    assert config.run_id.startswith("train-")
+    assert (config.hygiene_every, config.budget.failures_without_progress) == (100, 3)
+    assert config.shown_ranks == frozenset({0})
+    assert made.elastic.nproc_per_node == "2"
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--generation", "max_time=3"],
+        ["--fresh"],
+        ["--nproc-per-node", "7"],
+        ["--run-id", "mine"],
+        ["a=b", "--generation"],
+    ],
+)
+def test_the_scripts_own_words_are_its_own(arguments: list[str]) -> None:
+    """Even when they look like ours."""
+    config = parse(["train.py", *arguments]).config
+    assert list(config.arguments) == arguments
+    assert config.generation == {}
+    assert config.run_id != "mine"
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--generation", "max_time=3", "max_completion_length=64", "train.py"],
+        ["--generation=max_time=3", "--generation=max_completion_length=64", "train.py"],
+        [
+            "--generation",
+            "max_time=3",
+            "--generation",
+            "max_completion_length=64",
+            "--standalone",
+            "train.py",
+        ],
+        ["--standalone", "--generation", "max_time=3", "max_completion_length=64", "--", "train.py"],
+    ],
+)
+def test_caps_may_be_written_in_every_usual_way(words: list[str]) -> None:
+    """In a list, or one a flag; the list ends at the first word that is no KEY=VALUE."""
+    config = parse([*words, "--generation", "mine=1"]).config
+    assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
+    assert config.arguments[-2:] == ("--generation", "mine=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
+        (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
+        (["--nproc-per-node", "2", "s.py", "--generation", "a=1"], ["--nproc-per-node", "2", "s.py", "--generation", "a=1"]),
+        (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
+        (["--nproc-per-node=2", "s.py", "--generation", "a=1"], ["--nproc-per-node=2", "s.py", "--generation", "a=1"]),
+        (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
+    ],
+)  # fmt: skip
+def test_only_our_own_list_is_split(words: list[str], split: list[str]) -> None:
+    """What comes after the script is not touched."""
+    assert options._split_generation(words, options._switches(build_parser())) == split
+
+
+IDENTICAL = [
+    ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--local_addr=10.0.0.1"],
+    ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", IDENTICAL)
+def test_what_differs_by_node_or_only_looks_makes_no_other_run(extra: list[str]) -> None:
+    """The command finds its run again."""
+    assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [["--nproc-per-node", "2"], ["--generation", "max_time=3"], ["--accelerate-config", "zero2.yaml"]],
+)
+def test_what_changes_the_training_makes_another_run(extra: list[str]) -> None:
+    """It must not go on from the other's checkpoints unasked."""
+    assert identity([*extra, "train.py"]) != identity(["train.py"])
+
+
+@pytest.mark.parametrize("own", [["--fresh"], ["--run-dir", "a"], ["--node-rank=3"], ["--metrics-addr", "x"]])
+def test_the_scripts_own_words_make_another_run(own: list[str]) -> None:
+    """After the script every word is the script's, whatever it looks like."""
+    assert identity(["train.py", *own]) != identity(["train.py"])
+    assert identity(["train.py", "--run-dir", "a"]) != identity(["train.py", "--run-dir", "b"])
+
+
+def finished(path: Path, code: int = 0) -> None:
+    """A run that has ended lies in `path`."""
+    run = RunDirectory(path=path)
+    run.create()
+    run.write_run({"run_id": path.name})
+    journal = Journal(run.journal, path.name)
+    journal.write("run_started")
+    journal.write("run_ended", exit_code=code, sentence="")
+    journal.close()
+
+
+def where(*words: str) -> Path:
+    """The directory that a command's run would have."""
+    return parse([*words, "train.py"]).config.run_directory
+
+
+def test_the_same_command_goes_on_in_the_same_directory(at_home: Path) -> None:
+    """Finished or not: what follows is decided there."""
+    first = where()
+    finished(at_home / first)
+    assert where() == first
+
+
+def test_fresh_starts_the_next_of_the_series(at_home: Path) -> None:
+    """When the last has finished; and the plain command then finds the newest."""
+    first = where()
+    finished(at_home / first)
+    second = where("--fresh")
+    assert second.name == f"{first.name}-2"
+    finished(at_home / second, code=75)
+    assert where() == second
+    assert where("--fresh") == second
+
+
+def test_a_run_id_names_that_run_and_no_other(at_home: Path) -> None:
+    """`exp-2` is somebody's other run, not a continuation of `exp`."""
+    finished(at_home / "runs" / "exp", code=75)
+    finished(at_home / "runs" / "exp-2", code=75)
+    assert where("--run-id", "exp") == Path("runs/exp")
+
+
+def test_fresh_with_a_directory_that_has_finished_is_refused(at_home: Path) -> None:
+    """There is no next one to start; saying `nothing to do, use --fresh` to one who did would be a circle."""
+    finished(at_home / "mine")
+    assert "--run-dir" in error("--fresh", "--run-dir", "mine", "train.py")
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_script_that_sets_what_libraries_read_gets_fresh_interpreters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And is told so."""
+    Path("train.py").write_text('import os\nos.environ["HF_HOME"] = "x"\n')
+    assert parse(["train.py"]).config.preload is False
+    assert "HF_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_home")
+def test_fresh_interpreters_may_be_asked_for() -> None:
+    """With `--no-preload`."""
+    assert parse(["--no-preload", "train.py"]).config.preload is False
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "shown"), [([], {0}), (["--show-ranks", "1,0"], {0, 1}), (["--show-ranks", "all"], {0, 1, 2})]
+)
+def test_shown_ranks(words: list[str], shown: set[int]) -> None:
+    """Rank 0 unless others are asked for."""
+    assert parse(["--nproc-per-node", "3", *words, "train.py"]).config.shown_ranks == shown
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
+)
+def test_torchruns_flags_that_mean_nothing_here_are_said(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Taken, and not silently."""
+    parse([*words, "train.py"])
+    assert f"{words[0]} is ignored" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
+def test_several_ranks_share_the_cores_as_under_torchrun(ranks: str, threads: str | None) -> None:
+    """One thread each, unless the environment says otherwise."""
+    environment = parse(["--nproc-per-node", ranks, "train.py"]).config.environment
+    assert environment.get("OMP_NUM_THREADS") == threads
+
+
+def test_untested_versions_are_refused_before_anything_starts(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or allowed."""
+    from packaging.specifiers import SpecifierSet
+
+    from grpo_run.trainers import upstream
+
+    monkeypatch.setattr(upstream, "TESTED", {"pytest": SpecifierSet("<0.1")})
+    assert "--allow-untested" in error("train.py")
+    assert parse(["--allow-untested", "train.py"]).config.allow_untested

@@ -1,0 +1,51 @@
+"""`grpo-run save`: the request is left on the board."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli.main import main
+from grpo_run.runtime.board import Board
+from grpo_run.runtime.rundir import RunDirectory
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(here: Path) -> RunDirectory:
+    """A run with a board, without a supervisor."""
+    directory = RunDirectory(path=here / "runs" / "night")
+    directory.create()
+    directory.write_run({"run_id": "night"})
+    Board.create(directory.board, 1)
+    return directory
+
+
+def test_the_ranks_are_asked(run: RunDirectory, capsys: Captured) -> None:
+    """Once a command; a stop is not asked for."""
+    lock = run.acquire()
+    assert main(["save", "night"]) == 0
+    assert main(["save"]) == 0
+    os.close(lock)
+    assert Board.open(run.board).requests == (False, 2)
+    assert "checkpoint" in capsys.readouterr().out
+
+
+def test_nothing_to_save_is_one_line_and_2(run: RunDirectory, capsys: Captured) -> None:
+    """A run that nobody runs; the next one must not find an old request."""
+    assert main(["save", "night"]) == 2
+    assert "nothing runs" in capsys.readouterr().err
+    assert Board.open(run.board).requests == (False, 0)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [[], ["no-such-run"]])
+def test_no_run_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
+    """What was looked for."""
+    assert main(["save", *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("grpo-run: ")
+    assert shown.count("\n") == 1

@@ -1,0 +1,97 @@
+"""`grpo-run stop`: the supervisor is asked, and may be waited for. No process is signalled here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli.main import main
+from grpo_run.runtime.rundir import RunDirectory
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(here: Path) -> RunDirectory:
+    """A run without a supervisor."""
+    directory = RunDirectory(path=here / "runs" / "night")
+    directory.create()
+    directory.write_run({"run_id": "night"})
+    return directory
+
+
+@pytest.fixture
+def owned(run: RunDirectory) -> Iterator[int]:
+    """The same run, owned by this process; the lock."""
+    lock = run.acquire()
+    yield lock
+    with contextlib.suppress(OSError):  # a test may have let it go
+        os.close(lock)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Signals that were sent."""
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    return signals
+
+
+@pytest.mark.usefixtures("owned")
+def test_the_supervisor_is_asked(sent: list[tuple[int, int]], capsys: Captured) -> None:
+    """By SIGTERM, as a batch system would."""
+    assert main(["stop", "night"]) == 0
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert str(os.getpid()) in capsys.readouterr().out
+
+
+def test_waiting_ends_when_the_supervisor_does(
+    owned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """0."""
+    monkeypatch.setattr(os, "kill", lambda pid, number: os.close(owned))
+    assert main(["stop", "night", "--wait", "60"]) == 0
+
+
+@pytest.mark.usefixtures("owned", "sent")
+def test_waiting_has_an_end(capsys: Captured) -> None:
+    """When it is still there, that is said, and is no success."""
+    assert main(["stop", "night", "--wait", "0.01"]) != 0
+    assert "still stopping" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("owned")
+def test_a_supervisor_that_has_just_gone_is_one_line_and_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Between looking and asking."""
+
+    def gone(pid: int, number: int) -> None:
+        raise ProcessLookupError(3, "No such process")
+
+    monkeypatch.setattr(os, "kill", gone)
+    assert main(["stop", "night"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("run")
+def test_nothing_to_stop_is_one_line_and_2(sent: list[tuple[int, int]], capsys: Captured) -> None:
+    """A run that nobody runs."""
+    assert main(["stop", "night"]) == 2
+    assert "nothing runs" in capsys.readouterr().err
+    assert sent == []
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [[], ["no-such-run"]])
+def test_no_run_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
+    """What was looked for."""
+    assert main(["stop", *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("grpo-run: ")
+    assert shown.count("\n") == 1

@@ -1,0 +1,51 @@
+"""Verifiable rewards, in TRL's form: `(completions, **columns) -> list[float]`, each between 0 and 1.
+
+Called by TRL for every batch of completions; the functions' names become the metrics'. Plain functions of
+their arguments at module level, so they can be sent to another process. A completion is text, or a
+conversation whose last message is the model's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from grpo_run.trainers.recipes.answers import MARKER, final_answer
+
+Completion = str | Sequence[Mapping[str, Any]]
+
+_TOTAL = re.compile(r"(?:.*=)?([0-9]+)\s*", re.DOTALL)
+
+
+def completion_text(completion: Completion) -> str:
+    """What the model wrote."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def correct_sum(completions: Sequence[Completion], total: Sequence[int], **columns: Any) -> list[float]:
+    """1 when the digits after the last `=` (all of the text where there is none) are the total, else 0."""
+    scores = []
+    for completion, expected in zip(completions, total, strict=True):
+        match = _TOTAL.fullmatch(completion_text(completion))
+        scores.append(float(match is not None and match[1] == str(expected)))
+    return scores
+
+
+def correct_answer(completions: Sequence[Completion], answer: Sequence[str], **columns: Any) -> list[float]:
+    """1 when the number after the last `####` equals the reference number, else 0: `72`, `72.00`, `$72` agree."""
+    return [
+        float(final_answer(completion_text(completion)) == Decimal(expected))
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
+
+
+def answer_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
+    """1 when the completion ends in its only `####` line and that line holds one number, else 0."""
+    scores = []
+    for completion in completions:
+        text = completion_text(completion).rstrip()
+        _, *tails = text.split(MARKER)
+        scores.append(float(len(tails) == 1 and "\n" not in tails[0] and final_answer(text) is not None))
+    return scores

@@ -1,0 +1,72 @@
+"""A model small enough to learn on two CPU cores, and its tokenizer, both made on the spot.
+
+Called by the recipes when `model` is `tiny`. Needs no network and no files; the weights follow from the seed
+alone. Does not load pretrained models and knows nothing of any task.
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+TINY = "tiny"
+PAD, END = "<pad>", "<end>"
+
+
+def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer with a token a character, plus padding and end.
+
+    Args:
+        characters: visible ASCII, the only text there will be; a small vocabulary is learnt in far fewer
+            steps. None makes a token of each of the 256 bytes, hence encodes any text.
+    """
+    assert characters is None or (characters.isascii() and characters.isprintable() and " " not in characters)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet() if characters is None else characters)
+    vocabulary = {token: number for number, token in enumerate([PAD, END, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, padding_side="left"
+    )
+
+
+def tiny_model(
+    *,
+    seed: int,
+    tokenizer: PreTrainedTokenizerFast,
+    width: int = 64,
+    layers: int = 2,
+    context_tokens: int = 2048,
+) -> Qwen2ForCausalLM:
+    """A Qwen2 with random weights: 150,000 parameters at the default size.
+
+    Args:
+        seed: decides the weights; the caller's random state is left as it was.
+        tokenizer: decides the size of the embedding and the special tokens.
+        width: of the residual stream, a multiple of 16.
+        layers: number of decoder layers.
+        context_tokens: longest prompt and completion together.
+    """
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16,
+        num_key_value_heads=width // 16,
+        max_position_embeddings=context_tokens,
+        tie_word_embeddings=True,
+        # the default of 0.02 is meant for widths in the thousands; a narrow model learns sooner from more
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
