@@ -25,7 +25,9 @@ MARKER = ".grpo-run-demo"
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; 0 when training finished, the one fault was recovered and the picture is drawn."""
     parser = argparse.ArgumentParser(prog="grpo-run demo", description=__doc__)
-    parser.add_argument("--out", default="demo-out", metavar="DIR", help="replaced at each demo; default demo-out")
+    parser.add_argument(
+        "--out", default="demo-out", metavar="DIR", help="replaced at each demo; default demo-out"
+    )
     options = parser.parse_args(arguments)
     out = _empty(Path(options.out))
     run = RunDirectory(path=out / "run")
@@ -82,7 +84,7 @@ def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes]) -> int |
 
 
 def _half_way(event: dict[str, Any]) -> bool:
-    return event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 5
+    return bool(event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 5)
 
 
 def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds: float) -> int:
@@ -99,7 +101,9 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
     console.print()
     console.print(f"[bold]{status.sentence}[/bold]")
     if code != 0 or killed is None:
-        console.print(f"The demo did not go as planned: exit code {code}, rank killed at step {killed}. Journal: {run.journal}")
+        console.print(
+            f"The demo did not go as planned: exit code {code}, rank killed at step {killed}. Journal: {run.journal}"
+        )
         return code or 1
     drawn = draw_run(read_journal(run.journal), picture)
     recovered = [recovery for recovery in status.history.recoveries if recovery.recovery_seconds is not None]
@@ -108,9 +112,14 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
     table.add_row("reward, last 20 steps", f"{drawn.last_reward:.3f}")
     table.add_row("faults recovered", f"{len(recovered)} of 1")
     for recovery in recovered:
-        table.add_row("  killed → next committed step", f"{recovery.recovery_seconds:.2f} s, {recovery.lost_steps} steps done again")
+        table.add_row(
+            "  killed → next committed step",
+            f"{recovery.recovery_seconds:.2f} s, {recovery.lost_steps} steps done again",
+        )
     goodput = status.history.goodput()
-    table.add_row("goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and both imports included)")
+    table.add_row(
+        "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and both imports included)"
+    )
     table.add_row("whole demo", f"{seconds:.0f} s")
     table.add_row("picture", str(picture))
     table.add_row("journal, logs, incident", str(run.path))

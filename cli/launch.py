@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_run.cli.options import Launch, node_range, parse
 from grpo_run.runtime import forkserver
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, ProcessError, UsageError
+from grpo_run.runtime.errors import EXIT_FINISHED, ProcessError, UsageError
 from grpo_run.runtime.history import History
 from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.rundir import RunDirectory
@@ -51,6 +51,9 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
     os.environ.update(config.environment)
     if config.preload:
         forkserver.start_server(PRELOAD)
+    from torch.distributed import DistError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
     from grpo_run.dashboards.terminal import Terminal, progress_line
     from grpo_run.runtime.output import OutputFollower
 
@@ -86,9 +89,9 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
     try:
         supervisor.begin(world_size_local=int(launch.elastic.nproc_per_node))
         agent.run()
-    except ProcessError as error:
-        terminal.say(str(error))
-        supervisor.exit_code = EXIT_GAVE_UP
+    except (ProcessError, RendezvousError, DistError) as error:
+        # no ranks to run with: the processes, the nodes or the network between them
+        supervisor.give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
     finally:
         output.stop()
         terminal.stop()
@@ -115,6 +118,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         stacks=str(supervisor.stack_path(rank)),
         error=str(supervisor.error_path(rank)),
         preloaded=config.preload,
+        parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
         hygiene_every=config.hygiene_every,
         generation=config.generation,

@@ -60,8 +60,8 @@ class Terminal:
             sys.stdout.flush()
 
     def say(self, text: str) -> None:
-        """One line (or a traceback) of the supervisor's own."""
-        self._console.print(Text("\n".join(f"grpo-run: {line}" for line in text.splitlines())))
+        """One line of the supervisor's own; a text of several (a traceback) is shown as it is."""
+        self._console.print(Text(text if "\n" in text else f"grpo-run: {text}"))
 
     def _loop(self) -> None:
         last, waited = "", PLAIN_SECONDS

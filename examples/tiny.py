@@ -3,7 +3,7 @@
 Imported by the examples next to it. In a script of yours, `from_pretrained` stands in its place.
 """
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 
@@ -13,6 +13,7 @@ def tiny(characters: str, seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTo
         models.WordLevel({token: number for number, token in enumerate(["<pad>", "<end>", *characters])})
     )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()  # else decoded characters have spaces between them
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", padding_side="left"
     )

@@ -147,6 +147,13 @@ class Supervisor:
         if self.lifecycle.state in (State.starting, State.running, State.suspect):
             self.lifecycle.fire(Event.stop_requested)
 
+    def give_up(self, sentence: str) -> None:
+        """End the run for a reason outside any rank; called when the agent could not go on."""
+        self.sentence = sentence
+        self.exit_code = EXIT_GAVE_UP
+        self._write("run_ended", exit_code=EXIT_GAVE_UP, sentence=sentence, step=self._committed[1])
+        self.journal.sync()
+
     def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
         """One look. See the class."""
         since, self._observed_at = self._observed_at, time.monotonic()
@@ -257,7 +264,11 @@ class Supervisor:
         folder = incident.open_incident(self.run.incidents)
         pids = {self._ranks_by_place[place]: pid for place, pid in ranks.alive.items()}
         stacks = {rank: self.stack_path(rank) for rank in slots}
-        return folder, evidence.collect(folder, pids, stacks)
+        try:
+            return folder, evidence.collect(folder, pids, stacks)
+        except OSError as error:
+            # a full disk must not keep the run from recovering; the gap is named in the verdict
+            return folder, [f"evidence could not be written: {error}"]
 
     def _fault(self, ranks: RankGroup, slots: dict[int, Slot | None], last_look: float) -> Next:
         """A rank failed: evidence, verdict, decision. The agent kills what is left only after this returns."""
@@ -292,16 +303,17 @@ class Supervisor:
             detection_seconds=max(0.0, seen_at - failed_at),
         )
         self.lifecycle.fire(Event.evidence_written)
-        self._say(verdict.sentence)
         self._catch_up()
         decision = decide(self.history, verdict, self.config.budget, stopping=self._stop_asked)
         self._write("action", action=str(decision.action), reason=decision.reason)
         self._write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         self.journal.sync()
         if decision.action in RESTARTS:
+            self._say(verdict.sentence)
             self._say(f"recovery: {decision.action}, {decision.reason}")
             return Next.restart
         if self._stop_asked:
+            self._say(verdict.sentence)
             return self._end(Event.stopped, EXIT_STOPPED)
         self.sentence = f"{verdict.sentence} Gave up: {decision.reason}."
         if usage is not None and usage.error is not None:

@@ -1,17 +1,19 @@
-"""Every private name of Python's multiprocessing and of torch elastic that the runtime leans on.
+"""Every private name of Python and of torch that the runtime leans on.
 
 One place, so that a contract test (`tests/unit/runtime/test_upstream.py`) says at once what a new release
-moved. Called by `forkserver.py` and `agent.py`. Holds no behaviour of our own beyond the touch itself.
+moved. Called by `forkserver.py`, `agent.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.process
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +56,22 @@ def forkserver_pid() -> int | None:
     """The running forkserver of this process, if any."""
     server: Any = multiprocessing.forkserver._forkserver
     return server._forkserver_pid  # type: ignore[no-any-return]
+
+
+def cuda_was_opened_before_fork() -> bool:
+    """Whether this process was forked from one that had opened CUDA, and so cannot use it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda._is_in_bad_fork()
+
+
+def wait_for_threads() -> None:
+    """What the interpreter does first at its end: wait for threads that are not daemons."""
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def run_exit_handlers() -> None:
+    """What it does next: call what was registered with `atexit`, once."""
+    atexit._run_exitfuncs()
 
 
 def become_main_process() -> None:

@@ -193,7 +193,10 @@ def _mark_phases(trainer: Any, session: Session, callback: Any, path: phases.Pat
     trainer.training_step = step
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
-        functions[:] = [phases.wrap_reward(function, slot) for function in functions]
+        functions[:] = [
+            phases.wrap_reward(function, slot, counts_tokens=index == 0)
+            for index, function in enumerate(functions)
+        ]
 
 
 def _unwrap(trainer: Any) -> None:

@@ -8,7 +8,6 @@ cannot fail the run. Does not train; the guard does its part from inside `Traine
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
 import faulthandler
@@ -25,7 +24,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
+from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
+from grpo_run.runtime.lifeline import die_with_parent
 from grpo_run.trainers.session import Session, current, open_session
 from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.evidence import STACK_SIGNAL
@@ -41,6 +42,8 @@ def main() -> NoReturn:
     if settings.preloaded:
         _redirect_output(settings.log)
         _refuse_inherited_cuda()
+    else:
+        die_with_parent(settings.parent_pid)
     _set_title(settings)
     _arm_stacks(settings.stacks)
     session = open_session(settings)
@@ -94,7 +97,7 @@ def _run_script(settings: RankSettings) -> None:
         module = types.ModuleType("__main__")
         module.__dict__.update(__file__=path, __builtins__=builtins, __package__=None)
         sys.modules["__main__"] = module
-        exec(code, module.__dict__)
+        exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this is for
 
 
 def _redirect_output(log: str) -> None:
@@ -111,9 +114,10 @@ def _redirect_output(log: str) -> None:
 
 def _refuse_inherited_cuda() -> None:
     """A forkserver that had opened CUDA cannot serve: begin again as a fresh interpreter, same process."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda._is_in_bad_fork():
-        settings = RankSettings.from_environment().model_copy(update={"preloaded": False})
+    if upstream.cuda_was_opened_before_fork():
+        settings = RankSettings.from_environment().model_copy(
+            update={"preloaded": False, "parent_pid": os.getppid()}
+        )
         code = "import sys; del sys.path[0]; from grpo_run.trainers.bootstrap import main; main()"
         os.execve(
             sys.executable, [sys.executable, "-u", "-c", code], {**os.environ, **settings.to_environment()}
@@ -177,8 +181,8 @@ def _leave(session: Session, code: int, completed: bool) -> NoReturn:
         session.slot.state = RankState.done
         session.slot.touch()
         session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
-    with_deadline(threading._shutdown, TEARDOWN_SECONDS if code else None)  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
+    upstream.run_exit_handlers()
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
     _flush()
     os._exit(code)

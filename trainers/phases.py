@@ -51,8 +51,14 @@ def wrap_method(owner: Any, name: str, phase: Phase, slot: SlotWriter, path: Pat
     setattr(owner, name, marked)
 
 
-def wrap_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
-    """A reward function that marks its phase and counts what it scored. Modules (reward models) stay themselves."""
+def wrap_reward(
+    function: Callable[..., Any], slot: SlotWriter, *, counts_tokens: bool = False
+) -> Callable[..., Any]:
+    """A reward function that marks its phase and counts what it scored. Modules (reward models) stay themselves.
+
+    Args:
+        counts_tokens: count the completions' tokens too; of several functions over the same completions, one does.
+    """
     if (
         isinstance(function, type)
         or hasattr(function, "forward")
@@ -60,16 +66,18 @@ def wrap_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[...,
     ):
         return function
 
-    def count(result: Any) -> Any:
+    def count(result: Any, completion_ids: Any) -> Any:
         if hasattr(result, "__len__"):
             slot.rewards_scored += len(result)
-            slot.touch()
+        if counts_tokens and completion_ids is not None:
+            slot.tokens_generated += sum(len(ids) for ids in completion_ids)
+        slot.touch()
         return result
 
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
         async def marked_async(*args: Any, **kwargs: Any) -> Any:
-            return count(await function(*args, **kwargs))
+            return count(await function(*args, **kwargs), kwargs.get("completion_ids"))
 
         wrapper: Callable[..., Any] = marked_async
     else:
@@ -77,7 +85,7 @@ def wrap_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[...,
         def marked(*args: Any, **kwargs: Any) -> Any:
             slot.enter(Phase.reward)
             try:
-                return count(function(*args, **kwargs))
+                return count(function(*args, **kwargs), kwargs.get("completion_ids"))
             finally:
                 slot.leave(Phase.reward)
 

@@ -17,7 +17,7 @@ from grpo_run.runtime.lifeline import die_with_parent
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import setproctitle  # noqa: E402
+import setproctitle
 
 # finds the title's memory from the original environment, which a rank replaces: so it is done here
 setproctitle.setproctitle("grpo-run forkserver")

@@ -32,6 +32,7 @@ class RankSettings(pydantic.BaseModel):
     stacks: str
     error: str
     preloaded: bool
+    parent_pid: int
     title: str
     hygiene_every: int = 0
     generation: dict[str, int | float] = {}

@@ -8,7 +8,6 @@ help, in about a millisecond. Memory comes from `/proc`. Bounded in time and siz
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -63,11 +62,6 @@ def collect(incident: Path, pids: Mapping[int, int], stack_files: Mapping[int, P
                 source.seek(max(0, _size(file) - MAX_FILE_BYTES))
                 _write(stacks / f"rank{rank}.txt", source.read(MAX_FILE_BYTES))
     return missing
-
-
-def room_for_evidence(path: Path, needed_bytes: int = 16 * MAX_FILE_BYTES) -> bool:
-    """Whether the disk has room for an incident."""
-    return shutil.disk_usage(path).free > needed_bytes
 
 
 def _size(path: Path) -> int:

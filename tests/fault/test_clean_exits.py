@@ -19,7 +19,9 @@ def _burn(parent: int) -> None:
 def cpu_load() -> Iterator[None]:
     """One burning process a core, for the test's length."""
     context = multiprocessing.get_context("spawn")
-    burners = [context.Process(target=_burn, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 2)]
+    burners = [
+        context.Process(target=_burn, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 2)
+    ]
     for burner in burners:
         burner.start()
     yield

@@ -13,11 +13,22 @@ from support.runs import SCRIPTS, Run, alive, digest, torchrun
 
 
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
-def test_kill_between_checkpoints_changes_no_weight(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_kill_between_checkpoints_changes_no_weight(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """SIGKILL of a rank between two checkpoints: one recovery, weights as torchrun's."""
     steps = ("--max-steps", "12", "--save-steps", "4")
     torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "reference", *steps])
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps, "--step-seconds", "0.05").start()
+    run = runs(
+        "--nproc-per-node",
+        "2",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "ours",
+        *steps,
+        "--step-seconds",
+        "0.05",
+    ).start()
     run.until_step(6)
     run.kill(1)
     assert run.wait() == 0, run.tail()
@@ -56,13 +67,28 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
     """Twenty SIGKILLs over one long epoch: twenty recoveries, no hand laid on, the same final weights."""
     steps = 160
     arguments = ("--max-steps", str(steps), "--save-steps", "4")
-    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments])
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
+    )
     dice = random.Random(20)
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.02").start()
+    run = runs(
+        "--nproc-per-node",
+        "2",
+        str(SCRIPTS / "grpo.py"),
+        "--output-dir",
+        "ours",
+        *arguments,
+        "--step-seconds",
+        "0.02",
+    ).start()
     for attempt, step in enumerate(sorted(dice.sample(range(2, steps - 8), 20)), 1):
         run.until_step(step)
         run.kill(dice.randrange(2))
-        run.until(lambda events, n=attempt: any(e["event"] == "attempt_started" and e["attempt"] == n for e in events))
+        run.until(
+            lambda events, n=attempt: any(
+                e["event"] == "attempt_started" and e["attempt"] == n for e in events
+            )
+        )
     assert run.wait(300) == 0, run.tail()
     assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
     recoveries = run.status()["recoveries"]
@@ -73,7 +99,10 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
 def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run], tmp_path: Path) -> None:
     """SFT, then GRPO: a rank killed in the second call costs the first call nothing, and weights are equal."""
     arguments = ("--max-steps", "12", "--save-steps", "4")
-    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "reference", *arguments])
+    torchrun(
+        tmp_path,
+        ["--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "reference", *arguments],
+    )
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(2, train_call=2)
     run.kill(0)
@@ -87,7 +116,9 @@ def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run
 
 def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
     """A script that fails before its first step is not retried: its own traceback, one verdict, code 93."""
-    (tmp_path / "broken.py").write_text("def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n")
+    (tmp_path / "broken.py").write_text(
+        "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
+    )
     run = runs("--nproc-per-node", "2", "broken.py").start()
     assert run.wait() == 93
     text = run.tail()
@@ -134,7 +165,11 @@ def test_failures_without_progress_stop_the_run(runs: Callable[..., Run]) -> Non
         "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
     ).start()  # fmt: skip
     for attempt in range(3):
-        run.until(lambda events, n=attempt: any(e["event"] == "step_committed" and e["attempt"] == n for e in events))
+        run.until(
+            lambda events, n=attempt: any(
+                e["event"] == "step_committed" and e["attempt"] == n for e in events
+            )
+        )
         run.kill(0, signal.SIGSEGV)
     assert run.wait() == 93, run.tail()
     assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart", "restart", "stop"]

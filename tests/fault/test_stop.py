@@ -21,7 +21,9 @@ def _reference(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "command"])
-def test_stop_saves_on_one_step_and_the_same_command_goes_on(how: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_stop_saves_on_one_step_and_the_same_command_goes_on(
+    how: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """All ranks leave at one step with one checkpoint, code 75; the same command finishes with equal weights."""
     reference = _reference(tmp_path)
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
@@ -43,10 +45,13 @@ def test_stop_saves_on_one_step_and_the_same_command_goes_on(how: str, runs: Cal
     assert resumed == [0, stopped_at]
 
 
-def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(runs: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [(), ("--no-preload",)], ids=["warm", "fresh"])
+def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
+    start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """SIGKILL of the supervisor: within 2 s no rank is left; the same command resumes to equal weights."""
     reference = _reference(tmp_path)
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run = runs(*start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(10)
     assert run.process is not None
     family = list(descendants(run.process.pid))
@@ -115,7 +120,11 @@ def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_p
 
 def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
     """`sys.exit(0)` finishes; `os._exit(0)` finishes as under torchrun."""
-    for name, line in (("a", "import sys; sys.exit(0)"), ("b", "import os; os._exit(0)"), ("c", "raise SystemExit")):
+    for name, line in (
+        ("a", "import sys; sys.exit(0)"),
+        ("b", "import os; os._exit(0)"),
+        ("c", "raise SystemExit"),
+    ):
         (tmp_path / f"{name}.py").write_text(line + "\n")
         run = runs("--nproc-per-node", "2", f"{name}.py", name=name).start()
         assert run.wait() == 0, run.tail()

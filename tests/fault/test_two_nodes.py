@@ -29,9 +29,13 @@ def _nodes(runs: Callable[..., Run], *extra: str) -> tuple[Run, Run]:
     return first, second
 
 
-def test_rank_killed_on_one_node_restarts_both_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """SIGKILL of the second node's rank: both nodes start again from the same checkpoint and finish as torchrun does."""
-    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS])
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS]
+    )
     nodes = _nodes(runs, "--step-seconds", "0.1")
     for node in nodes:
         node.until_step(6)
@@ -52,5 +56,8 @@ def test_stop_on_one_node_stops_all_on_one_step(runs: Callable[..., Run], tmp_pa
     nodes[1].process.send_signal(signal.SIGTERM)
     for node in nodes:
         assert node.wait(120) == 75, node.tail()
-    steps = {int(path.parent.name.rpartition("-")[2]) for path in (tmp_path / "ours").glob("checkpoint-*/MANIFEST.json")}
+    steps = {
+        int(path.parent.name.rpartition("-")[2])
+        for path in (tmp_path / "ours").glob("checkpoint-*/MANIFEST.json")
+    }
     assert max(steps) >= 4

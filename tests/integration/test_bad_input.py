@@ -11,7 +11,9 @@ from support.runs import BIN, CONFIGS, SCRIPTS
 
 def _refused(folder: Path, *words: str) -> str:
     """Run the command, see it refused, return its one line."""
-    answer = subprocess.run([str(BIN / "grpo-run"), *words], cwd=folder, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(
+        [str(BIN / "grpo-run"), *words], cwd=folder, capture_output=True, text=True, timeout=60
+    )
     assert answer.returncode == 2, (answer.stdout, answer.stderr)
     lines = answer.stderr.strip().splitlines()
     assert len(lines) == 1, answer.stderr
@@ -27,15 +29,28 @@ CASES = [
     (("launch", "--nproc-per-node", "many", str(SCRIPTS / "sft.py")), ("--nproc-per-node many",)),
     (("launch", "--nnodes", "two", str(SCRIPTS / "sft.py")), ("--nnodes two",)),
     (("launch", "--run-dir", "/proc/nowhere", str(SCRIPTS / "sft.py")), ("/proc/nowhere", "--run-dir")),
-    (("launch", "--generation", "max_lenght=3", str(SCRIPTS / "sft.py")), ("max_lenght", "max_completion_length")),
+    (
+        ("launch", "--generation", "max_lenght=3", str(SCRIPTS / "sft.py")),
+        ("max_lenght", "max_completion_length"),
+    ),
     (("launch", "--generation", "max_time=soon", str(SCRIPTS / "sft.py")), ("max_time=soon", "float")),
     (("launch", "--metrics-addr", "here", str(SCRIPTS / "sft.py")), ("here",)),
     (("launch", "--hygiene-every", "-1", str(SCRIPTS / "sft.py")), ("--hygiene-every",)),
     (
-        ("launch", "--accelerate-config", str(CONFIGS / "ddp.yaml"), "--nproc-per-node", "1", str(SCRIPTS / "sft.py")),
+        (
+            "launch",
+            "--accelerate-config",
+            str(CONFIGS / "ddp.yaml"),
+            "--nproc-per-node",
+            "1",
+            str(SCRIPTS / "sft.py"),
+        ),
         ("ddp.yaml", "2"),
     ),
-    (("launch", "--accelerate-config", str(CONFIGS / "fsdp2.yaml"), str(SCRIPTS / "sft.py")), ("fsdp2.yaml", "DDP")),
+    (
+        ("launch", "--accelerate-config", str(CONFIGS / "fsdp2.yaml"), str(SCRIPTS / "sft.py")),
+        ("fsdp2.yaml", "DDP"),
+    ),
     (("train", "arithmatic"), ("arithmatic", "arithmetic")),
     (("train", "arithmetic", "--set", "grpo.learnin_rate=1"), ("learnin_rate", "learning_rate")),
     (("train", "gsm8k", "--set", "data=/nowhere"), ("/nowhere",)),
@@ -46,7 +61,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "told"), CASES, ids=[" ".join(words)[:60] for words, _ in CASES])
-def test_bad_input_is_one_line_and_code_2(words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_code_2(
+    words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path
+) -> None:
     """The line names what is wrong and, where there is one, the nearest right word."""
     line = _refused(tmp_path, *words)
     for part in told:

@@ -39,7 +39,9 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
     assert "has finished" in again.stdout
     assert "--fresh" in again.stdout
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    fresh = subprocess.run([*command[:2], "--fresh", *command[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    fresh = subprocess.run(
+        [*command[:2], "--fresh", *command[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert fresh.returncode == 0, fresh.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 2
     assert "starts anew" in fresh.stdout
@@ -73,7 +75,9 @@ def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:
     assert (tmp_path / "seen.txt").read_text() == repr(("__main__", "jobs", ["--x", "1"], str(tmp_path)))
 
 
-def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """A script that assigns HF_HOME before importing sees its libraries read it."""
     (tmp_path / "early.py").write_text(
         "import os, sys\n"
@@ -90,8 +94,12 @@ def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(runs: C
 
 def test_fresh_interpreters_train_equally(runs: Callable[..., Run], tmp_path: Path) -> None:
     """`--no-preload` is guarded alike: killed, resumed, same weights."""
-    torchrun(tmp_path, ["--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS])
-    run = runs("--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS).start()
+    torchrun(
+        tmp_path, ["--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS]
+    )
+    run = runs(
+        "--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS
+    ).start()
     run.until_step(5)
     run.kill(0)
     assert run.wait() == 0, run.tail()

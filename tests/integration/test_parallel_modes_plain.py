@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from accelerate.utils import DistributedType

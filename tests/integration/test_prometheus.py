@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from support import runs
 
 from grpo_run.dashboards.generated import FOLDER
 from grpo_run.dashboards.grafana import dashboard, queries_of
@@ -309,3 +311,45 @@ def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(
         "grpo_observation_failures_total",
         "grpo_observation_timestamp_seconds",
     }
+
+
+def test_a_real_run_shows_its_ranks(tmp_path: Path) -> None:
+    """`/metrics` of a live launch: state, step, each rank's phase and progress, tokens, votes, reward."""
+    run = runs.Run(
+        tmp_path,
+        [
+            "--nproc-per-node", "2", str(runs.SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "60",
+            "--save-steps", "20", "--step-seconds", "0.1",
+        ],
+        metrics="127.0.0.1:0",
+    ).start()  # fmt: skip
+    try:
+        run.until(lambda events: any(event["event"] == "step_logged" for event in events))
+        address = re.search(r"http://[\d.]+:\d+/metrics", run.tail())
+        assert address is not None, run.tail()
+        with urllib.request.urlopen(address[0], timeout=10) as answer:
+            text = answer.read().decode()
+        samples = {
+            line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line[0] != "#"
+        }
+
+        def total(name: str, *labels: str) -> float:
+            return sum(
+                v
+                for k, v in samples.items()
+                if k.partition("{")[0] == name and all(label in k for label in labels)
+            )
+
+        assert total("grpo_run_state", 'state="running"') == 1
+        assert total("grpo_step") >= 10
+        assert total("grpo_rank_observable") == 2
+        for rank in (0, 1):
+            assert total("grpo_rank_phase", f'rank="{rank}"') == 1
+            assert total("grpo_rank_tokens_generated_total", f'rank="{rank}"') > 0
+            assert total("grpo_rank_votes_total", f'rank="{rank}"') > 5
+            assert 0 <= total("grpo_rank_last_progress_age_seconds", f'rank="{rank}"') < 30
+        assert "grpo_reward{" in text
+    finally:
+        run.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.runs import Run, torchrun
 
-LOOK = '''
+LOOK = """
 import json, multiprocessing, os, signal, sys, threading
 import torch, numpy
 rank = os.environ["RANK"]
@@ -48,7 +48,7 @@ def function(): pass
 import pickle
 here["pickles_main"] = pickle.loads(pickle.dumps(function)) is function
 json.dump(here, open(os.path.join(os.environ["LOOK_OUT"], f"rank{rank}.json"), "w"))
-'''
+"""
 
 DRAWN = ("numpy", "python_random", "torch_seed")
 """What an unseeded generator gives, so different in each process."""
@@ -89,7 +89,9 @@ def test_rank_is_to_the_script_what_torchruns_is(looks: dict[str, list[dict[str,
                 assert ours[name] == reference[name], (launcher, name)
             left = {k: v for k, v in reference["environment"].items() if k not in DIFFER_BY_NATURE}
             right = {
-                k: v for k, v in ours["environment"].items() if k not in DIFFER_BY_NATURE and not k.startswith("GRPO_RUN_")
+                k: v
+                for k, v in ours["environment"].items()
+                if k not in DIFFER_BY_NATURE and not k.startswith("GRPO_RUN_")
             }
             assert right == left, launcher
             assert set(reference["environment"]) - set(ours["environment"]) <= {"_"}

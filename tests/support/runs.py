@@ -21,14 +21,29 @@ from grpo_run.runtime.journal import JournalReader
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CONFIGS = Path(__file__).parent.parent / "configs"
 BIN = Path(sys.executable).parent
-QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+}
 
 
 class Run:
     """One run directory and the supervisors started on it, in a folder of the test's own."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], *, name: str = "run", environment: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        name: str = "run",
+        environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        metrics: str = "off",
+    ) -> None:
         self.cwd = cwd or folder
+        self.metrics = metrics
         self.folder = folder
         self.directory = folder / name
         self.arguments = list(arguments)
@@ -42,7 +57,15 @@ class Run:
         """Start (or go on with) the run."""
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [str(BIN / "grpo-run"), "launch", "--run-dir", str(self.directory), "--metrics-addr", "off", *self.arguments],
+                [
+                    str(BIN / "grpo-run"),
+                    "launch",
+                    "--run-dir",
+                    str(self.directory),
+                    "--metrics-addr",
+                    self.metrics,
+                    *self.arguments,
+                ],
                 cwd=self.cwd,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -81,7 +104,9 @@ class Run:
             if time.monotonic() > deadline or ended:
                 if found := condition(self.events()):
                     return found
-                raise AssertionError(f"condition not met ({'run ended' if ended else 'deadline'}):\n{self.tail()}")
+                raise AssertionError(
+                    f"condition not met ({'run ended' if ended else 'deadline'}):\n{self.tail()}"
+                )
             time.sleep(0.005)
 
     def until_step(self, step: int, *, train_call: int = 1, timeout_seconds: float = 60.0) -> None:
@@ -106,7 +131,11 @@ class Run:
         """The process of a rank in the present attempt."""
         events = self.events()
         attempt = self._attempt(events)
-        pids = [e["pid"] for e in events if e["event"] == "rank_started" and e["attempt"] == attempt and e["rank"] == rank]
+        pids = [
+            e["pid"]
+            for e in events
+            if e["event"] == "rank_started" and e["attempt"] == attempt and e["rank"] == rank
+        ]
         assert pids, f"rank {rank} has not started:\n{self.tail()}"
         return int(pids[0])
 
@@ -125,10 +154,18 @@ class Run:
 
     def tail(self, characters: int = 6000) -> str:
         """The end of what the run printed."""
-        return self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
+        return (
+            self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
+        )
 
 
-def torchrun(folder: Path, arguments: Sequence[str], *, environment: dict[str, str] | None = None, timeout_seconds: float = 120.0) -> None:
+def torchrun(
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    environment: dict[str, str] | None = None,
+    timeout_seconds: float = 120.0,
+) -> None:
     """Run the same under torchrun, undisturbed: the reference."""
     answer = subprocess.run(
         [str(BIN / "torchrun"), *arguments],

@@ -13,7 +13,7 @@ MARKER = "####"
 
 _NUMBER = re.compile(
     r"""
-    (?P<minus> (?<! [\w.] ) - \s? )? [$€£]? (?P<inner_minus> - )?
+    (?P<minus> (?<! [\w.] ) - \s? )? (?: [$€£] (?P<inner_minus> - )? )?
     (?P<digits> (?: [0-9]{1,3} (?: ,[0-9]{3} )+ (?![0-9]) | [0-9]+ ) (?: \.[0-9]+ )? | \.[0-9]+ )
     """,
     re.VERBOSE,

@@ -132,7 +132,7 @@ def find_recipe(name_or_path: str) -> Path:
         raise ConfigError(f"recipe {name_or_path!r} is a directory; name a YAML file in it")
     if path.suffix in (".yaml", ".yml") or os.sep in name_or_path:
         raise ConfigError(f"recipe file {name_or_path!r} does not exist")
-    near = difflib.get_close_matches(name_or_path, names, n=1)
+    near = difflib.get_close_matches(name_or_path.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ConfigError(
         f"unknown recipe {name_or_path!r}; {hint}known are {', '.join(names)}, and paths of YAML files"

@@ -6,6 +6,7 @@ Called by `recipe.py` only. Knows YAML and the shape of pydantic's errors; does 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from grpo_run.runtime.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_SHOWN_CHARACTERS = 80
+
+_PREFIX = re.compile(r"^(Input|String|List|Dictionary) should (be|have) ")
+"""How pydantic begins what it says about a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +156,7 @@ def refusal(
         return ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
     if error["type"] == "missing":
         return ConfigError(f"{path}: {key!r} is missing")
-    expected = error["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
+    expected = _PREFIX.sub("", error["msg"]).partition(", unable to parse")[0]
     if error["type"] in ("model_type", "model_attributes_type"):
         expected = f"a section, as in {key}.key=value"
     return ConfigError(f"{origin}: {'.'.join(parts)} = {_shown(error['input'])}, expected {expected}")

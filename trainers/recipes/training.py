@@ -56,6 +56,24 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
     }
 
 
+def encoder(
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[[dict[str, list[str]]], dict[str, list[list[int]]]]:
+    """A data set's transform from `prompt` and `completion` to `input_ids` and `labels`, the prompt masked."""
+
+    def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
+        completions = tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]
+        endings = [[*completion, tokenizer.eos_token_id] for completion in completions]
+        pairs = list(zip(prompts, endings, strict=True))
+        return {
+            "input_ids": [prompt + ending for prompt, ending in pairs],
+            "labels": [[IGNORED_LABEL] * len(prompt) + ending for prompt, ending in pairs],
+        }
+
+    return encode
+
+
 def warm_start(
     recipe: Recipe, model: Policy, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
 ) -> PreTrainedModel:
@@ -66,18 +84,6 @@ def warm_start(
     """
     assert recipe.sft is not None
 
-    def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
-        completions = tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]
-        endings = [[*completion, tokenizer.eos_token_id] for completion in completions]
-        return {
-            "input_ids": [prompt + ending for prompt, ending in zip(prompts, endings, strict=True)],
-            "labels": [
-                [IGNORED_LABEL] * len(prompt) + ending
-                for prompt, ending in zip(prompts, endings, strict=True)
-            ],
-        }
-
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
@@ -85,7 +91,7 @@ def warm_start(
             dataset_kwargs={"skip_prepare_dataset": True},
             remove_unused_columns=False,
         ),
-        train_dataset=dataset.with_transform(encode),
+        train_dataset=dataset.with_transform(encoder(tokenizer)),
         processing_class=tokenizer,
     )
     trainer.train()

@@ -174,6 +174,7 @@ def test_caps_may_be_written_in_every_usual_way(words: list[str]) -> None:
         (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
         (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
         (["--nproc-per-node", "2", "s.py", "--generation", "a=1"], ["--nproc-per-node", "2", "s.py", "--generation", "a=1"]),
+        (["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"], ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"]),
         (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
         (["--nproc-per-node=2", "s.py", "--generation", "a=1"], ["--nproc-per-node=2", "s.py", "--generation", "a=1"]),
         (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
@@ -212,11 +213,11 @@ def test_the_scripts_own_words_make_another_run(own: list[str]) -> None:
     assert identity(["train.py", "--run-dir", "a"]) != identity(["train.py", "--run-dir", "b"])
 
 
-def finished(path: Path, code: int = 0) -> None:
-    """A run that has ended lies in `path`."""
+def finished(path: Path, *words: str, code: int = 0) -> None:
+    """The run of these words and `train.py` has ended in `path`."""
     run = RunDirectory(path=path)
     run.create()
-    run.write_run({"run_id": path.name})
+    run.write_run(parse([*words, "train.py"]).config.as_json())
     journal = Journal(run.journal, path.name)
     journal.write("run_started")
     journal.write("run_ended", exit_code=code, sentence="")
@@ -235,22 +236,24 @@ def test_the_same_command_goes_on_in_the_same_directory(at_home: Path) -> None:
     assert where() == first
 
 
-def test_fresh_starts_the_next_of_the_series(at_home: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["--run-id", "exp"]])
+def test_fresh_starts_the_next_of_the_series(at_home: Path, words: list[str]) -> None:
     """When the last has finished; and the plain command then finds the newest."""
-    first = where()
-    finished(at_home / first)
-    second = where("--fresh")
+    first = where(*words)
+    finished(at_home / first, *words)
+    second = where("--fresh", *words)
     assert second.name == f"{first.name}-2"
-    finished(at_home / second, code=75)
-    assert where() == second
-    assert where("--fresh") == second
+    finished(at_home / second, *words, code=75)
+    assert where(*words) == second
+    assert where("--fresh", *words) == second
 
 
 def test_a_run_id_names_that_run_and_no_other(at_home: Path) -> None:
     """`exp-2` is somebody's other run, not a continuation of `exp`."""
-    finished(at_home / "runs" / "exp", code=75)
-    finished(at_home / "runs" / "exp-2", code=75)
+    finished(at_home / "runs" / "exp", "--run-id", "exp")
+    finished(at_home / "runs" / "exp-2", "--run-id", "exp-2", code=75)
     assert where("--run-id", "exp") == Path("runs/exp")
+    assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3")
 
 
 def test_fresh_with_a_directory_that_has_finished_is_refused(at_home: Path) -> None:

@@ -374,6 +374,20 @@ def test_a_stop_during_recovery_is_obeyed_by_the_next_attempt(start: Callable[..
     assert (night.supervisor.exit_code, night.state) == (75, State.failed)
 
 
+def test_a_second_stop_ends_ranks_that_were_only_starting(start: Callable[..., Night]) -> None:
+    """Asked once between two attempts and once more during the next: ended at once, with 75."""
+    night = start()
+    night.vote(7)
+    night.observe()
+    night.observe(night.ranks.exit(1, signal=9))
+    night.supervisor.request_stop("SIGINT")
+    night.attempt()
+    assert night.state is State.stopping
+    night.supervisor.request_stop("SIGINT")
+    assert night.observe() is Next.stop
+    assert night.supervisor.exit_code == 75
+
+
 def test_a_stop_while_nodes_join_is_still_a_stop(start: Callable[..., Night]) -> None:
     """The restart that a new node causes does not forget it."""
     night = start()
@@ -415,6 +429,40 @@ def test_over_the_budget_it_is_given_up(start: Callable[..., Night]) -> None:
     night.observe()
     assert night.observe(night.ranks.exit(1, signal=9)) is Next.stop
     assert night.supervisor.exit_code == 93
+
+
+@pytest.mark.parametrize("recovering", [False, True])
+def test_a_run_whose_ranks_cannot_be_started_has_failed(
+    start: Callable[..., Night], recovering: bool
+) -> None:
+    """93 and `failed`, in memory and in the journal: not still starting, or recovering for ever."""
+    night = start()
+    if recovering:
+        night.vote(7)
+        night.observe()
+        night.observe(night.ranks.exit(1, signal=9))
+    night.supervisor.give_up("rank 1 could not be started")
+    assert (night.supervisor.exit_code, night.state) == (93, State.failed)
+    assert night.events("run_ended")[0]["sentence"] == "rank 1 could not be started"
+    assert read_status(night.directory).state == "failed"
+    assert night.supervisor.status().history.exit_code == 93
+
+
+def test_a_disk_that_is_full_does_not_stop_the_recovery(
+    start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What evidence could not be written is named in the verdict."""
+
+    def full(*arguments: object) -> list[str]:
+        raise OSError(28, "No space left on device")
+
+    night = start()
+    night.vote(7)
+    night.observe()
+    monkeypatch.setattr(evidence, "collect", full)
+    assert night.observe(night.ranks.exit(1, signal=9)) is Next.restart
+    verdict = json.loads((Path(night.events("incident")[0]["incident"]) / "verdict.json").read_text())
+    assert "No space left" in verdict["missing_evidence"][0]
 
 
 def test_a_second_supervisor_goes_on_counting(

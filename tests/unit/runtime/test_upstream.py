@@ -98,3 +98,22 @@ def test_hiding_main_leaves_no_file_where_none_was(monkeypatch: pytest.MonkeyPat
 def test_without_a_forkserver_there_is_no_pid() -> None:
     """None was started here."""
     assert upstream.forkserver_pid() is None
+
+
+def test_a_fresh_process_has_not_inherited_cuda() -> None:
+    """Torch is asked, by a name that exists."""
+    assert upstream.cuda_was_opened_before_fork() is False
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "name"),
+    [("wait_for_threads", "threading", "_shutdown"), ("run_exit_handlers", "atexit", "_run_exitfuncs")],
+)
+def test_the_interpreters_own_end_is_called(
+    monkeypatch: pytest.MonkeyPatch, function: str, module: str, name: str
+) -> None:
+    """By a name that exists, without arguments; not for real, for this process goes on."""
+    called: list[int] = []
+    monkeypatch.setattr(f"{module}.{name}", lambda: called.append(1))
+    getattr(upstream, function)()
+    assert called == [1]

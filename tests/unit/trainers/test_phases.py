@@ -89,6 +89,15 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
     assert reading().rewards_scored == 3
 
 
+@pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
+def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: bool, tokens: int) -> None:
+    """All of them see the same completions."""
+    wrapped = wrap_reward(length_reward, slot, counts_tokens=counts)
+    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
+    wrapped(completions=["a"])
+    assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
+
+
 def test_a_rewards_exception_passes_through_and_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
     """The same object; the phase does not stay open."""
     error = KeyError("reward")

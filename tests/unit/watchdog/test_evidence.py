@@ -124,19 +124,3 @@ def test_a_rank_that_cannot_write_stacks_yet_is_not_killed_by_the_question(
     missing = evidence.collect(incident, {0: ME}, {0: tmp_path / "rank0.stacks"})
     assert sent == []
     assert any(line.startswith("rank 0:") for line in missing)
-
-
-@pytest.mark.parametrize(("free", "room"), [(17 * 2**20, True), (15 * 2**20, False)])
-def test_room_is_asked_of_the_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, room: bool
-) -> None:
-    """16 MiB must be left, the most an incident of a node may need."""
-    monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage(free))
-    assert evidence.room_for_evidence(tmp_path) is room
-
-
-class _Usage:
-    """What `shutil.disk_usage` returns, as far as it is read."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free

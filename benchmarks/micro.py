@@ -1,0 +1,281 @@
+"""What the parts cost that run inside a training step: board, vote, hygiene, journal.
+
+Each is measured on the code that runs in a rank, not on a copy. The votes are two real processes on Gloo and a
+TCPStore. For what all of them cost a step together, see `overhead.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import machine
+from scripts.work import compute
+
+RANKS = 2
+CHILD_SECONDS = 180.0
+"""Deadline of each measuring process; the slowest imports TRL first."""
+NESTED = 6
+"""Phases opened inside one another in a batch: about as deep as a step's ever are."""
+WARM_VOTES = 20
+WORK_SECONDS = 0.05
+
+
+def batches(number: int, size: int, action: Callable[[], object]) -> list[float]:
+    """Microseconds a call, averaged over each of `number` batches of `size` calls."""
+    taken = []
+    for _ in range(number):
+        began = time.perf_counter_ns()
+        for _ in range(size):
+            action()
+        taken.append((time.perf_counter_ns() - began) / size / 1000)
+    return taken
+
+
+def board(folder: Path, number: int) -> dict[str, list[float]]:
+    """Microseconds: the three writes of a rank, and the supervisor's read of one slot."""
+    from grpo_run.runtime.board import Board
+    from grpo_run.watchdog.observation import Phase
+
+    shared = Board.create(folder / "board.mmap", RANKS)
+    slot = shared.writer(0, rank=0, pid=os.getpid(), attempt=0)
+    phases = list(Phase)[:NESTED]
+    enter: list[float] = []
+    leave: list[float] = []
+    for _ in range(number * 10):
+        began = time.perf_counter_ns()
+        for phase in phases:
+            slot.enter(phase)
+        middle = time.perf_counter_ns()
+        for phase in reversed(phases):
+            slot.leave(phase)
+        ended = time.perf_counter_ns()
+        enter.append((middle - began) / NESTED / 1000)
+        leave.append((ended - middle) / NESTED / 1000)
+    return {
+        "board: enter a phase": enter,
+        "board: leave a phase": leave,
+        "board: touch (all fields)": batches(number, 100, slot.touch),
+        "board: read one slot": batches(number, 100, lambda: shared.read(0)),
+    }
+
+
+def journal(folder: Path, number: int) -> dict[str, list[float]]:
+    """Microseconds for one line of the size of a committed step, and for putting it on disk."""
+    from grpo_run.runtime.journal import Journal
+
+    lines = Journal(folder / "journal.jsonl", "benchmark")
+    lines.attempt = 0
+
+    def write() -> None:
+        lines.write("step_committed", rank=0, step=1234, train_call=1, seconds=0.213456, tokens=4096)
+
+    def write_and_sync() -> None:
+        write()
+        lines.sync()
+
+    return {
+        "journal: write a line": batches(number, 50, write),
+        "journal: write and fsync": batches(max(5, number // 5), 1, write_and_sync),
+    }
+
+
+def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
+    """One of two voters; sends microseconds by name."""
+    import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from grpo_run.runtime.vote import Ballot, VoteGroup
+
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    votes = VoteGroup(store, rank=rank, world_size=RANKS, prefix="benchmark", timeout_seconds=60.0)
+    step = 0
+
+    def start() -> None:
+        nonlocal step
+        step += 1
+        votes.start(Ballot(step=step))
+
+    def work() -> None:
+        """A fixed time of computing: what a rank does between starting a vote and reading it."""
+        until = time.perf_counter() + WORK_SECONDS
+        while time.perf_counter() < until:
+            compute(10)
+
+    for _ in range(WARM_VOTES):
+        start()
+        votes.collect()
+    back_to_back, alone, exposed, starts = [], [], [], []
+    for _ in range(number * 5):
+        began = time.perf_counter_ns()
+        start()
+        votes.collect()
+        back_to_back.append((time.perf_counter_ns() - began) / 1000)
+    for _ in range(number):
+        work()
+        began = time.perf_counter_ns()
+        start()
+        votes.collect()
+        alone.append((time.perf_counter_ns() - began) / 1000)
+    for _ in range(number):
+        began = time.perf_counter_ns()
+        start()
+        starts.append((time.perf_counter_ns() - began) / 1000)
+        work()
+        began = time.perf_counter_ns()
+        votes.collect()
+        exposed.append((time.perf_counter_ns() - began) / 1000)
+    answer.send(
+        {
+            "vote: back to back": back_to_back,
+            "vote: waited for at once, after 50 ms of work": alone,
+            "vote: behind 50 ms of work, the start": starts,
+            "vote: behind 50 ms of work, the wait left": exposed,
+        }
+    )
+    votes.close()
+    answer.recv()  # rank 0 would otherwise take its end of the group away under rank 1
+
+
+def vote(number: int) -> dict[str, list[float]]:
+    """Microseconds of a vote between two processes; every sample of both ranks."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return _children(vote_rank, [(rank, store.port, number) for rank in range(RANKS)])
+
+
+def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
+    """What a rank is: a fork of an interpreter that has imported TRL. Measures with and without the freeze."""
+    from grpo_run.runtime.forkserver import SUPERVISOR_PID
+
+    os.environ[SUPERVISOR_PID] = str(supervisor)
+    import grpo_run.trainers.preload  # noqa: F401 - collects and freezes
+
+    context = multiprocessing.get_context("fork")
+    results: dict[str, list[float]] = {}
+    for frozen in (True, False):
+        here, there = context.Pipe()
+        child = context.Process(target=_clean, args=(folder, number, frozen, there))
+        child.start()
+        there.close()
+        if not here.poll(CHILD_SECONDS / 2):
+            raise TimeoutError("a forked rank did not finish its clean-ups")
+        results.update(here.recv())
+        child.join(10)
+    answer.send(results)
+    answer.recv()
+
+
+def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
+    from grpo_run.runtime.board import Board
+    from grpo_run.trainers.hygiene import clean
+
+    if not frozen:
+        gc.unfreeze()
+    shared = Board.create(Path(folder) / f"hygiene-{frozen}.mmap", 1)
+    slot = shared.writer(0, rank=0, pid=os.getpid(), attempt=0)
+    name = "hygiene: preloaded and frozen" if frozen else "hygiene: preloaded, not frozen"
+    # the first clean-up of a fork also copies the memory pages that it touches
+    first = clean(slot) * 1e6
+    answer.send({f"{name}, first": [first], name: [clean(slot) * 1e6 for _ in range(max(5, number // 5))]})
+
+
+def _children(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> dict[str, list[float]]:
+    """Run `target` in fresh interpreters at once, under a deadline; their answers joined by name."""
+    context = multiprocessing.get_context("spawn")
+    ends, processes = [], []
+    joined: dict[str, list[float]] = {}
+    try:
+        for words in arguments:
+            here, there = context.Pipe()
+            process = context.Process(target=target, args=(*words, there))
+            process.start()
+            there.close()
+            ends.append(here)
+            processes.append(process)
+        for end in ends:
+            if not end.poll(CHILD_SECONDS):
+                raise TimeoutError(f"{target.__name__} did not answer within {CHILD_SECONDS:g} s")
+            for name, values in end.recv().items():
+                joined.setdefault(name, []).extend(values)
+        for end in ends:
+            end.send("done")
+        for process in processes:
+            process.join(10)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join(10)
+    return joined
+
+
+def figures(values: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile (nearest rank) and number, in microseconds."""
+    ordered = sorted(values)
+    return {
+        "median_us": round(statistics.median(ordered), 3),
+        "p95_us": round(ordered[-(-95 * len(ordered) // 100) - 1], 3),
+        "samples": len(ordered),
+    }
+
+
+def shown(microseconds: float) -> str:
+    """With the unit that reads best."""
+    return f"{microseconds / 1000:.3f} ms" if microseconds >= 100 else f"{microseconds:.2f} µs"
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = machine.argument_parser(__doc__)
+    parser.add_argument("--number", type=machine.count, default=100, help="votes with work between, batches of the rest; default 100")  # fmt: skip
+    options = parser.parse_args()
+    # ranks on a machine without an accelerator, whatever DeepSpeed would pick
+    os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"})
+
+    console = Console()
+    facts = machine.facts()
+    with tempfile.TemporaryDirectory(prefix="grpo-run-micro-") as name:
+        samples = {
+            **board(Path(name), options.number),
+            **journal(Path(name), options.number),
+            **vote(options.number),
+            **_children(hygiene_rank, [(name, options.number, os.getpid())]),
+        }
+    summary = {name: figures(values) for name, values in samples.items()}
+    drawn = Table(title="What the parts of a step cost")
+    for column in ("", "median", "95th percentile", "samples"):
+        drawn.add_column(column, justify="right" if column else "left")
+    for name, row in summary.items():
+        drawn.add_row(name, shown(row["median_us"]), shown(row["p95_us"]), str(row["samples"]))
+    console.print(drawn)
+    result = {
+        "benchmark": "micro",
+        "machine": facts,
+        "settings": {"number": options.number},
+        "summary": summary,
+        "samples_us": {name: [round(value, 3) for value in values] for name, values in samples.items()},
+    }
+    machine.finish(console, result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""How long after the SIGKILL of a rank does training go on? Ours beside torchrun and NVIDIA's ft_launcher.
+
+One script on two ranks for all launchers, one schedule of kills for all, the launchers' runs taking turns. A
+rank is killed between two checkpoints; the time runs from the signal to the moment when every rank has
+ended a step in a new process ("next step"), and to the moment when every rank is past the step that had been
+reached ("caught up", which includes doing lost steps again). The script takes the times; no launcher is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import machine
+from launchers import FT_LAUNCHER, NAMES, OURS, RANKS, TORCHRUN, LauncherError, Training, install_peer
+from step_log import StepEnd, StepLog
+
+START_SECONDS = 180.0
+"""From starting a launcher, or from a recovery, to the step at which the next kill is due."""
+END_SECONDS = 60.0
+"""From the last recovery to the launcher's exit: a few steps and a digest of the weights."""
+LOOK_SECONDS = 0.002
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """`rank` is killed `delay_seconds` after it has ended `step`."""
+
+    number: int
+    rank: int
+    step: int
+    delay_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A kill that was done, or could not be. Seconds from the signal; None for never."""
+
+    launcher: str
+    number: int
+    rank: int
+    step: int
+    next_step_seconds: float | None
+    caught_up_seconds: float | None
+    failure: str | None
+
+
+def schedule(
+    kills: int, kills_per_run: int, save_steps: int, step_seconds: float, seed: int
+) -> list[list[Kill]]:
+    """The kills of each run: random rank, step and moment, each past a checkpoint that the last one had not.
+
+    At least two steps from a checkpoint on either side: a checkpoint cut short is another measurement.
+    """
+    source = random.Random(seed)
+    runs: list[list[Kill]] = []
+    for number in range(kills):
+        if number % kills_per_run == 0:
+            runs.append([])
+        checkpoint = (len(runs[-1]) + 1) * save_steps
+        runs[-1].append(
+            Kill(
+                number=number,
+                rank=source.randrange(RANKS),
+                step=checkpoint + source.randrange(2, save_steps - 2),
+                delay_seconds=source.uniform(0, step_seconds),
+            )
+        )
+    return runs
+
+
+class Victim:
+    """A run that is hurt and watched.
+
+    Args:
+        training: the run.
+        deadline_seconds: after a kill; then it counts as never recovered.
+    """
+
+    def __init__(self, training: Training, deadline_seconds: float) -> None:
+        self._training = training
+        self._deadline_seconds = deadline_seconds
+        self._logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
+
+    def hurt(self, kill: Kill) -> Sample:
+        """Wait for the kill's step, kill, and wait for training to go on."""
+        failure = self._until(lambda: self._reached(kill), START_SECONDS)
+        if failure is not None:
+            return self._sample(kill, kill.step, None, None, f"step {kill.step} not reached: {failure}")
+        pids = [log.last.pid for log in self._logs if log.last is not None]
+        if pids[kill.rank] not in self._training.processes():
+            return self._sample(kill, kill.step, None, None, f"rank {kill.rank} is gone before its kill")
+        time.sleep(kill.delay_seconds)
+        killed_at = time.monotonic()
+        os.kill(pids[kill.rank], signal.SIGKILL)
+        self._update()
+        reached = max(log.last.step for log in self._logs if log.last is not None and log.last.pid in pids)
+
+        def seconds(condition: Callable[[StepEnd], bool]) -> float | None:
+            """Until every rank had ended, in a new process, a step that meets `condition`."""
+            new = [
+                [end for end in log.ends if end.at_seconds > killed_at and end.pid not in pids]
+                for log in self._logs
+            ]
+            firsts = [next((end.at_seconds for end in ends if condition(end)), inf) for ends in new]
+            since = max(firsts) - killed_at
+            return None if since == inf else round(since, 4)
+
+        failure = self._until(
+            lambda: seconds(lambda end: end.step > reached) is not None, self._deadline_seconds
+        )
+        next_step = seconds(lambda end: True)
+        return self._sample(kill, reached, next_step, seconds(lambda end: end.step > reached), failure)
+
+    def _sample(
+        self, kill: Kill, step: int, next_step: float | None, caught_up: float | None, failure: str | None
+    ) -> Sample:
+        return Sample(
+            launcher=self._training.name,
+            number=kill.number,
+            rank=kill.rank,
+            step=step,
+            next_step_seconds=next_step,
+            caught_up_seconds=caught_up,
+            failure=failure,
+        )
+
+    def _reached(self, kill: Kill) -> bool:
+        last = self._logs[kill.rank].last
+        return last is not None and last.step >= kill.step and all(log.last is not None for log in self._logs)
+
+    def _update(self) -> None:
+        for log in self._logs:
+            log.update()
+
+    def _until(self, condition: Callable[[], bool], timeout_seconds: float) -> str | None:
+        """Wait; None when the condition holds, else why it never will."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            code = self._training.ended()
+            self._update()
+            if condition():
+                return None
+            if code is not None:
+                return f"the launcher exited with {code}"
+            if time.monotonic() > deadline:
+                return f"not within {timeout_seconds:g} s"
+            time.sleep(LOOK_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """How a run ended after its last kill; `digest` is of the final weights."""
+
+    launcher: str
+    exit_code: int | None
+    digest: str | None
+
+
+def measure(
+    name: str, kills: Sequence[Kill], folder: Path, options: Any, say: Callable[[Sample], None]
+) -> tuple[list[Sample], RunEnd]:
+    """One run with its kills; stops at the first from which it does not recover."""
+    samples: list[Sample] = []
+    last_step = (options.kills_per_run + 1) * options.save_steps + options.save_steps // 2
+    arguments = [
+        "--max-steps", str(last_step), "--save-steps", str(options.save_steps), "--save-total-limit", "2",
+        "--step-seconds", str(options.step_seconds),
+    ]  # fmt: skip
+    with closing(Training(name, folder, arguments, restarts=len(kills))) as training:
+        victim = Victim(training, options.deadline)
+        for kill in kills:
+            samples.append(victim.hurt(kill))
+            say(samples[-1])
+            if samples[-1].failure is not None:
+                print(training.tail(), file=sys.stderr)
+                return samples, RunEnd(launcher=name, exit_code=training.ended(), digest=None)
+        code = training.wait(END_SECONDS)
+        digest = training.output_dir / "weights.sha256"
+        return samples, RunEnd(
+            launcher=name,
+            exit_code=code,
+            digest=digest.read_text().strip() if digest.is_file() else None,
+        )
+
+
+def summarise(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
+    """Median, least and greatest by launcher, never counted as infinite; ours beside the best peer."""
+    summary: dict[str, Any] = {}
+    for name in names:
+        own = [sample for sample in samples if sample.launcher == name]
+        row: dict[str, Any] = {"kills": len(own), "recovered": sum(sample.failure is None for sample in own)}
+        for field in ("next_step_seconds", "caught_up_seconds"):
+            values = [inf if getattr(sample, field) is None else getattr(sample, field) for sample in own]
+            figures = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+            row[field] = {key: None if value == inf else value for key, value in figures.items()}
+        summary[name] = row
+    medians = {name: summary[name]["next_step_seconds"]["median"] for name in names}
+    peers = {name: median for name, median in medians.items() if name != OURS and median is not None}
+    if medians.get(OURS) and peers:
+        best = min(peers, key=lambda name: peers[name])
+        summary["best_peer"] = best
+        summary["ours_to_best_peer"] = round(medians[OURS] / peers[best], 4)
+    return summary
+
+
+def table(summary: dict[str, Any], names: Sequence[str], ends: Sequence[RunEnd], deadline: float) -> Table:
+    """What is printed."""
+    drawn = Table(
+        title="SIGKILL of one of two ranks: seconds until every rank has ended the next step",
+        caption=f"never: not within {deadline:g} s of the kill, or the launcher gave up",
+    )
+    for column in ("launcher", "recovered", "median", "min", "max", "caught up, median", "runs ended well"):
+        drawn.add_column(column, justify="left" if column == "launcher" else "right")
+
+    def shown(value: float | None) -> str:
+        return "never" if value is None else f"{value:.2f}"
+
+    for name in names:
+        row, own = summary[name], [end for end in ends if end.launcher == name]
+        drawn.add_row(
+            name,
+            f"{row['recovered']}/{row['kills']}",
+            *(shown(row["next_step_seconds"][key]) for key in ("median", "min", "max")),
+            shown(row["caught_up_seconds"]["median"]),
+            f"{sum(end.exit_code == 0 for end in own)}/{len(own)}",
+        )
+    return drawn
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = machine.argument_parser(__doc__)
+    parser.add_argument("--kills", type=machine.count, default=10, help="for each launcher; default 10")
+    parser.add_argument("--kills-per-run", type=machine.count, default=5, help="default 5")
+    parser.add_argument("--launchers", default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}", metavar="NAMES", help=f"with commas, of {', '.join(NAMES)}; default %(default)s")  # fmt: skip
+    parser.add_argument(
+        "--deadline", type=float, default=90.0, metavar="SECONDS", help="after a kill; default 90"
+    )
+    parser.add_argument(
+        "--save-steps", type=machine.count, default=10, help="a checkpoint every so many; default 10"
+    )
+    parser.add_argument("--step-seconds", type=float, default=0.05, help="slept in each step; default 0.05")
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule of kills")
+    options = parser.parse_args()
+    names = list(dict.fromkeys(options.launchers.split(",")))
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"--launchers {unknown[0]}: known are {', '.join(NAMES)}")
+    if options.save_steps < 5:
+        parser.error("--save-steps: needs 5, for a kill two steps from a checkpoint on either side")
+    options.kills_per_run = min(options.kills_per_run, options.kills)
+
+    console = Console()
+    facts = machine.facts()
+    samples: list[Sample] = []
+    ends: list[RunEnd] = []
+
+    def say(sample: Sample) -> None:
+        outcome = (
+            sample.failure or f"{sample.next_step_seconds:.2f} s, caught up {sample.caught_up_seconds:.2f} s"
+        )
+        console.print(
+            f"{sample.launcher}: kill {sample.number} of rank {sample.rank} past step {sample.step}: {outcome}",
+            highlight=False,
+        )
+
+    if FT_LAUNCHER in names:
+        install_peer()
+    runs = schedule(
+        options.kills, options.kills_per_run, options.save_steps, options.step_seconds, options.seed
+    )
+    with tempfile.TemporaryDirectory(prefix="grpo-run-recovery-") as folder:
+        for number, kills in enumerate(runs):
+            # a launcher that always came first would always meet the machine as the last one left it
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                left, part = list(kills), 0
+                while left:
+                    done, end = measure(name, left, Path(folder) / f"{name}-{number}-{part}", options, say)
+                    samples += done
+                    ends.append(end)
+                    left, part = left[len(done) :], part + 1
+    summary = summarise(samples, names)
+    console.print(table(summary, names, ends, options.deadline))
+    if "best_peer" in summary:
+        console.print(
+            f"grpo-run needs {summary['ours_to_best_peer']:.2f} of the best peer's time"
+            f" ({summary['best_peer']}).",
+            highlight=False,
+        )
+    result = {
+        "benchmark": "recovery",
+        "machine": facts,
+        "settings": {key: value for key, value in vars(options).items() if key != "json"},
+        "summary": summary,
+        "samples": [asdict(sample) for sample in samples],
+        "runs": [asdict(end) for end in ends],
+    }
+    machine.finish(console, result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LauncherError as error:
+        sys.exit(f"recovery: {error}")

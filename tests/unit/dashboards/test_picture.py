@@ -1,0 +1,209 @@
+"""The picture of a run: the numbers it reports, what it says of recoveries, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_run.dashboards.curves import Curves, running_mean, series_of, smoothing_window
+from grpo_run.dashboards.picture import draw_run, recovery_label, recovery_labels
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history import Recovery
+
+Record = dict[str, Any]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _begun(step: int = 0, call: int = 1, time: float = 0.0) -> Record:
+    return {"event": "train_started", "rank": 0, "step": step, "train_call": call, "time": time}
+
+
+def _logged(step: int, reward: float | None, *, call: int = 1, length: float | None = 10.0) -> list[Record]:
+    shared = {"step": step, "train_call": call, "time": float(step)}
+    return [
+        {"event": "step_logged", "rank": 0, "reward": reward, "completion_length": length, **shared},
+        {"event": "step_committed", **shared},
+    ]
+
+
+def _killed(step: int) -> list[Record]:
+    incident = {"event": "incident", "cause": "signal", "culprit": 1, "step": step, "failed_at": float(step)}
+    return [{**incident, "time": step + 0.5}, {"event": "action", "action": "restart", "time": step + 0.5}]
+
+
+def _flat(steps: int) -> list[Record]:
+    return [_begun()] + [record for step in range(1, steps + 1) for record in _logged(step, 0.5)]
+
+
+def _rising(steps: int) -> list[Record]:
+    return [_begun()] + [record for step in range(1, steps + 1) for record in _logged(step, step / steps)]
+
+
+def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> None:
+    """Of the last train call; the picture is a PNG at the path it names."""
+    summary = draw_run(_rising(100), tmp_path / "run.png")
+    assert (summary.steps, summary.compared_steps, summary.recoveries) == (100, 20, 0)
+    assert summary.first_reward == pytest.approx(sum(range(1, 21)) / 2000)
+    assert summary.last_reward == pytest.approx(sum(range(81, 101)) / 2000)
+    assert summary.path.read_bytes().startswith(PNG)
+    assert summary.path.stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
+
+
+def test_a_short_run_is_compared_with_what_it_has(tmp_path: Path) -> None:
+    """Three steps are their own first and last ones; one step is enough for a picture."""
+    summary = draw_run(_rising(3), tmp_path / "run.png")
+    assert (summary.compared_steps, summary.first_reward) == (3, summary.last_reward)
+    assert draw_run(_rising(1), tmp_path / "run.png").steps == 1
+
+
+def test_only_the_last_rewarded_call_is_drawn(tmp_path: Path) -> None:
+    """A warm start logs no reward; of two GRPO calls the second counts."""
+    records = [_begun(), *_logged(1, None), *_logged(2, 0.1), _begun(call=2), *_logged(1, 0.9, call=2)]
+    summary = draw_run(records, tmp_path / "run.png")
+    assert (summary.steps, summary.first_reward) == (1, 0.9)
+    records += [_begun(call=3), *_logged(1, None, call=3)]
+    assert draw_run(records, tmp_path / "run.png").first_reward == 0.9
+
+
+def test_steps_done_again_replace_the_first_try() -> None:
+    """And what a restart undid is forgotten until it is done again."""
+    records = [_begun(), *_logged(1, 0.1), *_logged(2, 0.2), *_logged(3, 0.3), *_killed(3), _begun(step=1)]
+    assert Curves.of(records).rewards == {(1, 1): 0.1}
+    records += [*_logged(2, 0.25, length=None)]
+    curves = Curves.of(records)
+    assert curves.rewards == {(1, 1): 0.1, (1, 2): 0.25}
+    assert curves.lengths == {(1, 1): 10.0}
+
+
+def test_another_ranks_start_undoes_nothing() -> None:
+    """Every rank says that it starts; steps are rank 0's to log."""
+    records = [*_rising(3), {**_begun(), "rank": 1}]
+    assert len(Curves.of(records).rewards) == 3
+
+
+def test_a_recovery_belongs_to_the_call_it_happened_in(tmp_path: Path) -> None:
+    """One in the warm start counts, and is not marked on GRPO's axis."""
+    records = [_begun(), *_logged(1, None), *_killed(1), _begun(), *_logged(1, None), _begun(call=2)]
+    records += [*_logged(1, 0.5, call=2), *_logged(2, 0.5, call=2), *_killed(2), _begun(step=1, call=2)]
+    records += _logged(2, 0.5, call=2)
+    curves = Curves.of(records)
+    assert [(call, recovery.step, recovery.lost_steps) for call, recovery in curves.recoveries] == [
+        (1, 1, 1),
+        (2, 2, 1),
+    ]
+    assert draw_run(records, tmp_path / "run.png").recoveries == 2
+
+
+def test_a_journal_without_rewards_is_refused(tmp_path: Path) -> None:
+    """Nothing to draw, and no file that pretends otherwise."""
+    for records in ([], [_begun(), *_logged(1, None)]):
+        with pytest.raises(RunDirectoryError, match="no rewards"):
+            draw_run(records, tmp_path / "run.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """One line, and nothing left behind."""
+    with pytest.raises(RunDirectoryError, match=r"none/run\.png"):
+        draw_run(_flat(2), tmp_path / "none" / "run.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"folder\.png"):
+        draw_run(_flat(2), tmp_path / "folder.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({}, "rank 1 killed · recovered in 1.1 s · 3 steps redone"),
+        ({"lost_steps": 1}, "rank 1 killed · recovered in 1.1 s · 1 step redone"),
+        ({"lost_steps": None, "recovery_seconds": 90.0}, "rank 1 killed · recovered in 1.5 min"),
+        ({"recovery_seconds": None}, "rank 1 killed · not recovered"),
+        ({"cause": "exception"}, "rank 1 failed · recovered in 1.1 s · 3 steps redone"),
+        ({"cause": "gpu_oom"}, "rank 1 · gpu oom · recovered in 1.1 s · 3 steps redone"),
+        ({"cause": "slow_rank", "rank": None}, "slow rank · recovered in 1.1 s · 3 steps redone"),
+        ({"rank": None}, "the run killed · recovered in 1.1 s · 3 steps redone"),
+    ],
+)
+def test_a_recovery_is_told_in_a_line(changes: Record, label: str) -> None:
+    """Who, what, how long, how much was done again, as far as it is known."""
+    known: Record = {
+        "cause": "signal", "rank": 1, "step": 8, "action": "restart", "recovery_seconds": 1.1, "lost_steps": 3
+    }  # fmt: skip
+    assert recovery_label(Recovery(**(known | changes))) == label
+
+
+def test_many_recoveries_share_a_label() -> None:
+    """A bad night stays readable, and one that was not recovered is not counted as if."""
+    recoveries = [
+        Recovery(cause="signal", rank=1, step=step, action="restart", recovery_seconds=1.0, lost_steps=2)
+        for step in (30, 10, 20, 40)
+    ]
+    assert [step for step, _ in recovery_labels(recoveries[:3])] == [10, 20, 30]
+    recoveries[-1].recovery_seconds = None
+    assert [text for _, text in recovery_labels(recoveries)] == [
+        "4 failures, 3 recovered · 3.0 s together · 8 steps redone"
+    ]
+
+
+def test_the_running_mean_goes_by_step_and_breaks_at_gaps() -> None:
+    """A hole in the journal is shown as one, and no value reaches across it."""
+    steps = np.array([1.0, 2, 3, 100, 101])
+    where, means = running_mean(steps, np.array([0.0, 3, 6, 10, 20]), 3)
+    assert where[[0, 1, 2, 4, 5]].tolist() == steps.tolist()
+    assert np.isnan(where[3])
+    assert np.isnan(means[3])
+    assert means[[0, 1, 2, 4, 5]].tolist() == [1.5, 3.0, 4.5, 15.0, 15.0]
+
+
+def test_long_runs_are_smoothed_over_more_steps() -> None:
+    """And no run over an even number, which would shift the line."""
+    assert smoothing_window(np.arange(0.0)) == smoothing_window(np.arange(200.0)) == 11
+    assert all(smoothing_window(np.arange(float(steps))) % 2 == 1 for steps in range(1, 3000, 7))
+    assert smoothing_window(np.arange(5000.0)) > 90
+
+
+def test_series_are_in_order() -> None:
+    """Whatever the order of the journal's lines."""
+    steps, values = series_of({(2, 3): 0.3, (1, 1): 9.0, (2, 1): 0.1}, 2)
+    assert (steps.tolist(), values.tolist()) == ([1.0, 3.0], [0.1, 0.3])
+
+
+@pytest.mark.parametrize("kind", ["negative", "no lengths", "bad night", "gap"])
+def test_unusual_runs_are_drawn(kind: str, tmp_path: Path) -> None:
+    """Negative rewards, lengths that were never logged, many failures, a hole in the middle."""
+    records = [_begun()]
+    for step in range(1, 61):
+        if kind == "gap" and 20 < step < 45:
+            continue
+        reward = -2 + step / 10 if kind == "negative" else step / 60
+        records += _logged(step, reward, length=None if kind == "no lengths" else 12.0 + step)
+        if kind == "bad night" and step % 8 == 0:
+            records += [*_killed(step), _begun(step=step - 4), *_logged(step, reward)]
+    assert draw_run(records, tmp_path / "run.png").path.read_bytes().startswith(PNG)
+
+
+def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+    """Settings are the same after it, no window system is chosen, and the import waits for the first picture."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from grpo_run.dashboards.picture import draw_run\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "import matplotlib as mpl\n"
+        "mpl.rcParams['font.size'] = 17\n"
+        "before = dict(mpl.rcParams)\n"
+        "logged = {'event': 'step_logged', 'rank': 0, 'reward': 0.5, 'step': 1, 'train_call': 1, 'time': 1.0}\n"
+        f"draw_run([logged], Path({str(tmp_path / 'run.png')!r}))\n"
+        "assert dict(mpl.rcParams) == before\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr

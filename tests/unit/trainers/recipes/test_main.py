@@ -1,0 +1,35 @@
+"""The recipes' script: it refuses bad input in one line, and hands good input to the task it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from grpo_run.trainers.recipes import arithmetic, gsm8k
+from grpo_run.trainers.recipes.__main__ import main
+from grpo_run.trainers.recipes.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    "words", [["arithmatic"], ["gsm8k", "--set", "data=/nowhere"], ["arithmetic", "--set", "seed"]]
+)
+def test_bad_input_is_one_line_and_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Under torchrun too, where no launcher has checked before."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("grpo-run: ")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "module"), [("arithmetic", arithmetic), ("gsm8k", gsm8k)])
+def test_the_recipe_reaches_its_task(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its overrides, `--set=key=value` as the launcher writes it included."""
+    trained: list[Recipe] = []
+    train: Callable[[Recipe], None] = trained.append
+    monkeypatch.setattr(module, "train", train)
+    main([name, "--set=seed=5", "--set", "grpo.learning_rate=1e-3"])
+    assert [(recipe.task, recipe.seed, recipe.grpo.learning_rate) for recipe in trained] == [(name, 5, 1e-3)]

@@ -1,0 +1,76 @@
+"""Rewards: what is paid, what is not, and that they can travel to another process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.trainers.recipes.rewards import answer_format, correct_answer, correct_sum
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        ("42", 1), ("20+10=30,7+5=12,30+12=42", 1), ("30+12=42 ", 1), ("=42", 1), ("41", 0), ("420", 0), ("042", 0),
+        ("", 0), ("30+12=", 0), ("42=30+12", 0), ("4 2", 0), ("40,42", 0), ("41=42=43", 0), ("-42", 0), ("٤٢", 0),
+    ],
+)  # fmt: skip
+def test_only_the_right_total_pays(completion: str, score: float) -> None:
+    """The digits after the last `=` are the answer; the work before them earns nothing by itself."""
+    assert correct_sum([completion], total=[42], prompts=["27+15:"]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        ("#### 1,234", 1), ("#### $1,234.00", 1), ("#### 1234.", 1), ("1234", 0), ("#### 1234 or 1235", 0),
+        ("#### 1233\n#### 1234", 1), ("#### 1234\n#### 1233", 0), ("#### -1234", 0), ("#### 1234.001", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_only_the_right_answer_pays(completion: str, score: float) -> None:
+    """Equal as numbers, whatever the dress; text and conversations alike."""
+    chat = [{"role": "user", "content": "#### 1234"}, {"role": "assistant", "content": completion}]
+    assert correct_answer([completion, chat], answer=["1234", "1234"], prompts=["", ""]) == [score, score]
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        ("2+2=4\n#### 4", 1), ("#### 4", 1), ("so\n#### 4\n\n", 1), ("so #### 4.", 1), ("4", 0), ("#### four", 0),
+        ("#### 4\nDone.", 0), ("#### 3\n#### 4", 0), ("#### 3 4", 0), ("####", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_the_form_is_one_last_line_with_one_number(completion: str, score: float) -> None:
+    """One `####`, one number, nothing after it."""
+    chat = [{"role": "assistant", "content": completion}]
+    assert answer_format([completion, chat]) == [score, score]
+
+
+@given(st.lists(st.text(max_size=60), max_size=5))
+def test_any_completions_get_one_share_each(completions: list[str]) -> None:
+    """As many rewards as completions, each from 0 to 1, whatever the model wrote."""
+    count = len(completions)
+    for scores in (
+        correct_sum(completions, total=[7] * count),
+        correct_answer(completions, answer=["7"] * count),
+        answer_format(completions),
+    ):
+        assert len(scores) == count
+        assert all(type(score) is float and 0 <= score <= 1 for score in scores)
+
+
+def test_a_column_of_another_length_is_an_error() -> None:
+    """Rewards must not be given to the wrong completions in silence."""
+    with pytest.raises(ValueError, match="zip"):
+        correct_sum(["1", "2"], total=[1])
+    with pytest.raises(ValueError, match="zip"):
+        correct_answer(["1", "2"], answer=["1"])
+
+
+@pytest.mark.parametrize("reward", [correct_sum, correct_answer, answer_format])
+def test_rewards_travel_by_name(reward: object) -> None:
+    """They can be sent to a process of their own."""
+    assert pickle.loads(pickle.dumps(reward)) is reward

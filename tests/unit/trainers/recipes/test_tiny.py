@@ -1,0 +1,53 @@
+"""The model made on the spot: the same for a seed, and able to read what it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_run.trainers.recipes.arithmetic import CHARACTERS
+from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
+
+ALL_BYTES = tiny_tokenizer()
+
+
+@given(st.text(max_size=100))
+def test_any_text_survives_the_byte_tokenizer(text: str) -> None:
+    """GSM8K has typographic quotes, currency signs and worse."""
+    encoded = ALL_BYTES(text, add_special_tokens=False)["input_ids"]
+    assert len(encoded) == len(text.encode())
+    assert ALL_BYTES.decode(encoded, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
+
+
+def test_a_character_is_a_token() -> None:
+    """The small vocabulary encodes the sums, a token a character, and nothing else."""
+    tokenizer = tiny_tokenizer(CHARACTERS)
+    assert len(tokenizer) == len(CHARACTERS) + 2
+    assert tokenizer.decode(tokenizer("27+15:20+10=30,")["input_ids"]) == "27+15:20+10=30,"
+
+
+def test_the_seed_decides_the_weights() -> None:
+    """Equal on every rank and after every restart; the caller's random state is not touched."""
+    tokenizer = tiny_tokenizer(CHARACTERS)
+    state = torch.random.get_rng_state()
+    one, same, other = (tiny_model(seed=seed, tokenizer=tokenizer).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_pair_survives_saving(tmp_path: Path) -> None:
+    """What a run leaves in `final` loads like any model."""
+    tokenizer = tiny_tokenizer(CHARACTERS)
+    model = tiny_model(seed=0, tokenizer=tokenizer)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert (again.pad_token_id, again.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    assert again("1+2:")["input_ids"] == tokenizer("1+2:")["input_ids"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in model.state_dict().items())

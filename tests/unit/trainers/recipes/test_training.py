@@ -1,0 +1,60 @@
+"""How a recipe becomes TRL's arguments, and what its examples look like to the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOConfig, SFTConfig
+
+from grpo_run.trainers.recipes import training
+from grpo_run.trainers.recipes.arithmetic import CHARACTERS, demonstrations
+from grpo_run.trainers.recipes.recipe import load_recipe
+from grpo_run.trainers.recipes.training import encoder, load_policy, shared_arguments
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "gsm8k"])
+def test_packaged_recipes_are_accepted_by_trl(name: str, tmp_path: Path) -> None:
+    """Without an accelerator: on the CPU, in full precision, whatever the recipe says for GPUs."""
+    recipe = load_recipe(name, [f"output_dir={tmp_path}"])
+    arguments = GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo"))
+    assert arguments.output_dir == str(tmp_path / "grpo")
+    assert arguments.learning_rate == recipe.grpo.learning_rate
+    assert arguments.bf16 is (recipe.grpo.bf16 and torch.accelerator.is_available())
+    assert arguments.use_cpu is not torch.accelerator.is_available()
+    if recipe.sft is not None:
+        assert SFTConfig(**shared_arguments(recipe, recipe.sft, "sft")).adam_beta2 == recipe.sft.adam_beta2
+
+
+def test_an_accelerator_is_used_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 and the device are left alone where there is one."""
+    monkeypatch.setattr(training.torch.accelerator, "is_available", lambda: True)
+    recipe = load_recipe("gsm8k")
+    arguments = shared_arguments(recipe, recipe.grpo, "grpo")
+    assert arguments["bf16"] is True
+    assert "use_cpu" not in arguments
+
+
+def test_only_the_completion_is_learnt() -> None:
+    """The prompt is masked, the end token is not: a model that never ends is of no use to GRPO."""
+    model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
+    rows = demonstrations(0, 20)
+    encoded = rows.with_transform(encoder(tokenizer))[:20]
+    for prompt, completion, ids, labels in zip(
+        rows["prompt"], rows["completion"], encoded["input_ids"], encoded["labels"], strict=True
+    ):
+        assert tokenizer.decode(ids) == prompt + completion + tokenizer.eos_token
+        assert labels == [-100] * len(prompt) + ids[len(prompt) :]
+    assert max(max(ids) for ids in encoded["input_ids"]) < model.config.vocab_size
+
+
+def test_a_saved_model_is_loaded_by_path(tmp_path: Path) -> None:
+    """`model=PATH` takes what an earlier run left in `final`."""
+    model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    name, loaded = load_policy(load_recipe("gsm8k", [f"model={tmp_path}"]))
+    assert name == str(tmp_path)
+    assert loaded.padding_side == "left"
+    assert loaded("1+2:")["input_ids"] == tokenizer("1+2:")["input_ids"]
