@@ -97,9 +97,9 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
 
     status = read_status(run)
     picture = out / "reward.png"
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print()
-    console.print(f"[bold]{status.sentence}[/bold]")
+    console.print(status.sentence, style="bold")
     if code != 0 or killed is None:
         console.print(
             f"The demo did not go as planned: exit code {code}, rank killed at step {killed}. Journal: {run.journal}"

@@ -26,7 +26,16 @@ from grpo_run.trainers import caps
 from grpo_run.trainers.upstream import check_versions
 
 NODE_FLAGS = frozenset(
-    {"--node-rank", "--node_rank", "--local-addr", "--local_addr", "--run-dir", "--metrics-addr"}
+    [
+        "--node-rank",
+        "--node_rank",
+        "--local-addr",
+        "--local_addr",
+        "--run-dir",
+        "--metrics-addr",
+        "--show-ranks",
+        "--fresh",
+    ]
 )
 """Flags that differ between the nodes of one run, or say only where to look at it: no part of its identity."""
 
@@ -101,6 +110,8 @@ def parse(arguments: Sequence[str]) -> Launch:
     strange = check_versions(allow_untested=options.allow_untested)
     for sentence in strange:
         print(f"grpo-run: {sentence}; going on as asked", file=sys.stderr)
+    if not options.stop_timeout > 0:
+        raise UsageError(f"--stop-timeout {options.stop_timeout:g}: must be above 0 seconds")
     for flag in ("no_python", "run_path"):
         if getattr(options, flag):
             raise UsageError(
@@ -159,18 +170,22 @@ def _split_generation(arguments: Sequence[str], switches: frozenset[str]) -> lis
     """
     out: list[str] = []
     words = list(arguments)
-    while words:
+    while words and words[0] != "--" and words[0].startswith("-"):
         word = words.pop(0)
-        if word == "--generation":
-            while words and "=" in words[0] and not words[0].startswith("-"):
-                out.append(f"--generation={words.pop(0)}")
-        elif word.startswith("-"):
-            out.append(word)
-            if word not in switches and "=" not in word and words:
-                out.append(words.pop(0))
-        else:
-            return [*out, word, *words]
-    return out
+        if word != "--generation":
+            out += [word, *_value(word, words, switches)]
+            continue
+        if not words or "=" not in words[0] or words[0].startswith("-"):
+            raise UsageError("--generation: write KEY=VALUE after it")
+        while words and "=" in words[0] and not words[0].startswith("-"):
+            out.append(f"--generation={words.pop(0)}")
+    return out + words
+
+
+def _value(flag: str, words: list[str], switches: frozenset[str]) -> list[str]:
+    """Take the flag's value off the words that follow it, unless it has none or carries it (`--a=1`, `-r3`)."""
+    alone = flag not in switches and "=" not in flag and (flag.startswith("--") or len(flag) == 2)
+    return [words.pop(0)] if alone and words else []
 
 
 def _switches(parser: argparse.ArgumentParser) -> frozenset[str]:
@@ -181,16 +196,15 @@ def _switches(parser: argparse.ArgumentParser) -> frozenset[str]:
 
 def identity(arguments: Sequence[str]) -> list[str]:
     """The words of a command that make it this run: without what differs by node or only looks."""
+    switches = _switches(build_parser())
+    words = _split_generation(arguments, switches)
     kept: list[str] = []
-    skip = False
-    for word in arguments:
-        if skip:
-            skip = False
-        elif word in NODE_FLAGS:
-            skip = True
-        elif word != "--fresh" and word.partition("=")[0] not in NODE_FLAGS:
-            kept.append(word)
-    return kept
+    while words and words[0] != "--" and words[0].startswith("-"):
+        word = words.pop(0)
+        value = _value(word, words, switches)
+        if word.partition("=")[0] not in NODE_FLAGS:
+            kept += [word, *value]
+    return kept + words  # from the script on, every word is the script's
 
 
 def node_range(options: argparse.Namespace) -> tuple[int, int]:
@@ -255,12 +269,16 @@ def _locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> 
     if "/" in base or base in ("", ".", ".."):
         raise UsageError(f"--run-id {base!r}: a name without slashes")
     if options.run_dir:
-        return base, Path(options.run_dir)
+        path = Path(options.run_dir)
+        if options.fresh and History.of(read_journal(RunDirectory(path=path).journal)).finished:
+            raise UsageError(f"--fresh: the run in --run-dir {path} has finished; name another directory")
+        return base, path
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
-    while (DEFAULT_ROOT / f"{base}-{number + 1}{suffix}" / "run.json").is_file():
+    while (other := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}")).run_json.is_file():
         number += 1
-        run_id = f"{base}-{number}"
+        if other.read_run().get("command") == list(command):  # else somebody's own `--run-id`
+            run_id = f"{base}-{number}"
     path = DEFAULT_ROOT / f"{run_id}{suffix}"
     if options.fresh and History.of(read_journal(RunDirectory(path=path).journal)).finished:
         run_id = f"{base}-{number + 1}"

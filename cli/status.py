@@ -29,9 +29,10 @@ def print_for_person(status: RunStatus) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    # no markup: a sentence quotes the script's words; no folding: its first line is one line in a pipe too
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     fields = status.as_json()
-    console.print(f"[bold]{status.sentence}[/bold]")
+    console.print(status.sentence, style="bold")
     goodput = fields["goodput"]
     checkpoint = fields["checkpoint"]
     facts = Table.grid(padding=(0, 2))

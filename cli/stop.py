@@ -22,7 +22,10 @@ def main(arguments: Sequence[str]) -> int:
     owner = run.owner()
     if owner is None:
         raise RunDirectoryError(f"nothing runs in {run.path}: no live supervisor")
-    os.kill(owner, signal.SIGTERM)
+    try:
+        os.kill(owner, signal.SIGTERM)
+    except ProcessLookupError:
+        raise RunDirectoryError(f"nothing runs in {run.path}: supervisor {owner} has just ended") from None
     print(f"asked supervisor {owner} of {run.path} to stop")
     deadline = time.monotonic() + options.wait
     while options.wait and run.owner() is not None:

@@ -98,12 +98,16 @@ class SlotWriter:
         self._stack[:] = [(phase, now)]
         self._publish_stack(now)
 
+    def _begin_write(self) -> None:
+        """Make the number odd, also when a signal handler's exception left it odd in the middle of a write."""
+        self._sequence += 1 + (self._sequence & 1)
+        _SEQUENCE.pack_into(self._memory, self._offset, self._sequence)
+
     def _publish_stack(self, now: int) -> None:
         memory, offset = self._memory, self._offset
         stack = self._stack[-MAX_OPEN_PHASES:]
         padding = (0,) * (MAX_OPEN_PHASES - len(stack))
-        self._sequence += 1
-        _SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._begin_write()
         _STACK.pack_into(
             memory,
             offset + _STACK_AT,
@@ -121,8 +125,7 @@ class SlotWriter:
     def touch(self) -> None:
         """Publish every attribute, as one consistent reading, and stamp progress."""
         memory, offset = self._memory, self._offset
-        self._sequence += 1
-        _SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._begin_write()
         _PROGRESS.pack_into(
             memory,
             offset + _PROGRESS_AT,

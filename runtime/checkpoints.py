@@ -115,9 +115,14 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise CheckpointError(f"{path} has no readable {MANIFEST}: {error.strerror}") from error
     try:
-        return Manifest.model_validate_json(raw)
+        manifest = Manifest.model_validate_json(raw)
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{path / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
+    if manifest.schema_version != SCHEMA:
+        raise CheckpointError(
+            f"{path / MANIFEST} has schema {manifest.schema_version}, this release knows {SCHEMA}"
+        )
+    return manifest
 
 
 def verify(path: Path, manifest: Manifest) -> None:
@@ -135,7 +140,11 @@ def verify(path: Path, manifest: Manifest) -> None:
         if size != entry.size:
             raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry.size}")
     for name, entry in manifest.files.items():
-        if digest(path / name).blake3 != entry.blake3:
+        try:
+            found = digest(path / name)
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
+        if found.blake3 != entry.blake3:
             raise CheckpointError(f"{path / name} does not match its digest")
 
 
@@ -148,7 +157,7 @@ def find(output_dir: Path) -> Iterator[FoundCheckpoint]:
         return
     for name in names:
         prefix, _, number = name.rpartition("-")
-        if prefix == "checkpoint" and number.isdigit():
+        if prefix == "checkpoint" and number.isdecimal():
             steps.append((int(number), output_dir / name))
     for _, path in sorted(steps, reverse=True):
         try:

@@ -81,6 +81,7 @@ class History:
     _progress_at: tuple[int, int] = (0, 0)
     _idle_seconds: float = 0.0
     _ended_at: float | None = None
+    _previous_time: float | None = None
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> History:
@@ -95,7 +96,7 @@ class History:
         time = float(record.get("time") or 0.0)
         if self.first_time is None:
             self.first_time = time
-        self.last_time = time
+        self._previous_time, self.last_time = self.last_time, time
         handler = getattr(self, f"_on_{record['event']}", None)
         if handler is not None:
             handler(record, time)
@@ -107,9 +108,10 @@ class History:
         self.sentence = ""
         self.state = "starting"
         self._last_commit = None
-        if self._ended_at is not None:
-            self._idle_seconds += max(0.0, time - self._ended_at)
-            self._ended_at = None
+        gone_at = self._ended_at if self._ended_at is not None else self._previous_time
+        if gone_at is not None:
+            self._idle_seconds += max(0.0, time - gone_at)
+        self._ended_at = None
 
     def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
         self.state = record["to"]
@@ -207,4 +209,4 @@ class History:
         end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)
         assert end is not None
         wall = end - self.first_time - self._idle_seconds
-        return min(1.0, self.productive_seconds() / wall) if wall > 0 else None
+        return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None

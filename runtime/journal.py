@@ -70,10 +70,17 @@ class Journal:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end_cut_line(path)
         self._run_id = run_id
         self._wall = wall
         self._monotonic = monotonic
         self.attempt: int | None = None
+
+    def _end_cut_line(self, path: Path) -> None:
+        """A crash may have left half a line; without an end it would swallow the next one."""
+        with open(path, "rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+                os.write(self._descriptor, b"\n")
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
         """Append one event. Fields must be JSON; floats that are not finite become null; long texts are cut."""
@@ -88,7 +95,7 @@ class Journal:
             "event": event,
             **{key: _plain(value) for key, value in fields.items()},
         }
-        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
+        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
         if len(line) >= MAX_LINE_BYTES:
             kept = {
                 key: record[key] for key in ("time", "monotonic", "run", "attempt", "rank", "step", "event")
@@ -107,7 +114,7 @@ class Journal:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if isinstance(value, str):
         return value if len(value) <= 16_384 else value[:16_384] + "…"
     if isinstance(value, dict):

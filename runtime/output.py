@@ -38,9 +38,18 @@ class Follower:
             self._rest = self._rest.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
+    def all(self) -> list[str]:
+        """Whole lines up to the file's present end, however many reads that takes."""
+        lines: list[str] = []
+        while True:
+            before = self._position
+            lines += self.read()
+            if self._position == before:
+                return lines
+
     def rest(self) -> list[str]:
         """What is left without a newline at the end."""
-        rest, self._rest = self._rest.rpartition(b"\r")[2], b""
+        rest, self._rest = self._rest.rstrip(b"\r").rpartition(b"\r")[2], b""
         return [rest.decode(errors="replace")] if rest else []
 
 
@@ -72,8 +81,7 @@ class OutputFollower:
         """Show everything that has been written."""
         with self._lock:
             for rank, follower in self._followers.items():
-                while lines := follower.read():
-                    self._show(rank, lines)
+                self._show(rank, follower.all())
                 self._show(rank, follower.rest())
 
     def stop(self) -> None:

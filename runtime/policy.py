@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history import History
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
@@ -44,9 +45,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.failures_without_progress < 0:
-            raise ValueError(
-                f"failures_without_progress must be 0 or more, not {self.failures_without_progress}"
-            )
+            raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +71,10 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
             action=Action.stop, reason="the script failed before its first step; a restart would repeat it"
         )
     failures = history.failures_without_progress
-    recent = history.recoveries[-failures - 1 : -1] if failures else []
-    same = sum(1 for recovery in recent[-failures:] if recovery.signature == verdict.signature)
+    earlier = (
+        history.recoveries[-failures:-1] if failures else []
+    )  # since the last progress, without this one
+    same = sum(1 for recovery in earlier if recovery.signature == verdict.signature)
     if verdict.deterministic and same >= 1:
         return Decision(
             action=Action.stop, reason="the same failure at the same step again, with no newer checkpoint"

@@ -37,7 +37,9 @@ def default_run_id(target: str, command: Sequence[str]) -> str:
     name = re.sub(
         r"[^A-Za-z0-9_.-]+", "-", Path(target).stem if "/" in target or target.endswith(".py") else target
     )
-    digest = hashlib.sha256("\0".join([os.getcwd(), *command]).encode()).hexdigest()[:6]
+    digest = hashlib.sha256("\0".join([os.getcwd(), *command]).encode(errors="surrogateescape")).hexdigest()[
+        :6
+    ]
     return f"{name.strip('-.') or 'run'}-{digest}"
 
 
@@ -148,8 +150,8 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON durably: a new file (0600), fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)  # ASCII: arguments may hold lone surrogates, which UTF-8 refuses
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

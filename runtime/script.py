@@ -55,10 +55,15 @@ def _find_module(name: str) -> ModuleSpec | None:
     parts = name.split(".")
     for depth in range(len(parts)):
         qualified = ".".join(parts[: depth + 1])
-        here = [os.getcwd()] if path is None else None
-        spec = importlib.machinery.PathFinder.find_spec(qualified, here) if here else None
+        # the working directory first, as for `python -m`; a plain folder in it hides no package further on
+        spec = importlib.machinery.PathFinder.find_spec(
+            qualified, [os.getcwd(), *sys.path] if path is None else path
+        )
         for finder in sys.meta_path:
-            spec = spec or finder.find_spec(qualified, path)
+            try:
+                spec = spec or finder.find_spec(qualified, path)
+            except (ImportError, ValueError):
+                continue
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or ())
@@ -74,11 +79,10 @@ def variables_set(source: str) -> set[str]:
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
-            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                    names |= _texts(target.slice)
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+            names |= _texts(node.slice)  # assigned or deleted, alone or among others
+        elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
+            names |= _keys(node.value)  # os.environ |= {...}
         elif isinstance(node, ast.Call):
             names |= _names_in_call(node)
     return names
@@ -101,11 +105,17 @@ def _names_in_call(node: ast.Call) -> set[str]:
     if function.attr == "update":
         names = {keyword.arg for keyword in node.keywords if keyword.arg}
         for argument in node.args:
-            if isinstance(argument, ast.Dict):
-                for key in argument.keys:
-                    if key is not None:
-                        names |= _texts(key)
+            names |= _keys(argument)
         return names
+    return set()
+
+
+def _keys(node: ast.expr) -> set[str]:
+    """The keys of `{...}` or `dict(...)` that are written out."""
+    if isinstance(node, ast.Dict):
+        return set().union(*(_texts(key) for key in node.keys if key is not None))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        return {keyword.arg for keyword in node.keywords if keyword.arg}
     return set()
 
 

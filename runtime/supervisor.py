@@ -117,6 +117,8 @@ class Supervisor:
         self._exit_deadline = None
         if self.lifecycle.state is State.recovering:
             self.lifecycle.fire(Event.restarted)
+            if self._stop_asked:
+                self.lifecycle.fire(Event.stop_requested)  # it came between two attempts
         self._write("attempt_started", world_size=workers[0].world_size, node=group_rank)
         self._attempt_output({worker.global_rank: self.log_path(worker.global_rank) for worker in workers})
 
@@ -150,9 +152,11 @@ class Supervisor:
     def give_up(self, sentence: str) -> None:
         """End the run for a reason outside any rank; called when the agent could not go on."""
         self.sentence = sentence
-        self.exit_code = EXIT_GAVE_UP
-        self._write("run_ended", exit_code=EXIT_GAVE_UP, sentence=sentence, step=self._committed[1])
-        self.journal.sync()
+        if self.lifecycle.state not in (State.collecting, State.recovering):
+            self.lifecycle.fire(Event.fault)
+        if self.lifecycle.state is State.collecting:
+            self.lifecycle.fire(Event.evidence_written)  # there is none: no rank failed
+        self._end(Event.gave_up, EXIT_GAVE_UP)
 
     def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
         """One look. See the class."""

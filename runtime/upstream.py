@@ -42,7 +42,7 @@ FORKSERVER_ATTRIBUTES = ("_forkserver_alive_fd", "_forkserver_pid")
 def hidden_main() -> Iterator[None]:
     """Keep multiprocessing from importing the supervisor's `__main__` again in each child it starts."""
     main: Any = sys.modules["__main__"]
-    kept = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     try:
         for name in kept:
             setattr(main, name, None)

@@ -92,7 +92,7 @@ def _run_script(settings: RankSettings) -> None:
         sys.path.insert(0, os.path.dirname(os.path.realpath(settings.target)))
         path = os.path.abspath(settings.target)
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec")
+            code = compile(file.read(), path, "exec", dont_inherit=True)
         # runpy.run_path would take the module away before exit handlers run, and rewrite sys.argv[0]
         module = types.ModuleType("__main__")
         module.__dict__.update(__file__=path, __builtins__=builtins, __package__=None)
@@ -159,7 +159,7 @@ def _report(session: Session, error: BaseException) -> None:
     last = next(reversed(own or list(frames)), None)
     record = {
         "type": type(error).__name__,
-        "message": str(error)[:4000],
+        "message": _message(error)[:4000],
         "traceback": text
         if len(text) <= MAX_TRACEBACK_CHARACTERS
         else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
@@ -173,6 +173,13 @@ def _report(session: Session, error: BaseException) -> None:
     os.replace(temporary, session.settings.error)
     session.slot.state = RankState.failed
     session.slot.touch()
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        return "its text could not be had: str() failed"
 
 
 def _leave(session: Session, code: int, completed: bool) -> NoReturn:

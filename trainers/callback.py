@@ -91,7 +91,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             step=state.global_step,
             fingerprint=self._path.take(),
             stop=stop,
-            save=saves > session.saves_seen,
+            # a save agreed on already, and made at this step's end, is what the request asked for
+            save=saves > session.saves_seen and not (self._outcome is not None and self._outcome.save),
             nonfinite=self.nonfinite,
         )
         session.saves_seen = saves

@@ -91,7 +91,7 @@ def wrap_reward(
 
         wrapper = marked
     functools.update_wrapper(wrapper, function)
-    if not hasattr(wrapper, "__name__"):
+    if not hasattr(function, "__name__"):
         wrapper.__name__ = type(function).__name__
     wrapper._grpo_run_marked = True  # type: ignore[attr-defined]
     return wrapper

@@ -81,13 +81,22 @@ def _from_elsewhere(question: Question, rejected: Callable[[FoundCheckpoint, str
     if path.is_dir():
         try:
             manifest = checkpoints.read_manifest(path)
-        except CheckpointError:
+        except CheckpointError as error:
+            if not (path / "trainer_state.json").is_file():
+                raise UsageError(
+                    f"--resume-from {path}: no checkpoint (no trainer_state.json in it)"
+                ) from error
             here = (
                 path.resolve().parent == Path(question.call.output_dir).resolve()
                 or question.call.ordinal == 1
             )
             return Resume(argument=str(path) if here else question.script_asks)
         if manifest.train_call.ordinal == question.call.ordinal:
+            if question.only_step is None:  # rank 0 verifies for all
+                try:
+                    checkpoints.verify(path, manifest)
+                except CheckpointError as error:
+                    raise UsageError(f"--resume-from {path}: {error}") from error
             return Resume(argument=str(path), own=FoundCheckpoint(path=path, manifest=manifest))
         found = _newest(question, {manifest.run_id}, rejected)
     else:

@@ -32,6 +32,13 @@ def wrap_save(trainer: Any, session: Session, call: TrainCall, before: Any) -> N
         before()
         slot = session.slot
         slot.enter(Phase.checkpoint)
+        try:
+            return publish(*args, **kwargs)
+        finally:
+            slot.leave(Phase.checkpoint)
+
+    def publish(*args: Any, **kwargs: Any) -> Any:
+        slot = session.slot
         began = time.perf_counter()
         step = trainer.state.global_step
         path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
@@ -67,7 +74,6 @@ def wrap_save(trainer: Any, session: Session, call: TrainCall, before: Any) -> N
             _rotate(trainer, limit)
         slot.checkpoint_step = step
         slot.checkpoint_seconds += time.perf_counter() - began
-        slot.leave(Phase.checkpoint)
         return result
 
     setattr(trainer, upstream.SAVE_CHECKPOINT, save)

@@ -5,6 +5,7 @@ Written by `cli.launch` through the supervisor, read once by the bootstrap. Plai
 
 from __future__ import annotations
 
+import json
 import os
 
 import pydantic
@@ -43,9 +44,10 @@ class RankSettings(pydantic.BaseModel):
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries it."""
-        return {VARIABLE: self.model_dump_json()}
+        # ASCII: arguments that are no UTF-8 hold lone surrogates
+        return {VARIABLE: json.dumps(self.model_dump())}
 
     @classmethod
     def from_environment(cls) -> RankSettings:
         """Read it back; raises pydantic's error when it is not there, which only a bug can cause."""
-        return cls.model_validate_json(os.environ[VARIABLE])
+        return cls.model_validate(json.loads(os.environ[VARIABLE]))

@@ -22,9 +22,19 @@ _PEER_ERROR = re.compile(
 )
 
 
+_TORCH_ERRORS = frozenset(
+    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
+)
+"""What torch raises from a collective or a store. Python's own connection errors are the script's: a reward server's."""
+
+
 def is_victim(exit: Exit) -> bool:
     """The rank's error says that a peer went away, not that this rank did anything wrong."""
-    return exit.error is not None and bool(_PEER_ERROR.search(f"{exit.error.type}: {exit.error.message}"))
+    return (
+        exit.error is not None
+        and exit.error.type in _TORCH_ERRORS
+        and bool(_PEER_ERROR.search(f"{exit.error.type}: {exit.error.message}"))
+    )
 
 
 def diagnose(

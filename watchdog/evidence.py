@@ -38,9 +38,15 @@ def collect(incident: Path, pids: Mapping[int, int], stack_files: Mapping[int, P
     before = {rank: _size(stack_files[rank]) for rank in pids if rank in stack_files}
     for rank, pid in pids.items():
         try:
+            if not _catches_stack_signal(pid):
+                # the signal's default action would end the process, and it would be taken for the culprit
+                missing.append(f"rank {rank}: not yet ready to write stacks")
+                before.pop(rank, None)
+                continue
             os.kill(pid, STACK_SIGNAL)
-        except ProcessLookupError:
+        except (ProcessLookupError, FileNotFoundError):
             missing.append(f"rank {rank}: gone before its stack was asked for")
+            before.pop(rank, None)
     for rank, pid in pids.items():
         for name in PROC_FILES:
             try:
@@ -62,6 +68,14 @@ def collect(incident: Path, pids: Mapping[int, int], stack_files: Mapping[int, P
                 source.seek(max(0, _size(file) - MAX_FILE_BYTES))
                 _write(stacks / f"rank{rank}.txt", source.read(MAX_FILE_BYTES))
     return missing
+
+
+def _catches_stack_signal(pid: int) -> bool:
+    """Whether the process has a handler for the stack signal: bit N-1 of SigCgt in /proc/PID/status, proc(5)."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return False
 
 
 def _size(path: Path) -> int:

@@ -33,8 +33,8 @@ def close_incident(path: Path, verdict: Verdict, missing: list[str]) -> Path:
     """
     record = {**verdict.as_json(), "missing_evidence": missing}
     descriptor = os.open(path / "verdict.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(record, file, indent=2, ensure_ascii=False)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=2)  # ASCII: messages may hold lone surrogates, which UTF-8 refuses
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
