@@ -25,6 +25,10 @@ ENTRY = "grpo_run.trainers.bootstrap:main"
 PRELOAD = ("grpo_run.trainers.preload",)
 
 
+class _StoppedWithoutRanks(BaseException):
+    """A signal while the agent waits for other nodes: nothing is lost by leaving at once."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Launch and supervise; returns the run's exit code."""
     launch = parse(arguments)
@@ -82,13 +86,21 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
         terminal.say(f"run {config.run_id} in {directory.path}, metrics on http://{host}:{port}/metrics")
     else:
         terminal.say(f"run {config.run_id} in {directory.path}")
+
+    def on_signal(number: int, frame: object) -> None:
+        if not supervisor.has_ranks:
+            raise _StoppedWithoutRanks(signal.Signals(number).name)
+        supervisor.note_stop(signal.Signals(number).name)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, frame: supervisor.request_stop(signal.Signals(received).name))
+        signal.signal(number, on_signal)
     terminal.start()
     output.start()
     try:
         supervisor.begin(world_size_local=int(launch.elastic.nproc_per_node))
         agent.run()
+    except _StoppedWithoutRanks as stopped:
+        supervisor.stop_without_ranks(str(stopped))
     except (ProcessError, RendezvousError, DistError) as error:
         # no ranks to run with: the processes, the nodes or the network between them
         supervisor.give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")

@@ -64,7 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.__class__ = _Parser
     parser.prog = "grpo-run launch"
     parser.description = __doc__
-    parser.set_defaults(max_restarts=None)
+    # None tells "not said" from torchrun's own default; its variables (PET_*) still say it
+    for name in ("max_restarts", "nproc_per_node"):
+        if f"PET_{name.upper()}" not in os.environ:
+            parser.set_defaults(**{name: None})
     group = parser.add_argument_group("grpo-run")
     group.add_argument(
         "--accelerate-config", metavar="FILE", help="what `accelerate launch --config_file FILE` would set"
@@ -224,12 +227,9 @@ def _parallelism(options: argparse.Namespace, nodes: int) -> tuple[dict[str, str
     """Environment for the ranks, the distributed type that must come of it, and ranks a node."""
     from torch.distributed.run import determine_local_world_size
 
-    given = (
-        any(word.startswith(("--nproc-per-node", "--nproc_per_node")) for word in sys.argv)
-        or options.nproc_per_node != "1"
-    )
+    given = options.nproc_per_node is not None
     try:
-        processes = determine_local_world_size(options.nproc_per_node)
+        processes = determine_local_world_size(options.nproc_per_node if given else "1")
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
     if processes < 1:

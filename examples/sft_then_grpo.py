@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/sft_then_grpo.py
 
 The model is shown numbers reversed, half of them wrongly, and then paid for the right ones: the reward climbs
-from about 0.5 to above 0.9, in half a minute on a CPU. Nothing in it knows about grpo-run. If a rank dies
+from about 0.5 to about 0.9, in half a minute on a CPU. Nothing in it knows about grpo-run. If a rank dies
 during GRPO, `grpo-run launch` does not do the warm start again.
 """
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.runtime.errors import EXIT_GAVE_UP
+
 
 @dataclass(kw_only=True)
 class Recovery:
@@ -104,6 +106,8 @@ class History:
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
+        if self.exit_code == EXIT_GAVE_UP:
+            self.failures_without_progress = 0  # somebody has looked at the report, and started it again
         self.exit_code = None
         self.sentence = ""
         self.state = "starting"

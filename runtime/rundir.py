@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 from grpo_run.runtime.errors import RunDirectoryError
 
 DEFAULT_ROOT = Path("runs")
+LOCK_SECONDS = 0.2
 
 
 def default_run_id(target: str, command: Sequence[str]) -> str:
@@ -100,7 +102,7 @@ class RunDirectory:
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
@@ -144,6 +146,18 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise RunDirectoryError(f"{self.run_json} is not a JSON object")
         return value
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock, waiting out whoever only looks who holds it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -77,6 +77,9 @@ class Supervisor:
         self._exit_deadline: float | None = None
         self._observed_at = time.monotonic()
         self._stop_asked = False
+        self._stops_noted: list[str] = []
+        self.has_ranks = False
+        """False while the agent waits in a rendezvous, where no look is taken."""
 
     def begin(self, **fields: Any) -> None:
         """Write that this supervisor has taken the run up."""
@@ -124,14 +127,20 @@ class Supervisor:
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """The ranks are there."""
+        self.has_ranks = True
         for place, pid in ranks.pids.items():
             self._write("rank_started", rank=self._ranks_by_place[place], pid=pid)
 
     def membership_changed(self, ranks: RankGroup) -> None:
         """Nodes came or went; the rendezvous wants everybody anew."""
         self._say("nodes joined or left; restarting all ranks")
+        self.has_ranks = False
         self.lifecycle.fire(Event.fault)
         self.lifecycle.fire(Event.evidence_written)
+
+    def note_stop(self, why: str) -> None:
+        """Note that a stop is wanted; safe in a signal handler. Acted on at the next look."""
+        self._stops_noted.append(why)
 
     def request_stop(self, why: str) -> None:
         """Ask all ranks to agree on a step, save and leave. A second request ends them without waiting."""
@@ -149,6 +158,14 @@ class Supervisor:
         if self.lifecycle.state in (State.starting, State.running, State.suspect):
             self.lifecycle.fire(Event.stop_requested)
 
+    def stop_without_ranks(self, why: str) -> None:
+        """End the run while no rank exists; what was saved before counts."""
+        self.request_stop(why)
+        if self.lifecycle.state is State.recovering:
+            self.lifecycle.fire(Event.restarted)
+            self.lifecycle.fire(Event.stop_requested)
+        self._end(Event.stopped, EXIT_STOPPED)
+
     def give_up(self, sentence: str) -> None:
         """End the run for a reason outside any rank; called when the agent could not go on."""
         self.sentence = sentence
@@ -161,6 +178,8 @@ class Supervisor:
     def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
         """One look. See the class."""
         since, self._observed_at = self._observed_at, time.monotonic()
+        while self._stops_noted:
+            self.request_stop(self._stops_noted.pop(0))
         slots = self._slots()
         self._note_commits(slots)
         self._catch_up()
@@ -314,6 +333,7 @@ class Supervisor:
         self.journal.sync()
         if decision.action in RESTARTS:
             self._say(verdict.sentence)
+            self.has_ranks = False
             self._say(f"recovery: {decision.action}, {decision.reason}")
             return Next.restart
         if self._stop_asked:

@@ -99,11 +99,11 @@ def _guarded_train(
     )
     resume = _agree_on_resume(session, call, script_asks or None)
     path = phases.Path()
-    callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished)
+    callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished and not resume.foreign)
     _mark_phases(trainer, session, callback, path)
     saving.wrap_save(trainer, session, call, callback.collect)
     trainer.add_callback(callback)
-    undo_restore = _restore_only(trainer) if resume.finished else None
+    undo_restore = _restore_only(trainer, only_at_end=resume.foreign) if resume.finished else None
     try:
         result = original(trainer, resume.argument, None, *args, **kwargs)
     finally:
@@ -112,7 +112,7 @@ def _guarded_train(
             undo_restore()
     if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
         raise Stopped(trainer.state.global_step)
-    if not resume.finished:
+    if not resume.finished or resume.foreign:
         _finish(session, trainer, call)
     _unwrap(trainer)
     session.slot.state = RankState.between
@@ -205,11 +205,19 @@ def _unwrap(trainer: Any) -> None:
         trainer.__dict__.pop(name, None)
 
 
-def _restore_only(trainer: Any) -> Any:
-    """Let `train()` load the finished call's state and end, without taking a step."""
+def _restore_only(trainer: Any, *, only_at_end: bool = False) -> Any:
+    """Let `train()` load the finished call's state and end, without taking a step.
 
-    def no_epoch(*args: Any, **kwargs: Any) -> None:
+    Args:
+        only_at_end: train on when the script now asks for more steps than the call had taken.
+    """
+    run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+
+    def no_epoch(*args: Any, **kwargs: Any) -> Any:
+        if only_at_end and trainer.state.global_step < trainer.state.max_steps:
+            return run_epoch(*args, **kwargs)
         trainer.control.should_training_stop = True
+        return None
 
     setattr(trainer, upstream.RUN_EPOCH, no_epoch)
     return lambda: trainer.__dict__.pop(upstream.RUN_EPOCH, None)

@@ -34,6 +34,7 @@ from grpo_run.watchdog.observation import RankState
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 TEARDOWN_SECONDS = 3.0
+EXIT_HANDLER_SECONDS = 10.0
 
 
 def main() -> NoReturn:
@@ -189,7 +190,11 @@ def _leave(session: Session, code: int, completed: bool) -> NoReturn:
         session.slot.touch()
         session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
     with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
-    upstream.run_exit_handlers()
+    if completed:
+        upstream.run_exit_handlers()
+    else:
+        # peers wait for this rank's end; a handler that hangs must not hide the failure
+        with_deadline(upstream.run_exit_handlers, EXIT_HANDLER_SECONDS)
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
     _flush()
     os._exit(code)

@@ -23,6 +23,8 @@ class Resume:
 
     argument: str | bool | None
     own: FoundCheckpoint | None = None
+    foreign: bool = False
+    """It is another run's: a call that had finished there may go on here, to more steps."""
     notice: str | None = None
 
     @property
@@ -97,7 +99,7 @@ def _from_elsewhere(question: Question, rejected: Callable[[FoundCheckpoint, str
                     checkpoints.verify(path, manifest)
                 except CheckpointError as error:
                     raise UsageError(f"--resume-from {path}: {error}") from error
-            return Resume(argument=str(path), own=FoundCheckpoint(path=path, manifest=manifest))
+            return Resume(argument=str(path), own=FoundCheckpoint(path=path, manifest=manifest), foreign=True)
         found = _newest(question, {manifest.run_id}, rejected)
     else:
         found = _newest(question, {question.resume_from}, rejected)
@@ -106,7 +108,11 @@ def _from_elsewhere(question: Question, rejected: Callable[[FoundCheckpoint, str
                 f"--resume-from {question.resume_from}: neither a checkpoint directory nor a run"
                 f" with a complete checkpoint in {question.call.output_dir}"
             )
-    return Resume(argument=str(found.path), own=found) if found else Resume(argument=question.script_asks)
+    return (
+        Resume(argument=str(found.path), own=found, foreign=True)
+        if found
+        else Resume(argument=question.script_asks)
+    )
 
 
 def _newest(

@@ -88,6 +88,8 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], everyone_victim: boo
         return Cause.unknown
     if culprit.signal is not None:
         return Cause.signal
+    if culprit.error is not None and culprit.error.type == "ConsensusError":
+        return Cause.collective_mismatch
     slot = slots.get(culprit.rank)
     if slot is None or (slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0):
         return Cause.startup_failure

@@ -56,11 +56,13 @@ def collect(incident: Path, pids: Mapping[int, int], stack_files: Mapping[int, P
                 continue
             _write(memory / f"rank{rank}.{name}", text)
     deadline = time.monotonic() + STACK_DEADLINE_SECONDS
-    waiting = set(before)
+    waiting, last = set(before), dict(before)
     while waiting and time.monotonic() < deadline:
-        waiting = {rank for rank in waiting if _size(stack_files[rank]) == before[rank]}
-        if waiting:
-            time.sleep(0.002)
+        time.sleep(0.002)
+        now = {rank: _size(stack_files[rank]) for rank in waiting}
+        # written when something has come and nothing more came since the last look
+        waiting = {rank for rank in waiting if now[rank] == before[rank] or now[rank] != last[rank]}
+        last.update(now)
     missing += [f"rank {rank}: no stack within {STACK_DEADLINE_SECONDS} s" for rank in sorted(waiting)]
     for rank, file in stack_files.items():
         if _size(file):
