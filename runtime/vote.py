@@ -151,6 +151,15 @@ class VoteGroup:
             work.wait()
         return int(vector.item())
 
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """Every rank's values (as many on each, below 2**63), by rank, at once."""
+        if self._group is None:
+            return [values]
+        mine = torch.tensor(values, dtype=torch.int64)
+        every = [torch.empty_like(mine) for _ in range(self.world_size)]
+        self._group.allgather([every], [mine]).wait()
+        return [one.tolist() for one in every]
+
     def _reduce(self, vector: torch.Tensor) -> Any:
         if self._group is None:
             return None

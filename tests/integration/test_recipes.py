@@ -1,0 +1,61 @@
+"""The packaged recipes, run for real: the demo as a user runs it, GSM8K on its own files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import BIN, QUIET, Run
+
+from grpo_run.dashboards.picture import draw_run
+from grpo_run.runtime.journal import read_journal
+
+GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "shared" / "data" / "gsm8k"))
+
+
+@pytest.mark.timeout(600)
+def test_demo_learns_recovers_and_draws(tmp_path: Path) -> None:
+    """Reward over the last 20 steps at least 0.8 and 0.3 above the first 20; one of one faults recovered; a picture."""
+    answer = subprocess.run(
+        [str(BIN / "grpo-run"), "demo", "--out", "out"],
+        cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    assert re.search(r"faults recovered +1 of 1", answer.stdout)
+    summary = draw_run(read_journal(tmp_path / "out" / "run" / "journal.jsonl"), tmp_path / "again.png")
+    assert summary.compared_steps == 20
+    assert summary.last_reward >= 0.8
+    assert summary.last_reward - summary.first_reward >= 0.3
+    assert summary.recoveries == 1
+    picture = (tmp_path / "out" / "reward.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000
+
+
+def test_gsm8k_trains_on_the_real_files(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Two steps on GSM8K's own lines with the tiny model: prompts, answers and both rewards fit together."""
+    assert (GSM8K / "train.jsonl").is_file(), (
+        f"GSM8K's files are not at {GSM8K}; name their folder in GRPO_RUN_GSM8K"
+    )
+    command = [
+        str(BIN / "grpo-run"), "train", "gsm8k", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"),
+        "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}", "--set", f"output_dir={tmp_path / 'out'}",
+        "--set", "grpo.max_steps=2", "--set", "grpo.save_steps=2", "--set", "grpo.max_completion_length=16",
+        "--set", "grpo.num_generations=4", "--set", "grpo.per_device_train_batch_size=4",
+        "--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.steps_per_generation=1", "--set", "grpo.bf16=false",
+        "--set", "grpo.gradient_checkpointing=false",
+    ]  # fmt: skip
+    answer = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=240
+    )
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    logged = [
+        event for event in read_journal(tmp_path / "run" / "journal.jsonl") if event["event"] == "step_logged"
+    ]
+    assert [event["step"] for event in logged] == [1, 2]
+    assert all(event["reward"] is not None for event in logged)
+    assert (tmp_path / "out").is_dir()
