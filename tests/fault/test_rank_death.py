@@ -46,7 +46,7 @@ def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path:
     """The incident of a killed rank holds the survivor's stack, which names the line it waited in."""
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
-        "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.05",
+        "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.5",
     ).start()  # fmt: skip
     run.until_step(2)
     run.kill(0)
@@ -59,7 +59,7 @@ def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path:
     assert "SIGKILL" in verdict["sentence"]
     stack = (incident / "stacks" / "rank1.txt").read_text()
     assert "Current thread" in stack or "Thread" in stack
-    assert "grpo.py" in stack
+    assert "in overlap" in stack or "tiny.py" in stack  # asleep in its reward when its peer died
     assert (incident / "memory" / "rank1.status").read_text().count("VmRSS") == 1
 
 

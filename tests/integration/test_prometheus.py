@@ -325,6 +325,7 @@ def test_a_real_run_shows_its_ranks(tmp_path: Path) -> None:
     ).start()  # fmt: skip
     try:
         run.until(lambda events: any(event["event"] == "step_logged" for event in events))
+        run.until_step(12)
         address = re.search(r"http://[\d.]+:\d+/metrics", run.tail())
         assert address is not None, run.tail()
         with urllib.request.urlopen(address[0], timeout=10) as answer:
