@@ -18,7 +18,7 @@ from typing import Any
 from grpo_run.runtime.agent import Next
 from grpo_run.runtime.board import Board
 from grpo_run.runtime.config import RunConfig
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history import History
 from grpo_run.runtime.journal import Journal, JournalReader
 from grpo_run.runtime.lifecycle import Event, Lifecycle, State
@@ -28,6 +28,9 @@ from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.status import RunStatus, verdict_sentence
 from grpo_run.watchdog import diagnosis, evidence, incident
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
+
+USAGE_ERRORS = frozenset(error.__name__ for error in (UsageError, *UsageError.__subclasses__()))
+"""What a rank's guard or recipe raises about the user's settings; a script's own `sys.exit(2)` is none of them."""
 
 GATHER_SECONDS = 0.03
 """How long to go on looking for further exits after the first: a collective's victims fall within milliseconds."""
@@ -303,7 +306,7 @@ class Supervisor:
             self._pending += [self._complete(exit, slots) for exit in ranks.wait(left)]
         failed = [exit for exit in self._pending if not exit.completed]
         verdict = diagnosis.diagnose(failed, self._slots(), best_position=self.history.best_position)
-        usage = next((exit for exit in failed if exit.exit_code == EXIT_USAGE and exit.error), None)
+        usage = next((exit for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
         folder = incident.close_incident(folder, verdict, missing)
         culprit = next((exit for exit in failed if exit.rank == verdict.culprit), None)
         failed_at = (

@@ -186,7 +186,7 @@ def _mark_phases(trainer: Any, session: Session, callback: Any, path: phases.Pat
     def step(*args: Any, **kwargs: Any) -> Any:
         loss = training_step(*args, **kwargs)
         # transformers itself reads this value next, so looking at it costs no synchronisation of its own
-        if not bool(loss.isfinite().all()):
+        if hasattr(loss, "isfinite") and not bool(loss.isfinite().all()):
             callback.nonfinite = True
         return loss
 

@@ -102,7 +102,7 @@ def _sentence(culprit: Exit, step: int, phase: str | None, everyone_victim: bool
         return f"Every local rank lost its connection to a peer {place}; the first cause is not on this node."
     if culprit.signal is not None:
         return f"Rank {culprit.rank} was killed by {signal_name(culprit.signal)} {place}."
-    if culprit.error is not None:
+    if culprit.error is not None and culprit.error.type != "SystemExit":
         first_line = (
             culprit.error.message.strip().splitlines()[0][:200] if culprit.error.message.strip() else ""
         )

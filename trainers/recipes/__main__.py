@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 
 from grpo_run.runtime.errors import EXIT_USAGE, UsageError
@@ -19,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("recipe", help="a packaged recipe's name, or the path of a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args(arguments)
+    # what transformers says of its own deprecations at each save is no news to whoever runs a recipe
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     try:
         recipe = load_recipe(options.recipe, options.overrides)
         if recipe.task == "arithmetic":

@@ -276,3 +276,13 @@ def test_a_run_is_done_when_every_rank_is(make_slot: MakeSlot) -> None:
     assert not all_done([done, make_slot(1)])
     assert not all_done([done, None])
     assert not all_done([])
+
+
+def test_a_scripts_own_exit_code_is_said_as_such(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """`sys.exit(2)` in a script is an exit with a code, not an exception called 2."""
+    ended = make_exit(0, order=0, exit_code=2, error=make_error(type="SystemExit", message="2"))
+    verdict = diagnose([ended], {0: make_slot(0)}, best_position=(0, 0))
+    assert "exited with code 2" in verdict.sentence
+    assert "SystemExit" not in verdict.sentence
