@@ -39,11 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     print("$ " + " ".join(command), flush=True)
     with subprocess.Popen(command) as process:
         try:
-            killed = _kill_half_way(run, process)
+            killed = _kill_half_way(run, process, began + DEADLINE_SECONDS)
             code = process.wait(timeout=max(1.0, DEADLINE_SECONDS - (time.monotonic() - began)))
         except BaseException:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()  # the ranks go with it
             raise
     return _report(run, out, code, killed, time.monotonic() - began)
 
@@ -67,11 +70,11 @@ def _empty(out: Path) -> Path:
     return out
 
 
-def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes]) -> int | None:
+def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes], deadline: float) -> int | None:
     """SIGKILL rank 1 in the middle of the last `train()` call, as the journal tells it; returns the step."""
     reader = JournalReader(run.journal)
     pid = 0
-    while process.poll() is None:
+    while process.poll() is None and time.monotonic() < deadline:
         for event in reader.new():
             if event["event"] == "rank_started" and event["rank"] == 1:
                 pid = int(event["pid"])

@@ -93,7 +93,8 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
         supervisor.note_stop(signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, on_signal)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wished
+            signal.signal(number, on_signal)
     terminal.start()
     output.start()
     try:
@@ -109,6 +110,8 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
         terminal.stop()
         if server is not None:
             server.stop(2.0)
+    if supervisor.exit_code is None:
+        supervisor.give_up("the rendezvous was closed by another node before this one had ranks")
     terminal.say(supervisor.sentence)
     assert supervisor.exit_code is not None
     return supervisor.exit_code

@@ -6,6 +6,7 @@ changed. Ranks' lines go to standard output as torchrun's do, everything of ours
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,14 @@ REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 15.0
 
 
+class _Console(Console):
+    """A console whose closing is not the run's end."""
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent; rich itself would end the process."""
+        self.quiet = True
+
+
 class Terminal:
     """Thread-safe. `shown` says which ranks' lines are printed (their files hold all of them).
 
@@ -30,7 +39,7 @@ class Terminal:
     def __init__(self, *, shown: frozenset[int], progress: Callable[[], str]) -> None:
         self._shown = shown
         self._progress = progress
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-terminal")
@@ -47,21 +56,24 @@ class Terminal:
         self._stop.set()
         self._thread.join(2.0)
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()
 
     def rank_line(self, rank: int, line: str) -> None:
         """One line of a rank's output."""
         if rank not in self._shown:
             return
-        if self._live is not None:
-            self._console.print(Text(f"[rank{rank}] {line}"))
-        else:
-            sys.stdout.write(f"[rank{rank}] {line}\n")
-            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more; the rank's file has it
+            if self._live is not None:
+                self._console.print(Text(f"[rank{rank}] {line}"))
+            else:
+                sys.stdout.write(f"[rank{rank}] {line}\n")
+                sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """One line of the supervisor's own; a text of several (a traceback) is shown as it is."""
-        self._console.print(Text(text if "\n" in text else f"grpo-run: {text}"))
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone must not take the run along
+            self._console.print(Text(text if "\n" in text else f"grpo-run: {text}"))
 
     def _loop(self) -> None:
         last, waited = "", PLAIN_SECONDS
@@ -69,7 +81,8 @@ class Terminal:
             line = self._progress()
             waited += REFRESH_SECONDS
             if self._live is not None:
-                self._live.update(Text(f"grpo-run: {line}", style="dim"))
+                with contextlib.suppress(OSError, ValueError):
+                    self._live.update(Text(f"grpo-run: {line}", style="dim"))
             elif line and line != last and waited >= PLAIN_SECONDS:
                 self.say(line)
                 last, waited = line, 0.0

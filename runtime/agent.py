@@ -96,7 +96,9 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Torch's rendezvous, then a store for this attempt alone."""
         super()._rendezvous(worker_group)
-        key = f"grpo_run/attempt/{self._restarts}"
+        # torch prefixes the store with the rendezvous' round, the same on every node; the static one has no rounds
+        static = worker_group.spec.rdzv_handler.get_backend() == "static"
+        key = f"grpo_run/attempt/{self._restarts if static else 0}"
         store = worker_group.store
         assert store is not None
         if worker_group.group_rank == 0:

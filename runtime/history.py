@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.errors import EXIT_GAVE_UP
+from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
 
 
 @dataclass(kw_only=True)
@@ -76,6 +76,7 @@ class History:
     best_position: tuple[int, int] = (0, 0)
     failures_without_progress: int = 0
     supervisors: int = 0
+    left_early: bool = False
     _spans: list[tuple[int, int, float]] = field(
         default_factory=list
     )  # (train call, step, seconds) that survived
@@ -122,6 +123,7 @@ class History:
 
     def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
+        self.left_early = False
         self._last_commit = None
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
@@ -148,7 +150,7 @@ class History:
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
         for recovery in self.recoveries:
-            if recovery.recovery_seconds is None:
+            if recovery.recovery_seconds is None and recovery.action.startswith("restart"):
                 recovery.recovery_seconds = max(0.0, at - recovery.at)
 
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
@@ -183,6 +185,9 @@ class History:
     def _on_action(self, record: dict[str, Any], time: float) -> None:
         if self.recoveries and not self.recoveries[-1].action:
             self.recoveries[-1].action = record["action"]
+
+    def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
+        self.left_early |= record.get("exit_code") == EXIT_STOPPED
 
     def _on_warning(self, record: dict[str, Any], time: float) -> None:
         self.warnings += 1

@@ -8,6 +8,7 @@ Does not rotate and does not interpret: `history.py` folds it.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -71,6 +72,8 @@ class Journal:
     ) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._end_cut_line(path)
+        self._cut = False
+        self.lost = 0
         self._run_id = run_id
         self._wall = wall
         self._monotonic = monotonic
@@ -101,7 +104,14 @@ class Journal:
                 key: record[key] for key in ("time", "monotonic", "run", "attempt", "rank", "step", "event")
             }
             line = json.dumps({**kept, "truncated_bytes": len(line)}, separators=(",", ":")).encode()
-        os.write(self._descriptor, line + b"\n")
+        try:
+            written = os.write(self._descriptor, (b"\n" if self._cut else b"") + line + b"\n")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.lost += 1  # a full disk loses lines, not the run
+            return
+        self._cut = written < len(line) + 1
 
     def sync(self) -> None:
         """Put what was written on disk; called at the events a resumed supervisor counts on."""

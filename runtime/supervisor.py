@@ -278,19 +278,19 @@ class Supervisor:
                 )
                 self._write("warning", text=text)
                 self._say(text)
-                stopped = any(exit.exit_code == EXIT_STOPPED for exit in self._pending)
-                return (
-                    self._end(Event.stopped, EXIT_STOPPED)
-                    if stopped
-                    else self._end(Event.completed, EXIT_FINISHED)
-                )
+                if self.history.left_early:
+                    if self.lifecycle.state is not State.stopping:
+                        self.lifecycle.fire(Event.stop_requested)  # asked for on another node
+                    return self._end(Event.stopped, EXIT_STOPPED)
+                return self._end(Event.completed, EXIT_FINISHED)
         return Next.go_on
 
     def _gather_evidence(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> tuple[Path, list[str]]:
-        folder = incident.open_incident(self.run.incidents)
+        folder = self.run.incidents
         pids = {self._ranks_by_place[place]: pid for place, pid in ranks.alive.items()}
         stacks = {rank: self.stack_path(rank) for rank in slots}
         try:
+            folder = incident.open_incident(self.run.incidents)
             return folder, evidence.collect(folder, pids, stacks)
         except OSError as error:
             # a full disk must not keep the run from recovering; the gap is named in the verdict
@@ -307,7 +307,11 @@ class Supervisor:
         failed = [exit for exit in self._pending if not exit.completed]
         verdict = diagnosis.diagnose(failed, self._slots(), best_position=self.history.best_position)
         usage = next((exit for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
-        folder = incident.close_incident(folder, verdict, missing)
+        try:
+            if folder != self.run.incidents:
+                folder = incident.close_incident(folder, verdict, missing)
+        except OSError as error:
+            self._say(f"the incident could not be written: {error}")
         culprit = next((exit for exit in failed if exit.rank == verdict.culprit), None)
         failed_at = (
             culprit.error.wall_time

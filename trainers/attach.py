@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import wrapt
@@ -22,6 +23,7 @@ from grpo_run.trainers.session import Session, current
 from grpo_run.watchdog.observation import Phase, RankState
 
 _GUARDED = "_grpo_run_guard"
+_WRAPPED = (*upstream.ROLLOUT_METHODS, upstream.SAVE_CHECKPOINT, "evaluate", "training_step")
 
 
 def install(session: Session) -> None:
@@ -97,32 +99,48 @@ def _guarded_train(
         trainer_class=type(trainer).__qualname__,
         output_dir=str(trainer.args.output_dir),
     )
+    _warn_of_shared_directory(session, call)
     resume = _agree_on_resume(session, call, script_asks or None)
     path = phases.Path()
     callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished and not resume.foreign)
+    own = {name: trainer.__dict__[name] for name in _WRAPPED if name in trainer.__dict__}
     _mark_phases(trainer, session, callback, path)
     saving.wrap_save(trainer, session, call, callback.collect)
     trainer.add_callback(callback)
     undo_restore = _restore_only(trainer, only_at_end=resume.foreign) if resume.finished else None
     try:
         result = original(trainer, resume.argument, None, *args, **kwargs)
+        if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
+            raise Stopped(trainer.state.global_step)
+        if not resume.finished or resume.foreign:
+            _finish(session, trainer, call)
     finally:
         trainer.remove_callback(callback)
         if undo_restore is not None:
             undo_restore()
-    if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
-        raise Stopped(trainer.state.global_step)
-    if not resume.finished or resume.foreign:
-        _finish(session, trainer, call)
-    _unwrap(trainer)
+        _unwrap(trainer, own)
     session.slot.state = RankState.between
     session.slot.replace(Phase.idle)
     session.slot.touch()
     return result
 
 
+def _warn_of_shared_directory(session: Session, call: TrainCall) -> None:
+    """Say when an earlier call of this script wrote its checkpoints to the same place, under the same numbers."""
+    place = os.path.realpath(call.output_dir)
+    if place in session.output_dirs and session.is_main:
+        text = (
+            f"{call.output_dir} was used by an earlier train() call: both number their checkpoints from 0, so a"
+            " recovery may have to train the earlier call again; give each call an output_dir of its own"
+        )
+        session.say(text)
+        session.journal.write("warning", rank=0, text=text)
+    session.output_dirs.add(place)
+
+
 def _agree_on_resume(session: Session, call: TrainCall, script_asks: Any) -> resuming.Resume:
     """Rank 0 chooses, all ranks take the same; a stop asked for before the call is obeyed here."""
+    session.votes.collect()  # left under way when the script caught what ended its last train() call
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
@@ -199,10 +217,11 @@ def _mark_phases(trainer: Any, session: Session, callback: Any, path: phases.Pat
         ]
 
 
-def _unwrap(trainer: Any) -> None:
-    """Take the instance's wrappers off, so that a second `train()` call of the same trainer wraps afresh."""
-    for name in (*upstream.ROLLOUT_METHODS, upstream.SAVE_CHECKPOINT, "evaluate", "training_step"):
+def _unwrap(trainer: Any, own: dict[str, Any]) -> None:
+    """Take the wrappers off, so that a second `train()` call wraps afresh, and give back what the script had set."""
+    for name in _WRAPPED:
         trainer.__dict__.pop(name, None)
+    trainer.__dict__.update(own)
 
 
 def _restore_only(trainer: Any, *, only_at_end: bool = False) -> Any:
@@ -225,7 +244,7 @@ def _restore_only(trainer: Any, *, only_at_end: bool = False) -> Any:
 
 def _finish(session: Session, trainer: Any, call: TrainCall) -> None:
     """Record that the call ran to its end, beside the checkpoint that holds its end."""
-    path = saving.ensure_saved(trainer, session)
+    path = saving.ensure_saved(trainer, session, call)
     if session.is_main:
         checkpoints.mark_finished(path)
         session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)

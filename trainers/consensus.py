@@ -70,7 +70,7 @@ def _most(flag: bool, site: str) -> bool:
         _groups[session] = connect_votes(
             rank=session.rank,
             world_size=session.world_size,
-            prefix=f"grpo_run/consensus/{session.settings.attempt}",
+            prefix="grpo_run/consensus",
             timeout_seconds=session.settings.vote_timeout_seconds,
         )
     answers = _groups[session].gather([int(flag), *site.encode()[-SITE_BYTES:].ljust(SITE_BYTES, b"\0")])

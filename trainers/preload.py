@@ -15,6 +15,7 @@ from grpo_run.runtime.forkserver import SUPERVISOR_PID
 from grpo_run.runtime.lifeline import die_with_parent
 
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
+os.setsid()  # signals to the supervisor's group or terminal are the supervisor's to answer
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import setproctitle

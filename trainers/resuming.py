@@ -62,7 +62,7 @@ def choose(question: Question, rejected: Callable[[FoundCheckpoint, str], None])
         return Resume(argument=str(own.path), own=own)
     if question.resume_from is not None:
         return _from_elsewhere(question, rejected)
-    if question.script_asks is True and not question.first_attempt:
+    if not question.first_attempt and _may_be_ours(question):
         # our own half-written directories must not be taken for what the script meant
         before = _newest_before_run(Path(question.call.output_dir), question.run_started_at)
         return Resume(argument=str(before) if before else None)
@@ -75,6 +75,18 @@ def choose(question: Question, rejected: Callable[[FoundCheckpoint, str], None])
                 f" run {question.run_id} and starts anew (go on from them with --resume-from {foreign.manifest.run_id})"
             )
     return Resume(argument=question.script_asks, notice=notice)
+
+
+def _may_be_ours(question: Question) -> bool:
+    """The script asks for the newest, or for a directory of `output_dir` written since the run began."""
+    if not isinstance(question.script_asks, str):
+        return question.script_asks is True
+    path, output_dir = Path(question.script_asks), Path(question.call.output_dir)
+    return (
+        path.is_dir()
+        and path.resolve().parent == output_dir.resolve()
+        and path.stat().st_mtime >= question.run_started_at
+    )
 
 
 def _from_elsewhere(question: Question, rejected: Callable[[FoundCheckpoint, str], None]) -> Resume:

@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_run.runtime import checkpoints
 from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers import upstream
 from grpo_run.trainers.session import Session
 from grpo_run.watchdog.observation import Phase
@@ -45,10 +46,13 @@ def wrap_save(trainer: Any, session: Session, call: TrainCall, before: Any) -> N
         if session.is_main:
             checkpoints.withdraw(path)
         limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
+        # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
+        bare, trainer.args.save_only_model = trainer.args.save_only_model, False
         try:
             result = original(*args, **kwargs)
         finally:
             trainer.args.save_total_limit = limit
+            trainer.args.save_only_model = bare
         session.votes.maximum(step)  # every rank has written its files
         if session.is_main:
             manifest = checkpoints.write_manifest(
@@ -95,11 +99,20 @@ def _rotate(trainer: Any, limit: int) -> None:
     )
 
 
-def ensure_saved(trainer: Any, session: Session) -> Path:
+def _is_of(path: Path, session: Session, call: TrainCall) -> bool:
+    """Whether `path` holds a complete checkpoint of this run's call, not another's of the same number."""
+    try:
+        manifest = checkpoints.read_manifest(path)
+    except CheckpointError:
+        return False
+    return manifest.run_id == session.settings.run_id and manifest.train_call.ordinal == call.ordinal
+
+
+def ensure_saved(trainer: Any, session: Session, call: TrainCall) -> Path:
     """The checkpoint of the step where the call ended, saved now when the script's schedule did not. Collective."""
     step = trainer.state.global_step
     path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
-    missing = int(session.is_main and not (path / checkpoints.MANIFEST).is_file())
+    missing = int(session.is_main and not _is_of(path, session, call))
     if session.votes.maximum(missing):
         getattr(trainer, upstream.SAVE_CHECKPOINT)(trainer.model_wrapped, None)
     return path

@@ -39,6 +39,7 @@ class Session:
         self.journal = Journal(run.journal, settings.run_id)
         self.journal.attempt = settings.attempt
         self.train_calls = 0
+        self.output_dirs: set[str] = set()
         self.saves_seen = self.board.requests[1]
         self._votes: Any = None
         self._failure: BaseException | None = None
@@ -56,7 +57,7 @@ class Session:
             self._votes = connect_votes(
                 rank=self.rank,
                 world_size=self.world_size,
-                prefix=f"grpo_run/vote/{self.settings.attempt}",
+                prefix="grpo_run/vote",  # the store is the attempt's own
                 timeout_seconds=self.settings.vote_timeout_seconds,
             )
         except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it

@@ -129,3 +129,39 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
         run = runs("--nproc-per-node", "2", f"{name}.py", name=name).start()
         assert run.wait() == 0, run.tail()
     assert os.listdir(tmp_path / "a" / "attempts") == ["000"]
+
+
+def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """What `timeout` or a hung-up terminal sends reaches the supervisor alone: one joint checkpoint, code 75."""
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run.until_step(3)
+    assert run.process is not None
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 75, run.tail()
+    assert run.status()["recoveries"] == []
+    assert run.status()["checkpoint"]["step"] >= 3
+
+
+def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The reader of its output dies (`| head`): the run goes on to its end, code 0."""
+    run = runs(
+        "--nproc-per-node",
+        "1",
+        str(SCRIPTS / "grpo.py"),
+        "--output-dir",
+        "ours",
+        *STEPS,
+        "--step-seconds",
+        "0.02",
+    )
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [str(BIN / "grpo-run"), "launch", "--run-dir", str(run.directory), "--metrics-addr", "off", *run.arguments],
+        cwd=tmp_path, env=run.environment, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
+    )  # fmt: skip
+    run.process = process
+    os.close(writer)
+    run.until_step(2)
+    os.close(reader)
+    assert process.wait(120) == 0
+    assert run.status()["state"] == "finished"

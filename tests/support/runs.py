@@ -68,6 +68,7 @@ class Run:
                 ],
                 cwd=self.cwd,
                 env=self.environment,
+                start_new_session=True,  # a test may signal the whole group
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
