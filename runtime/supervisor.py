@@ -29,7 +29,8 @@ from grpo_run.runtime.status import RunStatus, verdict_sentence
 from grpo_run.watchdog import diagnosis, evidence, incident
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 
-USAGE_ERRORS = frozenset(error.__name__ for error in (UsageError, *UsageError.__subclasses__()))
+_USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
+USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 """What a rank's guard or recipe raises about the user's settings; a script's own `sys.exit(2)` is none of them."""
 
 GATHER_SECONDS = 0.03
