@@ -150,7 +150,7 @@ class History:
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
         for recovery in self.recoveries:
-            if recovery.recovery_seconds is None and recovery.action.startswith("restart"):
+            if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
                 recovery.recovery_seconds = max(0.0, at - recovery.at)
 
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:

@@ -21,7 +21,9 @@ class Trainer:
     """Writes checkpoints as transformers' does: its files, then rotation by `save_total_limit`."""
 
     def __init__(self, output: Path) -> None:
-        self.args = SimpleNamespace(output_dir=str(output), save_total_limit=None, should_save=True)
+        self.args = SimpleNamespace(
+            output_dir=str(output), save_total_limit=None, save_only_model=False, should_save=True
+        )
         self.state = SimpleNamespace(global_step=5, best_model_checkpoint=None)
         self.model_wrapped = object()
         self.seen: list[Any] = []
@@ -172,11 +174,23 @@ def test_saving_is_shown(trainer: Trainer, session: Any, reading: Callable[[], S
     assert reading().phases == ()
 
 
-def test_the_end_of_a_call_is_saved_when_the_schedule_did_not(trainer: Trainer, session: Any) -> None:
+def test_a_checkpoint_is_whole_although_the_script_wants_the_model_only(trainer: Trainer) -> None:
+    """`save_only_model` is off while the method runs, and as the script had it afterwards."""
+    trainer.args.save_only_model = True
+    during: list[bool] = []
+    trainer.during = lambda path: during.append(trainer.args.save_only_model)
+    save(trainer, 5)
+    assert during == [False]
+    assert trainer.args.save_only_model is True
+
+
+def test_the_end_of_a_call_is_saved_when_the_schedule_did_not(
+    trainer: Trainer, session: Any, call: TrainCall
+) -> None:
     """Once; a checkpoint that is there already is left as it is."""
     trainer.state.global_step = 7
-    path = saving.ensure_saved(trainer, session)
+    path = saving.ensure_saved(trainer, session, call)
     assert checkpoints.read_manifest(path).step == 7
     assert trainer.seen == [(trainer.model_wrapped, None, None)]
-    saving.ensure_saved(trainer, session)
+    saving.ensure_saved(trainer, session, call)
     assert len(trainer.seen) == 1
