@@ -12,8 +12,10 @@ from hypothesis import settings
 
 from grpo_run.runtime.journal import Journal, read_journal
 
-# no deadline: how long an example takes says something about the machine only
-settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None)
+# no deadline: how long an example takes says something about the machine only; the same examples each time, so that
+# a change is judged by what it changed (`pytest --hypothesis-profile=explore` looks further)
+settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("grpo-run")
 
 

@@ -19,7 +19,7 @@ def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
 
     Args:
         characters: visible ASCII, the only text there will be; a small vocabulary is learnt in far fewer
-            steps. None makes a token of each of the 256 bytes, hence encodes any text.
+            steps. None makes a token of each of the 256 bytes, hence encodes any text but the two special names.
     """
     assert characters is None or (characters.isascii() and characters.isprintable() and " " not in characters)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet() if characters is None else characters)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_run.trainers.recipes.arithmetic import CHARACTERS
-from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
+from grpo_run.trainers.recipes.tiny import END, PAD, tiny_model, tiny_tokenizer
 
 ALL_BYTES = tiny_tokenizer()
 
 
-@given(st.text(max_size=100))
+@given(st.text(max_size=100).filter(lambda text: PAD not in text and END not in text))
 def test_any_text_survives_the_byte_tokenizer(text: str) -> None:
-    """GSM8K has typographic quotes, currency signs and worse."""
+    """GSM8K has typographic quotes, currency signs and worse; only the names of the special tokens are not text."""
     encoded = ALL_BYTES(text, add_special_tokens=False)["input_ids"]
     assert len(encoded) == len(text.encode())
     assert ALL_BYTES.decode(encoded, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
