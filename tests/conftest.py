@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.runs import Run
 
 from grpo_run.runtime.journal import Journal, read_journal
 
@@ -39,3 +40,18 @@ def journal(tmp_path: Path) -> Journal:
 def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """What the journal holds now."""
     return lambda: list(read_journal(tmp_path / "journal.jsonl"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Makes runs of real processes in the test's folder and ends what is left of them."""
+    made: list[Run] = []
+
+    def make(*arguments: str, **options: Any) -> Run:
+        run = Run(tmp_path, arguments, **options)
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        run.close()
