@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.board import Board
 from grpo_run.runtime.journal import JournalReader
+from grpo_run.watchdog.observation import Phase
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -139,6 +141,18 @@ class Run:
         ]
         assert pids, f"rank {rank} has not started:\n{self.tail()}"
         return int(pids[0])
+
+    def until_phase(self, rank: int, phase: Phase, *, timeout_seconds: float = 60.0) -> None:
+        """Wait until a rank enters `phase`: seen outside it, then in it."""
+        deadline, was_outside = time.monotonic() + timeout_seconds, False
+        while time.monotonic() < deadline:
+            slot = Board.open(self.directory / "board.mmap").read(rank)
+            inside = slot is not None and slot.phase is phase
+            if inside and was_outside:
+                return
+            was_outside |= not inside
+            time.sleep(0.005)
+        raise AssertionError(f"rank {rank} did not enter {phase.name}:\n{self.tail()}")
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a rank a signal, SIGKILL by default."""
