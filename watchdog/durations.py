@@ -1,0 +1,192 @@
+"""How long one phase took, in a form small enough for a rank to keep in shared memory.
+
+48 counters on a logarithmic scale, the longest, and the first occurrence kept apart: it pays for compilation,
+connections and cold caches, and would spoil both median and maximum. Filled by a rank's tally on the board, merged
+over ranks and attempts by the supervisor, read by `deadlines.py`. Does not decide how long is too long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NoReturn
+
+BUCKETS = 48
+SHORTEST_SECONDS = 0.001
+"""Upper edge of bucket 0. Bucket b > 0 ends at this times 2^(b/2): half an octave each."""
+_LAST_EDGE_SECONDS = SHORTEST_SECONDS * 2 ** ((BUCKETS - 2) / 2)
+_LARGEST_COUNT = 2**53
+"""Above it a journal's reader in another language would round."""
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of a duration: 0 below 1 ms (also for what is not a number), 47 from 2.3 hours on."""
+    if not seconds >= SHORTEST_SECONDS:
+        return 0
+    if seconds >= _LAST_EDGE_SECONDS:
+        return BUCKETS - 1
+    return int(2.0 * math.log2(seconds / SHORTEST_SECONDS)) + 1
+
+
+def lower_edge_seconds(bucket: int) -> float:
+    """Where a bucket begins."""
+    return SHORTEST_SECONDS * 2 ** ((bucket - 1) / 2) if bucket else 0.0
+
+
+def upper_edge_seconds(bucket: int) -> float:
+    """Where a bucket ends; the last one has no end."""
+    return SHORTEST_SECONDS * 2 ** (bucket / 2) if bucket < BUCKETS - 1 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What was measured of one phase.
+
+    Args:
+        counts: occurrences by bucket, without the first of each attempt.
+        first_seconds: the first occurrence of an attempt; 0 where there was none.
+        max_seconds: the longest, exact, without the first; 0 where there was none.
+    """
+
+    counts: tuple[int, ...] = (0,) * BUCKETS
+    first_seconds: float = 0.0
+    max_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert len(self.counts) == BUCKETS, len(self.counts)
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Durations:
+        """One attempt's durations in order; the first one is the attempt's first."""
+        iterator = iter(seconds)
+        first = next(iterator, 0.0)
+        counts = [0] * BUCKETS
+        longest = 0.0
+        for value in iterator:
+            counts[bucket_of(value)] += 1
+            longest = max(longest, value)
+        return cls(tuple(counts), first, longest)
+
+    @property
+    def count(self) -> int:
+        """Occurrences, without the first of each attempt."""
+        return sum(self.counts)
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest, without the first. A rank counts before it writes the maximum, so the counters have a say."""
+        highest = max((bucket for bucket, count in enumerate(self.counts) if count), default=0)
+        return max(self.max_seconds, lower_edge_seconds(highest))
+
+    def quantile(self, fraction: float) -> float:
+        """Upper edge of the bucket that holds this fraction of the occurrences; 0 without any.
+
+        The last bucket has no upper edge: the longest duration stands for it.
+        """
+        total = self.count
+        if not total:
+            return 0.0
+        bucket = self._bucket_at(max(1, math.ceil(fraction * total - 1e-9)))
+        return self.longest_seconds if bucket == BUCKETS - 1 else upper_edge_seconds(bucket)
+
+    @property
+    def median_seconds(self) -> float:
+        """The median, interpolated inside its bucket on the logarithmic scale; 0 without any occurrence."""
+        total = self.count
+        if not total:
+            return 0.0
+        bucket = self._bucket_at((total + 1) // 2)
+        if bucket == 0:
+            return SHORTEST_SECONDS / 2
+        if bucket == BUCKETS - 1:
+            return lower_edge_seconds(bucket)
+        before = sum(self.counts[:bucket])
+        place = (total / 2 - before) / self.counts[bucket]
+        return lower_edge_seconds(bucket) * 2 ** (min(max(place, 0.0), 1.0) / 2)
+
+    def _bucket_at(self, order: int) -> int:
+        """The bucket of the `order`-th shortest occurrence, from 1."""
+        return next(bucket for bucket, below in enumerate(accumulate(self.counts)) if below >= order)
+
+    def then(self, later: Durations) -> Durations:
+        """Attempt after attempt: occurrences add up, the slowest first and the longest stay."""
+        return Durations(
+            tuple(mine + its for mine, its in zip(self.counts, later.counts, strict=True)),
+            max(self.first_seconds, later.first_seconds),
+            max(self.max_seconds, later.max_seconds),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain form for the journal: only buckets that hold something, by number."""
+        return {
+            "counts": {str(bucket): count for bucket, count in enumerate(self.counts) if count},
+            "first_seconds": round(self.first_seconds, 6),
+            "max_seconds": round(self.max_seconds, 6),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Durations:
+        """Read `as_json` back.
+
+        Raises:
+            ValueError: it is not what `as_json` writes; the message names the field.
+        """
+        if not isinstance(value, Mapping):
+            _refuse(f"must be an object, not {type(value).__name__}")
+        unknown = sorted(
+            str(name) for name in value if name not in ("counts", "first_seconds", "max_seconds")
+        )
+        if unknown:
+            _refuse(f"unknown field {unknown[0]!r}")
+        counts = [0] * BUCKETS
+        entries = value.get("counts")
+        if not isinstance(entries, Mapping):
+            _refuse("counts must be an object of bucket and number")
+        for bucket, count in entries.items():
+            if bucket not in _BUCKET_NAMES:
+                _refuse(f"counts has no bucket {bucket!r}")
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= _LARGEST_COUNT:
+                _refuse(f"bucket {bucket} holds {count!r}, not a number of occurrences")
+            counts[int(bucket)] = count
+        first, longest = (_seconds(value, name) for name in ("first_seconds", "max_seconds"))
+        if longest > 0 and not any(counts):
+            _refuse("max_seconds without an occurrence")
+        return cls(tuple(counts), first, longest)
+
+
+_BUCKET_NAMES = frozenset(str(bucket) for bucket in range(BUCKETS))
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise ValueError(f"durations: {problem}")
+
+
+def _seconds(value: Mapping[str, Any], name: str) -> float:
+    number = value.get(name)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        _refuse(f"{name} must be a number of seconds, not {number!r}")
+    if not (math.isfinite(number) and number >= 0):
+        _refuse(f"{name} must be finite and not negative, not {number!r}")
+    return float(number)
+
+
+def merge_ranks(many: Iterable[Durations]) -> Durations:
+    """The robust maximum over ranks of one attempt: what the slowest of them needed, rank by rank.
+
+    For every bucket, as many occurrences at or above it as the rank has that saw most of them. So the number of
+    occurrences is the best-informed rank's (eight ranks in step have not seen eight times as many steps), and no
+    quantile is below that rank's own.
+    """
+    first = longest = 0.0
+    at_or_above = [0] * (BUCKETS + 1)
+    for durations in many:
+        first = max(first, durations.first_seconds)
+        longest = max(longest, durations.max_seconds)
+        total = 0
+        for bucket in range(BUCKETS - 1, -1, -1):
+            total += durations.counts[bucket]
+            at_or_above[bucket] = max(at_or_above[bucket], total)
+    counts = tuple(at_or_above[bucket] - at_or_above[bucket + 1] for bucket in range(BUCKETS))
+    return Durations(counts, first, longest)
