@@ -16,6 +16,7 @@ COMMANDS = {
     "launch": "run a training script under supervision; takes torchrun's flags",
     "train": "run a recipe (arithmetic, gsm8k, or a YAML file) under supervision",
     "status": "how a run stands: the verdict first, or one JSON object",
+    "report": "one incident as one page: verdict, timeline, stacks, collectives, memory",
     "stop": "ask a run to save on an agreed step and leave",
     "save": "ask a run for a checkpoint at the next agreed step",
     "demo": "train the arithmetic recipe, kill a rank half-way, recover, draw the picture",

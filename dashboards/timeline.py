@@ -1,0 +1,206 @@
+"""The report's two charts as plotly figures: phases by rank around an incident, and memory by rank.
+
+Called by `report.py`, which puts them into the page as JSON. Pure. Colours that depend on the reader's light or dark
+setting are names of CSS variables (`--ink`); the page's script resolves them. Does not import plotly.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Mapping
+from typing import Any
+
+Figure = dict[str, Any]
+
+PHASE_COLORS = {
+    "startup": "#8d99a6",
+    "data": "#c08a4e",
+    "generate": "#2a7f9e",
+    "reward": "#8a63b8",
+    "score": "#b394d6",
+    "forward_backward": "#3d8f62",
+    "optimizer": "#8abf74",
+    "vote": "#d8a92f",
+    "checkpoint": "#5b7fb5",
+    "eval": "#4db3b0",
+    "hygiene": "#a3adb8",
+    "idle": "#c3ccd4",
+}
+OTHER_COLOR = "#97a1ab"
+BAR_PIXELS, FRAME_PIXELS = 34, 96
+FEWEST_SECONDS = 15.0
+OPEN_SHARE = 1.4
+"""The view begins so many times the longest open phase before the incident; dragging shows what came earlier."""
+GIBIBYTE = 1024**3
+
+
+def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> Figure | None:
+    """Bars of what each rank did, seconds around the incident; None where there is nothing to draw.
+
+    Args:
+        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`.
+        culprits: ranks whose names are set off.
+    """
+    now = _number(timeline.get("now")) or 0.0
+    spans: dict[str, list[tuple[str, float, float, bool]]] = {}
+    ranks = timeline.get("ranks")
+    rows = sorted(
+        (int(rank), found)
+        for rank, found in (ranks.items() if isinstance(ranks, dict) else ())
+        if rank.isdecimal() and isinstance(found, list)
+    )
+    open_seconds, first = 0.0, now
+    for rank, found in rows:
+        for phase, begin, end in (span for span in found if isinstance(span, list) and len(span) == 3):
+            start, stop = _number(begin), _number(end)
+            if start is None:
+                continue
+            if stop is None:
+                open_seconds = max(open_seconds, now - start)
+            first = min(first, start)
+            spans.setdefault(str(phase), []).append(
+                (_label(rank, culprits), start, now if stop is None else stop, stop is None)
+            )
+    if not spans:
+        return None
+    shown = max(FEWEST_SECONDS, OPEN_SHARE * open_seconds)
+    begin = max(first, now - shown)
+    return {
+        "data": [_phase_bars(phase, spans[phase]) for phase in _in_order(spans)],
+        "layout": {
+            "barmode": "overlay",
+            "uniformtext": {"mode": "hide", "minsize": 11},
+            "bargap": 0.28,
+            "height": FRAME_PIXELS + BAR_PIXELS * len(rows),
+            "margin": {"l": 64, "r": 12, "t": 40, "b": 42},
+            "dragmode": "pan",
+            "hovermode": "closest",
+            "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "traceorder": "normal"},
+            "xaxis": {
+                "title": {"text": "seconds from the incident", "standoff": 8},
+                "range": [begin, now + (now - begin) * 0.02],
+                "zeroline": False,
+                "gridcolor": "--rule",
+                "tickformat": "~g",
+            },
+            "yaxis": {
+                "categoryorder": "array",
+                "categoryarray": [_label(rank, culprits) for rank, _ in reversed(rows)],
+                "fixedrange": True,
+                "showgrid": False,
+                "ticklen": 0,
+                "ticklabelstandoff": 8,
+            },
+            "shapes": [
+                {
+                    "type": "line",
+                    "yref": "paper",
+                    "x0": 0,
+                    "x1": 0,
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": "--alarm", "width": 1.5},
+                }
+            ],
+        },
+    }  # fmt: skip
+
+
+def memory_figure(
+    resident: Mapping[int, int], peak: Mapping[int, int], culprits: Collection[int]
+) -> Figure | None:
+    """Resident memory by rank, with its highest ever as a tick; None where no rank's is known."""
+    if not resident:
+        return None
+    ranks = sorted(resident)
+    labels = [_label(rank, culprits) for rank in ranks]
+    peaks = [rank for rank in ranks if rank in peak]
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": "resident",
+                "y": labels,
+                "x": [resident[rank] / GIBIBYTE for rank in ranks],
+                "text": [f"{resident[rank] / GIBIBYTE:.2f} GiB" for rank in ranks],
+                "textposition": "auto",
+                "insidetextanchor": "end",
+                "marker": {"color": PHASE_COLORS["generate"], "line": {"width": 0}},
+                "hovertemplate": "%{y}: %{x:.3f} GiB resident<extra></extra>",
+            },
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "highest so far",
+                "y": [_label(rank, culprits) for rank in peaks],
+                "x": [peak[rank] / GIBIBYTE for rank in peaks],
+                "marker": {
+                    "symbol": "line-ns-open",
+                    "size": 20,
+                    "color": "--alarm",
+                    "line": {"width": 2, "color": "--alarm"},
+                },
+                "hovertemplate": "%{y}: %{x:.3f} GiB at its highest<extra></extra>",
+            },
+        ],
+        "layout": {
+            "bargap": 0.34,
+            "height": FRAME_PIXELS + BAR_PIXELS * len(ranks),
+            "margin": {"l": 64, "r": 24, "t": 40, "b": 42},
+            "dragmode": False,
+            "hovermode": "closest",
+            "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
+            "xaxis": {
+                "title": {"text": "GiB of this node's memory", "standoff": 8},
+                "rangemode": "tozero",
+                "fixedrange": True,
+                "zeroline": False,
+                "gridcolor": "--rule",
+            },
+            "yaxis": {
+                "categoryorder": "array",
+                "categoryarray": labels[::-1],
+                "fixedrange": True,
+                "showgrid": False,
+                "ticklen": 0,
+                "ticklabelstandoff": 8,
+            },
+        },
+    }
+
+
+def _phase_bars(phase: str, spans: list[tuple[str, float, float, bool]]) -> Figure:
+    name = html.escape(phase)  # plotly reads a little HTML in names
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [label for label, _, _, _ in spans],
+        "base": [round(begin, 4) for _, begin, _, _ in spans],
+        "x": [round(max(0.0, end - begin), 4) for _, begin, end, _ in spans],
+        "customdata": [
+            f"{end - begin:.3g} s" + (" and still in it" if still_open else "")
+            for _, begin, end, still_open in spans
+        ],
+        "text": [f"{end - begin:.3g} s" if still_open else "" for _, begin, end, still_open in spans],
+        "textposition": "inside",
+        "insidetextanchor": "end",
+        "insidetextfont": {"color": "white"},
+        "textangle": 0,
+        "marker": {"color": PHASE_COLORS.get(phase, OTHER_COLOR), "line": {"width": 0}},
+        "hovertemplate": f"%{{y}}: {name}, %{{customdata}}<extra></extra>",
+    }
+
+
+def _in_order(phases: Collection[str]) -> list[str]:
+    known = [phase for phase in PHASE_COLORS if phase in phases]
+    return known + sorted(set(phases) - set(known))
+
+
+def _label(rank: int, culprits: Collection[int]) -> str:
+    return f"<b>rank {rank}</b>" if rank in culprits else f"rank {rank}"
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

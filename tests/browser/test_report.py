@@ -1,0 +1,92 @@
+"""The report in a real browser, without a network: charts are drawn, nothing is asked for, hostile texts do nothing.
+
+Needs Chromium; `tests/support/install-chromium.sh` installs it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.incidents import HOSTILE, SENTENCE, write_incident
+
+from grpo_run.cli.main import main
+
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """The browser."""
+    found = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+        None,
+    )
+    assert found is not None, "no chromium: run tests/support/install-chromium.sh"
+    return found
+
+
+def opened(chromium: str, page: Path, *, dark: bool = False) -> tuple[str, list[str]]:
+    """The page's elements once its scripts have run, and what the browser's console said."""
+    ran = subprocess.run(
+        [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            f"--user-data-dir={page.parent / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--window-size=1200,2400",
+            "--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    return ran.stdout, [line for line in ran.stderr.splitlines() if ":CONSOLE" in line]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A report as the command writes it."""
+    monkeypatch.chdir(tmp_path)
+    write_incident(tmp_path)
+    assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
+    return tmp_path / "report.html"
+
+
+def test_the_report_is_whole_without_a_network(chromium: str, page: Path) -> None:
+    """The sentence stands in it, both charts are drawn, and nothing was refused, missing or wrong."""
+    shown, console = opened(chromium, page)
+    assert console == []
+    assert f"<h1>{SENTENCE}</h1>" in shown
+    drawn = re.sub(r"<script.*?</script>", "", shown, flags=re.DOTALL)
+    assert drawn.count('class="main-svg"') >= 2
+    assert drawn.count('class="barlayer') >= 2
+    assert len(re.findall(r'<g class="point">', drawn)) > 40
+    assert ">forward_backward</text>" in drawn
+
+
+def test_the_charts_follow_the_readers_colours(chromium: str, page: Path) -> None:
+    """Light ink on dark paper; no name of a colour is left unresolved."""
+    for dark, ink in ((False, "rgb(29, 39, 51)"), (True, "rgb(228, 232, 236)")):
+        shown, console = opened(chromium, page, dark=dark)
+        assert console == []
+        assert ink in shown
+
+
+def test_hostile_texts_do_nothing(chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that closes a script and opens its own is a message."""
+    monkeypatch.chdir(tmp_path)
+    write_incident(tmp_path, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
+    assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
+    shown, console = opened(chromium, tmp_path / "report.html")
+    assert console == []
+    assert "<title>taken</title>" not in shown
+    assert 'class="main-svg"' in shown
+
+
+def test_the_policy_holds_when_a_text_slips_through(chromium: str, page: Path) -> None:
+    """Were anything left unescaped, the browser would still not run it: this test's own markup stays dead."""
+    text = page.read_text().replace("<footer>", "<script>document.title='taken'</script><footer>")
+    page.write_text(text)
+    shown, console = opened(chromium, page)
+    assert "<title>taken</title>" not in shown
+    assert any("Content Security Policy" in line for line in console)

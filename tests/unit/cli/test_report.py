@@ -1,0 +1,73 @@
+"""`grpo-run report`: a page beside the verdict, or one line."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from support.incidents import SENTENCE, write_incident
+
+from grpo_run.cli.main import main
+from grpo_run.runtime.rundir import RunDirectory
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(here: Path) -> RunDirectory:
+    """A run with two incidents."""
+    write_incident(here, name="0002-signal", sentence="Rank 0 was killed by SIGKILL at step 7.")
+    return write_incident(here)
+
+
+def test_the_latest_incident_is_written_beside_its_verdict(run: RunDirectory, capsys: Captured) -> None:
+    """For its owner only; the path is all that is printed."""
+    assert main(["report"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path == Path("runs/night/incidents/0002-signal/report.html")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    page = path.read_text()
+    assert "Rank 0 was killed by SIGKILL at step 7." in page
+    assert "plotly.js" in page
+    assert [file.name for file in path.parent.glob(".*")] == []
+
+
+def test_one_incident_elsewhere(run: RunDirectory, here: Path, capsys: Captured) -> None:
+    """The number chooses; the file is replaced, and nothing is written into the run."""
+    (here / "page.html").write_text("old")
+    assert main(["report", "night", "--incident", "1", "--output", "page.html"]) == 0
+    assert capsys.readouterr().out == "page.html\n"
+    assert SENTENCE in (here / "page.html").read_text()
+    assert stat.S_IMODE((here / "page.html").stat().st_mode) == 0o600
+    assert not list(run.path.rglob("report.html"))
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--incident", "9"], "there are: 1, 2"),
+        (["--incident", "last"], "there are: 1, 2"),
+        (["--output", "no/such/folder/page.html"], "--output"),
+        (["--output", "runs"], "--output"),
+        (["--output", "train.py/page.html"], "--output"),
+        (["other"], "not a run directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(capsys: Captured, words: list[str], hint: str) -> None:
+    """What was looked for, and what there is."""
+    assert main(["report", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("grpo-run: ")
+    assert shown.err.count("\n") == 1
+    assert hint in shown.err
+
+
+def test_a_run_without_incidents_is_one_line_and_2(run: RunDirectory, capsys: Captured) -> None:
+    """Good news, but no report."""
+    for path in sorted(run.incidents.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert main(["report", "night"]) == 2
+    assert "no incidents" in capsys.readouterr().err
