@@ -13,7 +13,7 @@ demo: $(STAMP)
 
 test: $(STAMP) system
 	$(PYTEST) tests/unit -q
-	$(PYTEST) tests/integration tests/fault -q -m "not full" --durations=10
+	$(PYTEST) tests/integration tests/fault tests/browser -q -m "not full" --durations=10
 
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -q
@@ -38,6 +38,7 @@ generated: $(STAMP)
 # Benchmarks measure; run them on a quiet machine. The peers install into an environment of their own.
 bench: $(STAMP)
 	$(BIN)/python -P benchmarks/micro.py
+	$(BIN)/python -P benchmarks/false_alarms.py
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/recovery.py
 
@@ -47,10 +48,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
-# promtool and prometheus, for the tests that scrape and check rules.
+# promtool and prometheus, for the tests that scrape and check rules; chromium, for those that open a report.
 .PHONY: system
 system:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || sh tests/support/install-prometheus.sh
+	@sh tests/support/install-chromium.sh
 
 clean:
 	rm -rf build runs demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -23,6 +23,9 @@ from grpo_run.trainers.settings import RankSettings
 
 ENTRY = "grpo_run.trainers.bootstrap:main"
 PRELOAD = ("grpo_run.trainers.preload",)
+FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
+RECORDED_COLLECTIVES = 256
+"""Several steps' worth; the whole ring is fetched while ranks stand still, 120 KB a rank."""
 
 
 class _StoppedWithoutRanks(BaseException):
@@ -129,9 +132,10 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         attempt=supervisor.attempt,
         first_attempt=supervisor.attempt == 0,
         run_started_at=supervisor.run_started_at,
-        log=str(supervisor.log_path(rank)),
-        stacks=str(supervisor.stack_path(rank)),
-        error=str(supervisor.error_path(rank)),
+        log=str(supervisor.files.log(rank)),
+        stacks=str(supervisor.files.stacks(rank)),
+        socket=str(supervisor.files.socket(rank)),
+        error=str(supervisor.files.error(rank)),
         preloaded=config.preload,
         parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
@@ -141,8 +145,13 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         allow_untested=config.allow_untested,
         expected_distributed_type=config.expected_distributed_type,
         vote_timeout_seconds=config.timeouts.vote_seconds,
+        injections=tuple(map(str, config.injections)),
+        injections_fired=tuple(supervisor.history.injections_fired),
     )
-    return settings.to_environment()
+    environment = settings.to_environment()
+    if FLIGHT_RECORDER not in config.environment:
+        environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
+    return environment
 
 
 def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
@@ -201,4 +210,5 @@ def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
         },
         preloaded=launch.config.preload,
         elastic=elastic.max_nodes > 1,
+        term_seconds=launch.config.timeouts.term_seconds,
     )

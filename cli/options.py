@@ -12,18 +12,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from grpo_run.dashboards.address import parse_address
 from grpo_run.runtime.config import RunConfig, Timeouts
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history import History
+from grpo_run.runtime.injection import GRAMMAR, help_text, parse_all
+from grpo_run.runtime.injection import check as check_injections
 from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.policy import Budget
 from grpo_run.runtime.rundir import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.script import needs_fresh_interpreter, source_of
 from grpo_run.trainers import caps
 from grpo_run.trainers.upstream import check_versions
+from grpo_run.watchdog.deadlines import DeadlineSettings
 
 NODE_FLAGS = frozenset(
     [
@@ -47,6 +50,18 @@ class Launch:
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
+
+
+class _Inject(argparse.Action):
+    """Collects injections; `--inject help` lists their kinds and leaves, as `--help` does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        if values == "help":
+            print(help_text())
+            parser.exit()
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), values])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,7 +107,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--hygiene-every", type=int, default=100, metavar="STEPS", help="clean garbage and caches on the same step everywhere; 0 for never; default 100")  # fmt: skip
     group.add_argument("--generation", action="append", default=[], metavar="KEY=VALUE", help=f"cap generation: {', '.join(caps.KEYS)}; repeat the flag, or end the list with --")  # fmt: skip
+    group.add_argument("--inject", action=_Inject, default=[], metavar=GRAMMAR.partition("[")[0], help=f"a drill: hurt one rank once, as kill@rank1:step7; {GRAMMAR}; repeat the flag; '--inject help' lists the kinds")  # fmt: skip
     group.add_argument("--metrics-addr", default="127.0.0.1:9460", metavar="HOST:PORT", help="Prometheus; the next free port when taken; 'off' for none")  # fmt: skip
+    for word, meaning in (
+        ("floor", "no silence shorter than this is called a hang; default 8"),
+        ("ceiling", "the most that is granted to what the run has not shown; default 3600"),
+        ("first", "for the first occurrence of a phase; default 1800"),
+    ):
+        group.add_argument(f"--deadline-{word}", type=float, metavar="SECONDS", help=meaning)
     group.add_argument(
         "--stop-timeout", type=float, default=300.0, metavar="SECONDS", help="after a stop was asked for"
     )
@@ -130,9 +152,11 @@ def parse(arguments: Sequence[str]) -> Launch:
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
     generation = caps.parse(options.generation)
+    injections = parse_all(options.inject)
     nodes = node_range(options)
     environment, expected, processes = _parallelism(options, nodes[0])
     options.nproc_per_node = str(processes)
+    check_injections(injections, processes * nodes[1])
     setters = needs_fresh_interpreter(source)
     if setters and not options.no_preload:
         print(
@@ -154,6 +178,8 @@ def parse(arguments: Sequence[str]) -> Launch:
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
         timeouts=Timeouts(stop_seconds=options.stop_timeout),
+        deadlines=_deadlines(options),
+        injections=injections,
         hygiene_every=options.hygiene_every,
         generation=generation,
         resume_from=options.resume_from,
@@ -162,6 +188,22 @@ def parse(arguments: Sequence[str]) -> Launch:
         shown_ranks=_shown(options.show_ranks, processes * nodes[1]),
     )
     return Launch(elastic=options, config=config, metrics_address=options.metrics_addr)
+
+
+def _deadlines(options: argparse.Namespace) -> DeadlineSettings:
+    """Bounds of the learned deadlines; what was not said keeps its default."""
+    names = {"floor": "floor_seconds", "ceiling": "ceiling_seconds", "first": "first_seconds"}
+    said = {
+        field: value
+        for word, field in names.items()
+        if (value := getattr(options, f"deadline_{word}")) is not None
+    }
+    try:
+        return DeadlineSettings(**said)
+    except ValueError as error:
+        raise UsageError(
+            f"--deadline-{'/--deadline-'.join(w for w in names if getattr(options, f'deadline_{w}') is not None)}: {error}"
+        ) from None
 
 
 def _split_generation(arguments: Sequence[str], switches: frozenset[str]) -> list[str]:

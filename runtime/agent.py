@@ -71,6 +71,7 @@ class Agent(LocalElasticAgent):
         environment: what the ranks inherit, before torch's and our own variables.
         preloaded: fork ranks from the warm interpreter.
         elastic: several nodes may join; look for membership changes.
+        term_seconds: between SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Agent(LocalElasticAgent):
         environment: dict[str, str],
         preloaded: bool,
         elastic: bool,
+        term_seconds: float = 0.0,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=300)
         self._conductor = conductor
@@ -89,6 +91,7 @@ class Agent(LocalElasticAgent):
         self._environment = environment
         self._preloaded = preloaded
         self._elastic = elastic
+        self._term_seconds = term_seconds
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
         self._restarts = 0
@@ -162,9 +165,9 @@ class Agent(LocalElasticAgent):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
-        """End the ranks at once: whoever wanted them to leave by themselves has asked before."""
+        """End the ranks: SIGTERM for those that can tidy up, SIGKILL for the rest of their sessions."""
         if self._ranks is not None:
-            self._ranks.kill()
+            self._ranks.kill(self._term_seconds)
             self._ranks.release()
             self._ranks = None
         self._attempt_store = None

@@ -14,14 +14,21 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.notes import RING_BYTES, NoteWriter, read_last, read_notes
+from grpo_run.runtime.tallies import TALLIES_BYTES, TallyWriter, read_tallies
+from grpo_run.watchdog.collectives import Collective
+from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
-MAGIC = b"GRPOBRD1"
+MAGIC = b"GRPOBRD2"
 HEADER_BYTES = 4096
-SLOT_BYTES = 4096
+SLOT_BYTES = 65536
+READING_BYTES = 512
+"""What `read` copies: everything but tallies and notes."""
 MAX_OPEN_PHASES = 8
 READ_ATTEMPTS = 50
 
@@ -37,7 +44,13 @@ _GAUGES = struct.Struct("<ddddddddd")
 _IDENTITY_AT = 8
 _STACK_AT = 64
 _PROGRESS_AT = 256
+_MARKS_AT = 344  # 8-byte stores of their own, outside the seqlock: beat, counted progress, last note's number
 _GAUGES_AT = 384
+_TALLIES_AT = 1024
+_NOTES_AT = 4352
+assert _TALLIES_AT + TALLIES_BYTES <= _NOTES_AT
+assert _NOTES_AT + RING_BYTES <= SLOT_BYTES
+_MARK = struct.Struct("<Q")
 _NAN = float("nan")
 
 REQUEST_STOP = 1
@@ -46,7 +59,8 @@ REQUEST_STOP = 1
 class SlotWriter:
     """The one writer of one slot. Used by a single thread of a rank at a time; never blocks.
 
-    Attributes are set directly, then published by `touch()`, which also stamps progress.
+    Attributes are set directly, then published by `touch()`, which also stamps progress. `beat` and `count` may
+    be called from any thread. `on_enter` is called in each phase that begins, once it is on the board.
     """
 
     def __init__(
@@ -74,8 +88,13 @@ class SlotWriter:
         self.checkpoint_step = 0
         self.checkpoint_seconds = 0.0
         self.reward = self.completion_length = self.loss = self.grad_norm = self.learning_rate = _NAN
+        self._counted = (0, 0)
+        self.on_enter: Callable[[Phase], None] | None = None
         memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
+        self.notes = NoteWriter(memory, offset + _NOTES_AT, offset + _MARKS_AT + 16)
+        self._tallies = TallyWriter(memory, offset + _TALLIES_AT)
         _IDENTITY.pack_into(memory, offset + _IDENTITY_AT, rank, local_rank, pid, attempt)
+        self.beat()
         self.touch()
 
     def enter(self, phase: Phase) -> None:
@@ -83,20 +102,39 @@ class SlotWriter:
         now = time.monotonic_ns()
         self._stack.append((phase, now))
         self._publish_stack(now)
+        if self.on_enter is not None:
+            self.on_enter(phase)
 
     def leave(self, phase: Phase) -> None:
         """Close the innermost `phase` and whatever was left open inside it; unknown phases are ignored."""
+        now = time.monotonic_ns()
         for depth in range(len(self._stack) - 1, -1, -1):
             if self._stack[depth][0] == phase:
-                del self._stack[depth:]
+                self._close(depth, now)
                 break
-        self._publish_stack(time.monotonic_ns())
+        self._publish_stack(now)
 
     def replace(self, phase: Phase) -> None:
         """Close every open phase and open this one: the top level of a step."""
         now = time.monotonic_ns()
-        self._stack[:] = [(phase, now)]
+        self._close(0, now)
+        self._stack.append((phase, now))
         self._publish_stack(now)
+        if self.on_enter is not None:
+            self.on_enter(phase)
+
+    def _close(self, depth: int, now: int) -> None:
+        for phase, since in self._stack[depth:]:
+            self._tallies.add(phase, (now - since) / 1e9)
+        del self._stack[depth:]
+
+    def beat(self) -> None:
+        """Say that the interpreter runs: some thread of it came to this line."""
+        _MARK.pack_into(self._memory, self._offset + _MARKS_AT, time.monotonic_ns())
+
+    def count(self) -> None:
+        """Say that work was done that can be counted (a forward pass, a token, a score): slow is not hung."""
+        _MARK.pack_into(self._memory, self._offset + _MARKS_AT + 8, time.monotonic_ns())
 
     def _begin_write(self) -> None:
         """Make the number odd, also when a signal handler's exception left it odd in the middle of a write."""
@@ -125,6 +163,10 @@ class SlotWriter:
     def touch(self) -> None:
         """Publish every attribute, as one consistent reading, and stamp progress."""
         memory, offset = self._memory, self._offset
+        counted = (self.tokens_generated, self.rewards_scored)
+        if counted != self._counted:
+            self._counted = counted
+            self.count()
         self._begin_write()
         _PROGRESS.pack_into(
             memory,
@@ -164,8 +206,9 @@ class SlotWriter:
 class Board:
     """The mapped file. The supervisor holds one for the whole run; each rank opens its own mapping."""
 
-    def __init__(self, memory: mmap.mmap, slots: int) -> None:
+    def __init__(self, memory: mmap.mmap, slots: int, descriptor: int | None = None) -> None:
         self._memory = memory
+        self._descriptor = descriptor
         self.slots = slots
 
     @classmethod
@@ -174,14 +217,11 @@ class Board:
         size = HEADER_BYTES + slots * SLOT_BYTES
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            memory = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        os.ftruncate(descriptor, size)
+        memory = mmap.mmap(descriptor, size)
         _HEADER.pack_into(memory, 0, MAGIC, slots, SLOT_BYTES, 0, 0, 0, time.monotonic_ns())
         os.replace(temporary, path)
-        return cls(memory, slots)
+        return cls(memory, slots, descriptor)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Board:
@@ -226,6 +266,11 @@ class Board:
         return bool(flags & REQUEST_STOP), saves
 
     @property
+    def intact(self) -> bool:
+        """The file still has the size it was made with; touching a mapping past its file's end is a SIGBUS."""
+        return self._descriptor is None or os.fstat(self._descriptor).st_size >= len(self._memory)
+
+    @property
     def attempt(self) -> int:
         """The attempt whose ranks may write here."""
         return int(struct.unpack_from("<I", self._memory, 16)[0])
@@ -244,11 +289,23 @@ class Board:
             (before,) = _SEQUENCE.unpack_from(self._memory, offset)
             if before == 0:
                 return None
-            raw = self._memory[offset : offset + 512]
+            raw = self._memory[offset : offset + READING_BYTES]
             (after,) = _SEQUENCE.unpack_from(self._memory, offset)
             if before == after and before % 2 == 0:
                 return _decode(raw, before)
         return None
+
+    def notes(self, index: int) -> tuple[Collective, ...]:
+        """The collectives that local rank `index` issued from Python in this attempt, oldest first."""
+        return read_notes(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT)
+
+    def last_note(self, index: int, number: int) -> Collective | None:
+        """The newest of them; `number` is the slot reading's `notes`."""
+        return read_last(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT, number)
+
+    def tallies(self, index: int) -> dict[Phase, Durations]:
+        """How long local rank `index` took for its phases in this attempt."""
+        return read_tallies(self._memory, HEADER_BYTES + index * SLOT_BYTES + _TALLIES_AT)
 
     def read_all(self) -> list[Slot | None]:
         """Every slot by local rank."""
@@ -293,4 +350,7 @@ def _decode(raw: bytes, sequence: int) -> Slot:
         loss=gauges[5],
         grad_norm=gauges[6],
         learning_rate=gauges[7],
+        beat_seconds=_MARK.unpack_from(raw, _MARKS_AT)[0] / 1e9,
+        counted_seconds=_MARK.unpack_from(raw, _MARKS_AT + 8)[0] / 1e9,
+        notes=_MARK.unpack_from(raw, _MARKS_AT + 16)[0],
     )

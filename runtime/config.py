@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.injection import Injection
 from grpo_run.runtime.policy import Budget
+from grpo_run.watchdog.deadlines import DeadlineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,11 @@ class Timeouts:
     """A vote that takes longer raises in the ranks that wait."""
     stop_seconds: float = 300.0
     """After a stop was asked for: ranks that have not agreed, saved and left are ended; the last checkpoint counts."""
-    exit_seconds: float = 300.0
-    """After every script has run its last line: a rank still there is ended, with a warning."""
+    term_seconds: float = 1.0
+    """Between SIGTERM and SIGKILL, when ranks are ended after a fault."""
 
     def __post_init__(self) -> None:
-        for name in ("vote_seconds", "stop_seconds", "exit_seconds"):
+        for name in ("vote_seconds", "stop_seconds", "term_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
 
@@ -44,6 +46,8 @@ class RunConfig:
     preload: bool = True
     budget: Budget = field(default_factory=Budget)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
+    injections: tuple[Injection, ...] = ()
     hygiene_every: int = 100
     generation: dict[str, int | float] = field(default_factory=dict)
     resume_from: str | None = None
@@ -54,6 +58,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.hygiene_every < 0:
             raise ConfigError(f"--hygiene-every must be 0 (never) or more, not {self.hygiene_every}")
+        try:
+            # a watchdog faster than a timeout it watches would kill what was about to say why it failed
+            self.deadlines.check_against({"the vote's timeout": self.timeouts.vote_seconds})
+        except ValueError as error:
+            raise ConfigError(f"--deadline-ceiling: {error}") from None
 
     def as_json(self) -> dict[str, Any]:
         """What `run.json` records; the environment stays out of it, it may hold secrets."""

@@ -6,11 +6,14 @@ The supervisor folds the journal when it starts (so its counters outlive it) and
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.observation import Phase
 
 
 @dataclass(kw_only=True)
@@ -77,6 +80,8 @@ class History:
     failures_without_progress: int = 0
     supervisors: int = 0
     left_early: bool = False
+    learned: dict[str, Any] = field(default_factory=dict)
+    injections_fired: list[str] = field(default_factory=list)
     _spans: list[tuple[int, int, float]] = field(
         default_factory=list
     )  # (train call, step, seconds) that survived
@@ -185,6 +190,20 @@ class History:
     def _on_action(self, record: dict[str, Any], time: float) -> None:
         if self.recoveries and not self.recoveries[-1].action:
             self.recoveries[-1].action = record["action"]
+
+    def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
+        self.injections_fired.append(str(record.get("injection")))
+
+    def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
+        self.learned[str(record.get("phase"))] = record.get("durations")
+
+    def learned_durations(self) -> dict[Phase, Durations]:
+        """How long phases took so far; a record that makes no sense is passed over, and learned anew."""
+        learned = {}
+        for name, value in self.learned.items():
+            with contextlib.suppress(ValueError, KeyError):
+                learned[Phase[name]] = Durations.from_json(value)
+        return learned
 
     def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
         self.left_early |= record.get("exit_code") == EXIT_STOPPED

@@ -32,6 +32,7 @@ EVENTS = frozenset(
         "checkpoint_published",
         "checkpoint_rejected",
         "suspicion",
+        "fault_injected",
         "incident",
         "action",
         "attempt_ended",

@@ -11,6 +11,7 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PTRACER = 0x59616D61
 
 
 def die_with_parent(expected_parent: int) -> None:
@@ -26,3 +27,12 @@ def die_with_parent(expected_parent: int) -> None:
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != expected_parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def let_be_traced_by(pid: int) -> None:
+    """Let `pid` and what it starts read this process's stack, where Yama's `ptrace_scope` is 1 (Debian, Ubuntu).
+
+    Ranks and py-spy are siblings, which Yama keeps apart. A kernel without Yama has nothing to allow: its refusal (EINVAL)
+    is no error.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)

@@ -20,6 +20,7 @@ from pathlib import Path
 from grpo_run.runtime import forkserver
 from grpo_run.runtime.errors import ProcessError
 from grpo_run.watchdog.observation import Exit
+from grpo_run.watchdog.processes import members_by_session
 
 KILL_DEADLINE_SECONDS = 10.0
 
@@ -129,16 +130,28 @@ class RankGroup:
         for pid in self.alive.values():
             _send(os.kill, pid, number)
 
-    def kill(self) -> None:
-        """End every rank and whatever shares its process group, and see them gone.
+    def kill(self, grace_seconds: float = 0.0) -> None:
+        """End every rank and whatever it started in its session, and see them gone.
+
+        Args:
+            grace_seconds: how long ranks may take to leave after SIGTERM, before SIGKILL; 0 sends no SIGTERM. A
+                stopped rank is continued, or it could not hear it.
 
         Raises:
             ProcessError: one is still there after 10 s (uninterruptible sleep: it may hold a device).
         """
-        for pid in self.pids.values():
-            # a leader that has exited may have left members of its group behind
+        if grace_seconds and self.alive:
+            for pid in self.alive.values():
+                _send(os.killpg, pid, signal.SIGTERM)
+                _send(os.killpg, pid, signal.SIGCONT)
+            polite_until = time.monotonic() + grace_seconds
+            while self.alive and (left := polite_until - time.monotonic()) > 0:
+                self.wait(left)
+        # a leader that has exited may have left members of its session behind, in groups of their own
+        for pid, members in members_by_session(self.pids.values()).items():
+            for member in members:
+                _send(os.kill, member, signal.SIGKILL)
             _send(os.killpg, pid, signal.SIGKILL)
-        self.signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_DEADLINE_SECONDS
         while self.alive and time.monotonic() < deadline:
             self.wait(0.05)

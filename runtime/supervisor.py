@@ -7,7 +7,6 @@ Does not start processes (`agent.py`), judge (`watchdog.diagnosis`), choose (`po
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,25 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.agent import Next
+from grpo_run.runtime.attempt import AttemptFiles
 from grpo_run.runtime.board import Board
+from grpo_run.runtime.commits import newest_commit
 from grpo_run.runtime.config import RunConfig
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history import History
+from grpo_run.runtime.inquiry import Case, inquire
 from grpo_run.runtime.journal import Journal, JournalReader
 from grpo_run.runtime.lifecycle import Event, Lifecycle, State
-from grpo_run.runtime.policy import RESTARTS, decide
+from grpo_run.runtime.policy import RESTARTS, Action, decide
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.status import RunStatus, verdict_sentence
-from grpo_run.watchdog import diagnosis, evidence, incident
-from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
+from grpo_run.runtime.watch import Finding, Watch
+from grpo_run.watchdog import diagnosis
+from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.timeline import Timeline
+from grpo_run.watchdog.verdict import Verdict
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 """What a rank's guard or recipe raises about the user's settings; a script's own `sys.exit(2)` is none of them."""
 
-GATHER_SECONDS = 0.03
-"""How long to go on looking for further exits after the first: a collective's victims fall within milliseconds."""
+LEARNED_EVERY_SECONDS = 60.0
 
 
 class Supervisor:
@@ -67,9 +71,15 @@ class Supervisor:
         self.history = History.of(self._reader.new())
         self.started_before = self.history.attempts > 0
         self.board = Board.create(run.board, local_world_size)
+        self.watch = Watch(self.board, config.deadlines)
+        self._timeline = Timeline()
+        self._suspected: str | None = None
+        self._blind_said: set[tuple[int, str]] = set()
+        self._learned_at = time.monotonic()
         self.journal = Journal(run.journal, config.run_id)
         self.lifecycle = Lifecycle(self._state_changed)
         self.attempt = self.history.attempts - 1
+        self.files = AttemptFiles(run, self.attempt)
         self.run_started_at = self.history.first_time or time.time()
         self.exit_code: int | None = None
         self.sentence = ""
@@ -78,7 +88,6 @@ class Supervisor:
         self._committed: tuple[int, int] = (0, 0)
         self._pending: list[Exit] = []
         self._stop_deadline: float | None = None
-        self._exit_deadline: float | None = None
         self._observed_at = time.monotonic()
         self._stop_asked = False
         self._stops_noted: list[str] = []
@@ -99,29 +108,26 @@ class Supervisor:
 
     def log_path(self, rank: int) -> Path:
         """The rank's output in the present attempt."""
-        return self.run.attempt(self.attempt) / f"rank{rank}.log"
-
-    def stack_path(self, rank: int) -> Path:
-        """Where the rank's faulthandler writes."""
-        return self.run.attempt(self.attempt) / f"rank{rank}.stacks"
-
-    def error_path(self, rank: int) -> Path:
-        """Where the rank's bootstrap writes what was raised."""
-        return self.run.attempt(self.attempt) / f"rank{rank}.error.json"
+        return self.files.log(rank)
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> None:
         """A new attempt: its number, its directory, an empty board."""
         self.attempt += 1
         self.journal.attempt = self.attempt
-        self.run.attempt(self.attempt).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.files = AttemptFiles(self.run, self.attempt)
+        self.files.make()
+        if not self.board.intact or not self.run.board.exists():
+            self.board = Board.create(self.run.board, self.board.slots)  # somebody took it away
         self.board.begin_attempt(self.attempt)
+        self._timeline.clear()
+        self._suspected = None
+        self._blind_said.clear()
         if self._stop_asked:
             self.board.request_stop()
         self._ranks_by_place = {worker.local_rank: worker.global_rank for worker in workers}
         self._world_size = workers[0].world_size
         self._pending = []
         self._committed = (0, 0)
-        self._exit_deadline = None
         if self.lifecycle.state is State.recovering:
             self.lifecycle.fire(Event.restarted)
             if self._stop_asked:
@@ -132,6 +138,15 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """The ranks are there."""
         self.has_ranks = True
+        rank_of = self._ranks_by_place
+        self.watch.learned_before = self.history.learned_durations()
+        self.watch.begin_attempt(
+            self.board,
+            {rank: place for place, rank in rank_of.items()},
+            {rank_of[place]: pid for place, pid in ranks.pids.items()},
+            {rank: str(self.files.socket(rank)) for rank in rank_of.values()},
+            self._world_size,
+        )
         for place, pid in ranks.pids.items():
             self._write("rank_started", rank=self._ranks_by_place[place], pid=pid)
 
@@ -185,15 +200,18 @@ class Supervisor:
         while self._stops_noted:
             self.request_stop(self._stops_noted.pop(0))
         slots = self._slots()
+        self._timeline.note(slots, self._observed_at)
         self._note_commits(slots)
         self._catch_up()
+        for exit in exits:
+            self.watch.rank_left(exit.rank)
         self._pending += [self._complete(exit, slots) for exit in exits]
         failed = [exit for exit in self._pending if not exit.completed]
         if failed:
             return self._fault(ranks, slots, since)
         if self._pending and not ranks.alive:
             return self._all_left()
-        return self._deadlines(ranks, slots)
+        return self._watch(ranks, slots, since)
 
     def status(self) -> RunStatus:
         """How the run stands, from memory; called by the metrics server in its own thread."""
@@ -210,6 +228,8 @@ class Supervisor:
     # inside
 
     def _slots(self) -> dict[int, Slot | None]:
+        if not self.board.intact:
+            return dict.fromkeys(self._ranks_by_place.values())
         return {rank: self.board.read(place) for place, rank in self._ranks_by_place.items()}
 
     def _complete(self, exit: Exit, slots: dict[int, Slot | None]) -> Exit:
@@ -221,37 +241,25 @@ class Supervisor:
             text = f"rank {exit.rank} ended with {how} after its script's last line; its work was done"
             self._write("warning", rank=exit.rank, text=text)
             self._say(text)
-        error = _read_error(self.error_path(exit.rank))
+        error = self.files.read_error(exit.rank)
         return replace(exit, completed=done or exit.exit_code == EXIT_FINISHED, error=error)
 
     def _note_commits(self, slots: dict[int, Slot | None]) -> None:
-        readings = [slot for slot in slots.values() if slot is not None]
-        if len(readings) < len(slots) or not readings:
+        commit = newest_commit(slots, self._world_size)
+        if commit is None:
             return
-        call = min(slot.train_call for slot in readings)
-        if any(slot.train_call != call for slot in readings) or call == 0:
-            return
-        # with every rank on this board a vote begun by all is a step committed; else wait to be told by the vote
-        everywhere = len(readings) == self._world_size
-        step = (
-            min(slot.voted_step for slot in readings)
-            if everywhere
-            else max(s.committed_step for s in readings)
-        )
-        position = (call, step)
-        resumed = readings[0].resumed_step
-        if position <= max(self._committed, (call, resumed)):
+        position = (commit.train_call, commit.step)
+        if position <= max(self._committed, (commit.train_call, commit.resumed_step)):
             return
         self._committed = position
         if self.lifecycle.state in (State.starting, State.running, State.suspect, State.stopping):
             self.lifecycle.fire(Event.step_committed)
-        age = time.monotonic() - max(slot.voted_at_seconds for slot in readings)
         self._write(
             "step_committed",
-            step=step,
-            train_call=call,
-            target_steps=readings[0].target_steps,
-            committed_at=time.time() - age,
+            step=commit.step,
+            train_call=commit.train_call,
+            target_steps=commit.target_steps,
+            committed_at=time.time() - (time.monotonic() - commit.voted_at_seconds),
         )
 
     def _all_left(self) -> Next:
@@ -262,63 +270,61 @@ class Supervisor:
             return Next.left
         return self._end(Event.completed, EXIT_FINISHED)
 
-    def _deadlines(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Next:
+    def _watch(self, ranks: RankGroup, slots: dict[int, Slot | None], last_look: float) -> Next:
+        """Nobody has ended: has anybody stopped?"""
         now = time.monotonic()
         if self._stop_deadline is not None and now >= self._stop_deadline:
-            missing = self._gather_evidence(ranks, slots)[1]
-            self._say(
-                "ranks did not stop in time and are ended" + (f" ({'; '.join(missing)})" if missing else "")
-            )
+            self.watch.recorder = {}
+            outcome = inquire(self.run, self._case(ranks, slots))
+            self._say(f"{outcome.verdict.sentence} They are ended; evidence is in {outcome.folder}")
             return self._end(Event.stopped, EXIT_STOPPED)
-        if diagnosis.all_done(list(slots.values())):
-            if self._exit_deadline is None:
-                self._exit_deadline = now + self.config.timeouts.exit_seconds
-            if now >= self._exit_deadline:
-                text = (
-                    f"ranks {sorted(ranks.alive)} did not leave after their script's last line and are ended"
-                )
-                self._write("warning", text=text)
-                self._say(text)
-                if self.history.left_early:
-                    if self.lifecycle.state is not State.stopping:
-                        self.lifecycle.fire(Event.stop_requested)  # asked for on another node
-                    return self._end(Event.stopped, EXIT_STOPPED)
-                return self._end(Event.completed, EXIT_FINISHED)
+        finding = self.watch.look(slots)
+        self._report_blindness()
+        suspected = self.watch.suspicion
+        if suspected and suspected != self._suspected:
+            self._write("suspicion", sentence=suspected)
+        if suspected and self.lifecycle.state is State.running:
+            self.lifecycle.fire(Event.suspicion)
+        elif not suspected and self.lifecycle.state is State.suspect:
+            self.lifecycle.fire(Event.cleared)
+        self._suspected = suspected
+        if finding is not None:
+            return self._fault(ranks, slots, last_look, finding)
+        if now - self._learned_at > LEARNED_EVERY_SECONDS:
+            self._write_learned()
         return Next.go_on
 
-    def _gather_evidence(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> tuple[Path, list[str]]:
-        folder = self.run.incidents
-        pids = {self._ranks_by_place[place]: pid for place, pid in ranks.alive.items()}
-        stacks = {rank: self.stack_path(rank) for rank in slots}
-        try:
-            folder = incident.open_incident(self.run.incidents)
-            return folder, evidence.collect(folder, pids, stacks)
-        except OSError as error:
-            # a full disk must not keep the run from recovering; the gap is named in the verdict
-            return folder, [f"evidence could not be written: {error}"]
+    def _report_blindness(self) -> None:
+        """Say once an attempt what the watch cannot see of a rank; not a reason to do anything to it."""
+        for rank, why in self.watch.blind.items():
+            if (rank, why) not in self._blind_said:
+                self._blind_said.add((rank, why))
+                text = f"the watchdog cannot see all of rank {rank}: {why}; what it cannot see is unknown, not healthy"
+                self._write("warning", rank=rank, text=text)
+                self._say(text)
 
-    def _fault(self, ranks: RankGroup, slots: dict[int, Slot | None], last_look: float) -> Next:
-        """A rank failed: evidence, verdict, decision. The agent kills what is left only after this returns."""
+    def _fault(
+        self,
+        ranks: RankGroup,
+        slots: dict[int, Slot | None],
+        last_look: float,
+        finding: Finding | None = None,
+    ) -> Next:
+        """Ranks failed or hang: evidence, verdict, decision. The agent kills what is left only after this returns."""
         seen_at = time.time()
-        self.lifecycle.fire(Event.fault)
-        folder, missing = self._gather_evidence(ranks, slots)
-        deadline = time.monotonic() + GATHER_SECONDS
-        while ranks.alive and (left := deadline - time.monotonic()) > 0:
-            self._pending += [self._complete(exit, slots) for exit in ranks.wait(left)]
+        at_exit = finding is not None and diagnosis.all_done(list(slots.values()))
+        if not at_exit:
+            self.lifecycle.fire(Event.fault)
+        outcome = inquire(self.run, self._case(ranks, slots, finding))
+        verdict = outcome.verdict
         failed = [exit for exit in self._pending if not exit.completed]
-        verdict = diagnosis.diagnose(failed, self._slots(), best_position=self.history.best_position)
-        usage = next((exit for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
-        try:
-            if folder != self.run.incidents:
-                folder = incident.close_incident(folder, verdict, missing)
-        except OSError as error:
-            self._say(f"the incident could not be written: {error}")
         culprit = next((exit for exit in failed if exit.rank == verdict.culprit), None)
-        failed_at = (
-            culprit.error.wall_time
-            if culprit and culprit.error
-            else seen_at - (self._observed_at - last_look)
-        )
+        if finding is not None:
+            failed_at = seen_at - (time.monotonic() - finding.began_at_seconds)
+        elif culprit and culprit.error:
+            failed_at = culprit.error.wall_time
+        else:
+            failed_at = seen_at - (self._observed_at - last_look)
         self._write(
             "incident",
             rank=verdict.culprit,
@@ -329,10 +335,14 @@ class Supervisor:
             phase=verdict.phase,
             sentence=verdict.sentence,
             signature=verdict.signature,
-            incident=str(folder),
+            incident=str(outcome.folder),
             failed_at=failed_at,
-            detection_seconds=max(0.0, seen_at - failed_at),
+            detection_seconds=max(0.0, time.time() - failed_at),
         )
+        self._write_learned()
+        if at_exit:
+            # every script had run its last line: the run is whole, only a process is left over
+            return self._left_over(verdict)
         self.lifecycle.fire(Event.evidence_written)
         self._catch_up()
         decision = decide(self.history, verdict, self.config.budget, stopping=self._stop_asked)
@@ -348,6 +358,7 @@ class Supervisor:
             self._say(verdict.sentence)
             return self._end(Event.stopped, EXIT_STOPPED)
         self.sentence = f"{verdict.sentence} Gave up: {decision.reason}."
+        usage = next((exit for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
         if usage is not None and usage.error is not None:
             # the user's to mend, found only inside the rank: say it as the launcher would have
             self.sentence = usage.error.message
@@ -355,6 +366,44 @@ class Supervisor:
         if verdict.traceback:
             self._say(verdict.traceback.rstrip())
         return self._end(Event.gave_up, EXIT_GAVE_UP)
+
+    def _case(self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None) -> Case:
+        def take_exits(seconds: float) -> None:
+            deadline = time.monotonic() + seconds
+            while ranks.alive and (left := deadline - time.monotonic()) > 0:
+                self._pending += [self._complete(exit, slots) for exit in ranks.wait(left)]
+
+        return Case(
+            ranks=ranks,
+            places={rank: place for place, rank in self._ranks_by_place.items()},
+            exits=self._pending,
+            take_exits=take_exits,
+            slots=self._slots,
+            stack_files={rank: self.files.stacks(rank) for rank in slots},
+            watch=self.watch,
+            timeline=self._timeline,
+            best_position=self.history.best_position,
+            world_size=self._world_size,
+            finding=finding,
+            stop_seconds=self.config.timeouts.stop_seconds,
+        )
+
+    def _left_over(self, verdict: Verdict) -> Next:
+        """A rank that will not leave is ended, with a warning: its work and everybody's was done."""
+        self._write("action", action=str(Action.stop), reason="every script had run its last line")
+        self._write("warning", text=verdict.sentence)
+        self._say(verdict.sentence)
+        if self.history.left_early:
+            if self.lifecycle.state is not State.stopping:
+                self.lifecycle.fire(Event.stop_requested)  # asked for on another node
+            return self._end(Event.stopped, EXIT_STOPPED)
+        return self._end(Event.completed, EXIT_FINISHED)
+
+    def _write_learned(self) -> None:
+        """Write down how long phases take, for attempts to come."""
+        self._learned_at = time.monotonic()
+        for phase, durations in self.watch.learned().items():
+            self._write("phase_learned", phase=phase.name, durations=durations.as_json())
 
     def _end(self, event: Event, code: int) -> Next:
         self.exit_code = code
@@ -379,19 +428,3 @@ class Supervisor:
         """Fold what this supervisor and the ranks have written since the last look."""
         for record in self._reader.new():
             self.history.apply(record)
-
-
-def _read_error(path: Path) -> RankError | None:
-    """What a rank's bootstrap wrote about an exception; None when it had no time to."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    location = value["location"]
-    return RankError(
-        type=value["type"],
-        message=value["message"],
-        traceback=value["traceback"],
-        location=(location[0], location[1], location[2]) if location else None,
-        wall_time=value["wall_time"],
-    )

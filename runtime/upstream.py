@@ -88,3 +88,22 @@ def become_main_process() -> None:
     process._current_process = _MAIN_PROCESS()
     process._parent_process = None
     multiprocessing.set_start_method(None, force=True)
+
+
+GLOO_OPTIONS = ("_devices", "_timeout", "global_ranks_in_group", "group_name")
+"""Attributes of ProcessGroupGloo's `_Options` that name a group for the Flight Recorder."""
+
+
+def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeout_seconds: float) -> Any:
+    """A Gloo group outside `torch.distributed`'s registry, under a name that the Flight Recorder shows."""
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroupGloo
+
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._devices = [gloo.create_default_device()]
+    options.group_name = name
+    options.global_ranks_in_group = list(range(world_size))
+    return gloo(store, rank, world_size, options)

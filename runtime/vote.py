@@ -13,14 +13,15 @@ follows is the same function of the same outcome on every rank.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import ConsensusError
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
@@ -96,6 +97,7 @@ class VoteGroup:
         rank, world_size: as torch's.
         prefix: keeps attempts apart.
         timeout_seconds: deadline of one vote, from its start; a peer may be a whole rollout behind.
+        issued: told of each collective as (group's name, its sequence number, torch's work).
     """
 
     def __init__(
@@ -106,16 +108,20 @@ class VoteGroup:
         world_size: int,
         prefix: str,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        issued: Callable[[str, int, Any], None] = lambda group, sequence, work: None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._issued = issued
+        self._name = prefix
+        self._sequence = 0
         self._group: Any = None
         self._pending: tuple[torch.Tensor, Any] | None = None
         self.wait_seconds = 0.0
         self.votes = 0
         if world_size > 1:
-            self._group = dist.ProcessGroupGloo(
-                PrefixStore(prefix, store), rank, world_size, timedelta(seconds=timeout_seconds)
+            self._group = upstream.named_gloo_group(
+                PrefixStore(prefix, store), rank, world_size, name=prefix, timeout_seconds=timeout_seconds
             )
 
     def start(self, ballot: Ballot) -> None:
@@ -157,7 +163,7 @@ class VoteGroup:
             return [values]
         mine = torch.tensor(values, dtype=torch.int64)
         every = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self._group.allgather([every], [mine]).wait()
+        self._follow(self._group.allgather([every], [mine])).wait()
         return [one.tolist() for one in every]
 
     def _reduce(self, vector: torch.Tensor) -> Any:
@@ -165,7 +171,12 @@ class VoteGroup:
             return None
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        return self._group.allreduce([vector], options)
+        return self._follow(self._group.allreduce([vector], options))
+
+    def _follow(self, work: Any) -> Any:
+        self._sequence += 1
+        self._issued(self._name, self._sequence, work)
+        return work
 
     def close(self) -> None:
         """Let go of the group; nobody may be voting."""

@@ -18,7 +18,7 @@ import wrapt
 from grpo_run.runtime import checkpoints
 from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.errors import ConfigError, Stopped
-from grpo_run.trainers import caps, phases, resuming, saving, upstream
+from grpo_run.trainers import caps, phases, progress, resuming, saving, upstream
 from grpo_run.trainers.session import Session, current
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -104,7 +104,11 @@ def _guarded_train(
     path = phases.Path()
     callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished and not resume.foreign)
     own = {name: trainer.__dict__[name] for name in _WRAPPED if name in trainer.__dict__}
+    if session.injector is not None:
+        session.injector.prepare(session.votes.maximum)
+        session.injector.attach(trainer)
     _mark_phases(trainer, session, callback, path)
+    undo_progress = progress.show_work(trainer, session)
     saving.wrap_save(trainer, session, call, callback.collect)
     trainer.add_callback(callback)
     undo_restore = _restore_only(trainer, only_at_end=resume.foreign) if resume.finished else None
@@ -116,6 +120,7 @@ def _guarded_train(
             _finish(session, trainer, call)
     finally:
         trainer.remove_callback(callback)
+        undo_progress()
         if undo_restore is not None:
             undo_restore()
         _unwrap(trainer, own)

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
-from grpo_run.runtime.lifeline import die_with_parent
+from grpo_run.runtime.lifeline import die_with_parent, let_be_traced_by
 from grpo_run.trainers.session import Session, current, open_session
 from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.evidence import STACK_SIGNAL
@@ -45,6 +45,7 @@ def main() -> NoReturn:
         _refuse_inherited_cuda()
     else:
         die_with_parent(settings.parent_pid)
+    let_be_traced_by(settings.parent_pid)
     _set_title(settings)
     _arm_stacks(settings.stacks)
     session = open_session(settings)
@@ -70,6 +71,9 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
             code = 1
         if code != 0:
             _report(session, error)
+        elif session.slot.state is RankState.training:
+            # well meant or not: peers that still train need to know from which line
+            _write_error(session, error)
         return code & 0xFF, code == 0
     except UsageError as error:
         print(f"grpo-run: {error}", file=sys.stderr)
@@ -153,10 +157,16 @@ def _user_frames(error: BaseException) -> TracebackType | None:
 
 def _report(session: Session, error: BaseException) -> None:
     """Write what was raised, and where, for the supervisor; the board says that this rank failed."""
+    _write_error(session, error)
+    session.slot.state = RankState.failed
+    session.slot.touch()
+
+
+def _write_error(session: Session, error: BaseException) -> None:
     error.__traceback__ = _user_frames(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    own = [frame for frame in frames if _is_users(frame.filename)]
     last = next(reversed(own or list(frames)), None)
     record = {
         "type": type(error).__name__,
@@ -172,8 +182,13 @@ def _report(session: Session, error: BaseException) -> None:
     with os.fdopen(descriptor, "w") as file:
         json.dump(record, file)
     os.replace(temporary, session.settings.error)
-    session.slot.state = RankState.failed
-    session.slot.touch()
+
+
+def _is_users(file: str) -> bool:
+    """Not an installed library's, nor ours; a planted fault stands for the user's own."""
+    if file.startswith(os.path.dirname(__file__)):
+        return file.endswith(os.sep + "injection.py")
+    return "site-packages" not in file
 
 
 def _message(error: BaseException) -> str:

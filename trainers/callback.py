@@ -142,6 +142,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """The loop is over; the last step's vote is still to be read."""
         self.collect()
+        self._session.slot.state = RankState.between
+        self._session.slot.touch()
 
     def collect(self) -> None:
         """Read the vote under way, if any; from here on its step is committed."""

@@ -72,6 +72,7 @@ def _most(flag: bool, site: str) -> bool:
             world_size=session.world_size,
             prefix="grpo_run/consensus",
             timeout_seconds=session.settings.vote_timeout_seconds,
+            issued=session.issued,
         )
     answers = _groups[session].gather([int(flag), *site.encode()[-SITE_BYTES:].ljust(SITE_BYTES, b"\0")])
     places = [bytes(answer[1:]).rstrip(b"\0").decode(errors="replace") for answer in answers]

@@ -42,8 +42,8 @@ def wrap_method(owner: Any, name: str, phase: Phase, slot: SlotWriter, path: Pat
     @functools.wraps(method)
     def marked(*args: Any, **kwargs: Any) -> Any:
         path.enter(phase)
-        slot.enter(phase)
         try:
+            slot.enter(phase)
             return method(*args, **kwargs)
         finally:
             slot.leave(phase)
@@ -83,8 +83,8 @@ def wrap_reward(
     else:
 
         def marked(*args: Any, **kwargs: Any) -> Any:
-            slot.enter(Phase.reward)
             try:
+                slot.enter(Phase.reward)
                 return count(function(*args, **kwargs), kwargs.get("completion_ids"))
             finally:
                 slot.leave(Phase.reward)

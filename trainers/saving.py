@@ -32,8 +32,8 @@ def wrap_save(trainer: Any, session: Session, call: TrainCall, before: Any) -> N
     def save(*args: Any, **kwargs: Any) -> Any:
         before()
         slot = session.slot
-        slot.enter(Phase.checkpoint)
         try:
+            slot.enter(Phase.checkpoint)
             return publish(*args, **kwargs)
         finally:
             slot.leave(Phase.checkpoint)

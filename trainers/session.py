@@ -9,16 +9,24 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import wrapt
+
 from grpo_run.runtime.board import Board
+from grpo_run.runtime.injection import parse_all
 from grpo_run.runtime.journal import Journal
 from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.trainers.injection import Injector
+from grpo_run.trainers.recorder import Recorder, beat, serve
 from grpo_run.trainers.settings import RankSettings
 
 CONNECT_DEADLINE_SECONDS = 300.0
+BEAT_SECONDS = 0.5
+"""How often a thread says that the interpreter runs; a stuck one is looked for only after seconds."""
 
 _current: Session | None = None
 
@@ -38,6 +46,8 @@ class Session:
         self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.run_id)
         self.journal.attempt = settings.attempt
+        self.recorder = Recorder(self.slot)
+        self.injector: Injector | None = None
         self.train_calls = 0
         self.output_dirs: set[str] = set()
         self.saves_seen = self.board.requests[1]
@@ -45,12 +55,40 @@ class Session:
         self._failure: BaseException | None = None
         self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
 
+    def _arm(self) -> Injector | None:
+        """A drill's faults, if this run is one."""
+        settings = self.settings
+        if not settings.injections:
+            return None
+        injector = Injector(
+            parse_all(settings.injections),
+            rank=self.rank,
+            world_size=self.world_size,
+            journal=self.journal,
+            fired=settings.injections_fired,
+        )
+        self.slot.on_enter = lambda phase: injector.on_phase(phase, self.slot.step + 1)
+        return injector
+
     def install(self) -> None:
         """Hook the guard into whatever the script will import, and start connecting the vote group."""
         from grpo_run.trainers.attach import install
 
+        self.injector = self._arm()
+        self._beat = beat(self.slot, BEAT_SECONDS)
+        wrapt.register_post_import_hook(self._record, "torch.distributed.distributed_c10d")
         self._connector.start()
         install(self)
+
+    def _record(self, module: Any) -> None:
+        from torch._C import _distributed_c10d
+
+        self.recorder.install(_distributed_c10d)
+        try:
+            self._server = serve(self.settings.socket)
+        except RuntimeError as error:
+            # the watch then says that it cannot see this rank's records, and judges by what is left
+            self.journal.write("warning", rank=self.rank, text=f"no worker server: {error}")
 
     def _connect(self) -> None:
         try:
@@ -59,9 +97,15 @@ class Session:
                 world_size=self.world_size,
                 prefix="grpo_run/vote",  # the store is the attempt's own
                 timeout_seconds=self.settings.vote_timeout_seconds,
+                issued=self.issued,
             )
         except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
             self._failure = error  # raised by `votes`, in the thread that needs the group
+
+    def issued(self, group: str, sequence: int, work: Any) -> None:
+        """Note a collective of a group that is ours alone."""
+        members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
+        self.recorder.vote(group, sequence, work, members=members)
 
     @property
     def votes(self) -> Any:
@@ -96,7 +140,14 @@ class Session:
             self._votes.close()
 
 
-def connect_votes(*, rank: int, world_size: int, prefix: str, timeout_seconds: float) -> Any:
+def connect_votes(
+    *,
+    rank: int,
+    world_size: int,
+    prefix: str,
+    timeout_seconds: float,
+    issued: Callable[[str, int, Any], None],
+) -> Any:
     """Build the vote group on the attempt's store."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -111,7 +162,14 @@ def connect_votes(*, rank: int, world_size: int, prefix: str, timeout_seconds: f
             wait_for_workers=False,
             timeout=timedelta(seconds=CONNECT_DEADLINE_SECONDS),
         )
-    return VoteGroup(store, rank=rank, world_size=world_size, prefix=prefix, timeout_seconds=timeout_seconds)
+    return VoteGroup(
+        store,
+        rank=rank,
+        world_size=world_size,
+        prefix=prefix,
+        timeout_seconds=timeout_seconds,
+        issued=issued,
+    )
 
 
 def open_session(settings: RankSettings) -> Session:

@@ -31,6 +31,7 @@ class RankSettings(pydantic.BaseModel):
     run_started_at: float
     log: str
     stacks: str
+    socket: str
     error: str
     preloaded: bool
     parent_pid: int
@@ -41,6 +42,8 @@ class RankSettings(pydantic.BaseModel):
     allow_untested: bool = False
     expected_distributed_type: str | None = None
     vote_timeout_seconds: float = 1800.0
+    injections: tuple[str, ...] = ()
+    injections_fired: tuple[str, ...] = ()
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries it."""

@@ -1,12 +1,13 @@
-"""Every private name of transformers and TRL that the guard leans on, and the versions it was tested with.
+"""Every private name of transformers, TRL and torch that the guard leans on, and the versions it was tested with.
 
 One place, so that a contract test (`tests/unit/trainers/test_upstream.py`) says at once what a new release moved.
-Read by `attach.py`, `saving.py` and `cli.launch`. Importing it imports none of those libraries.
+Read by `attach.py`, `saving.py`, `recorder.py` and `cli.launch`. Importing it imports none of those libraries.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -29,6 +30,46 @@ CALCULATE_REWARDS = "_calculate_rewards"
 """GRPO and RLOO methods, wrapped as they are and never unpacked."""
 TRAINER_METHODS = (SAVE_CHECKPOINT, RUN_EPOCH)
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
+
+COLLECTIVE_METHODS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+"""Methods of torch's ProcessGroup that issue one collective of the group's sequence; what a release lacks is not wrapped."""
+OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - {
+    "allreduce",
+    "allreduce_coalesced",
+    "barrier",
+    "broadcast",
+    "reduce",
+}
+"""Of these, the ones called as (outputs, inputs)."""
+GROUP_SEQUENCE = "_get_sequence_number_for_group"
+"""ProcessGroup and backend method: how many collectives the group has been given."""
+WORKER_SERVER = "_WorkerServer"
+"""Torch's HTTP server on a unix socket, answering from C++ threads."""
+
+
+def sequence_number(group: Any) -> int:
+    """How many collectives a process group (or backend) has been given by this rank."""
+    return int(getattr(group, GROUP_SEQUENCE)())
 
 
 def check_versions(*, allow_untested: bool, tested: dict[str, SpecifierSet] | None = None) -> list[str]:

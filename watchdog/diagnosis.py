@@ -68,19 +68,51 @@ def diagnose(
         culprits=() if everyone_victim else (culprit.rank,),
         step=step,
         phase=phase,
-        confidence="inferred" if everyone_victim else "proved",
+        confidence="unknown" if everyone_victim else "proved",
         sentence=_sentence(culprit, step, phase, everyone_victim),
         signature=_signature(culprit, step),
         deterministic=culprit.signal is None and not everyone_victim,
-        location=Location(
-            file=culprit.error.location[0], line=culprit.error.location[1], function=culprit.error.location[2]
-        )
-        if culprit.error and culprit.error.location
-        else None,
+        location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
         advice=_advice(culprit, best_position),
     )
+
+
+def left_early(left: Sequence[Exit], failed: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict:
+    """The verdict when some ranks ended with code 0 and the others lost their connection to them.
+
+    Args:
+        left: ended well, by their own account.
+        failed: noticed, and could not go on.
+    """
+    ranks = tuple(sorted(exit.rank for exit in left))
+    waiters = tuple(sorted(exit.rank for exit in failed))
+    step = max((slot.step for slot in slots.values() if slot is not None), default=0)
+    first = min(left, key=lambda exit: exit.order)
+    place = _location(first)
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
+    where = f" (at {place.short})" if place is not None else ""
+    slot = slots.get(first.rank)
+    return Verdict(
+        cause=Cause.rank_exited_early,
+        culprits=ranks,
+        step=step,
+        phase=slot.phase.name if slot is not None and slot.phase is not None else None,
+        confidence="proved",
+        sentence=f"{who} left at step {step}{where} while rank {waiters[0]} still trained and needed it.",
+        signature=f"rank_exited_early:{ranks}:step{step}",
+        deterministic=True,
+        location=place,
+        waiters=waiters,
+    )
+
+
+def _location(exit: Exit) -> Location | None:
+    if exit.error is None or exit.error.location is None:
+        return None
+    file, line, function = exit.error.location
+    return Location(file=file, line=line, function=function)
 
 
 def _cause(culprit: Exit, slots: Mapping[int, Slot | None], everyone_victim: bool) -> Cause:

@@ -53,7 +53,9 @@ class Slot:
     Steps count optimizer steps of the current `train()` call, as `TrainerState.global_step` does.
     `step` is the last step whose optimizer has run, `voted_step` the last one this rank voted on
     (at `voted_at_seconds`), `committed_step` the last one it knows every rank voted on.
-    Gauges that were never set are NaN.
+    Gauges that were never set are NaN. `beat_seconds` is when a thread of the interpreter last ran,
+    `counted_seconds` when work that can be counted was last done; 0 for never. `notes` is how many
+    collectives it has issued from Python.
     """
 
     rank: int
@@ -85,6 +87,9 @@ class Slot:
     loss: float
     grad_norm: float
     learning_rate: float
+    beat_seconds: float = 0.0
+    counted_seconds: float = 0.0
+    notes: int = 0
 
     @property
     def phase(self) -> Phase | None:

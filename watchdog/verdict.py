@@ -6,12 +6,13 @@ Plain data; decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,11 @@ class Location:
     line: int
     function: str
 
+    @property
+    def short(self) -> str:
+        """`train.py:88 in reward`, for a sentence."""
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
     def as_json(self) -> dict[str, Any]:
         """Plain form."""
         return {"file": self.file, "line": self.line, "function": self.function}
@@ -31,7 +37,9 @@ class Location:
 class Verdict:
     """What is known about one incident.
 
-    `confidence` is `proved` or `inferred`. `signature` is equal for two incidents that are the same
+    `confidence` is `proved` (by exits or collective records), `deadline` (a learned one has passed) or `unknown`.
+    `locations` holds the line of user code of culprits and waiters, as far as known. `uninterruptible` says that a
+    culprit is in the kernel and cannot be killed. `signature` is equal for two incidents that are the same
     failure at the same place, so that the policy does not repeat a restart that cannot help.
     """
 
@@ -49,6 +57,8 @@ class Verdict:
     mismatch: str | None = None
     tried: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    locations: Mapping[int, Location] = field(default_factory=dict)
+    uninterruptible: bool = False
 
     @property
     def culprit(self) -> int | None:
@@ -67,8 +77,10 @@ class Verdict:
             "sentence": self.sentence,
             "location": self.location.as_json() if self.location else None,
             "waiters": list(self.waiters),
+            "locations": {str(rank): place.as_json() for rank, place in self.locations.items()},
             "mismatch": self.mismatch,
             "tried": list(self.tried),
             "advice": list(self.advice),
+            "uninterruptible": self.uninterruptible,
             "traceback": self.traceback,
         }

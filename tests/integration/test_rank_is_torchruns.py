@@ -55,9 +55,10 @@ DRAWN = ("numpy", "python_random", "torch_seed")
 
 DIFFER_BY_NATURE = {
     "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "LOOK_OUT", "MASTER_ADDR",
-    "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST",
+    "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST", "TORCH_FR_BUFFER_SIZE",
 }  # fmt: skip
-"""Ports, ids and paths of one run; our restart budget; what the shell leaves behind."""
+"""Ports, ids and paths of one run; our restart budget; what the shell leaves behind; how much of the collectives' record
+is kept, which torch reads and scripts do not."""
 
 
 @pytest.fixture

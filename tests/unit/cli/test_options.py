@@ -15,8 +15,9 @@ from grpo_run.runtime.journal import Journal
 from grpo_run.runtime.rundir import RunDirectory
 
 OUR_FLAGS = {
-    "--accelerate-config", "--allow-untested", "--fresh", "--generation", "--hygiene-every", "--metrics-addr",
-    "--no-preload", "--resume-from", "--run-dir", "--run-id", "--show-ranks", "--stop-timeout",
+    "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-first", "--deadline-floor",
+    "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
+    "--run-dir", "--run-id", "--show-ranks", "--stop-timeout",
 }  # fmt: skip
 """Frozen: a flag is a promise. Add one here, and to the documentation, when one is added to the parser."""
 

@@ -94,6 +94,7 @@ def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
     """A field added to the reading and forgotten in the writer would stay zero for ever."""
     clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
+    stamped |= {"beat_seconds", "counted_seconds"}
     names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
     assert {name for name in names if not hasattr(writer, name)} == set()
 
@@ -327,10 +328,10 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "no readable board"),
-        (b"GRPOBRD1", "not a board"),
+        (b"GRPOBRD2", "not a board"),
         (b"SOMETHING" + bytes(HEADER_BYTES + SLOT_BYTES), "not a board"),
-        (b"GRPOBRD1" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
-        (b"GRPOBRD1" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
+        (b"GRPOBRD2" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
+        (b"GRPOBRD2" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
     ],
 )
 def test_what_is_no_board_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -23,7 +23,7 @@ def make_config(**changes: Any) -> RunConfig:
     return RunConfig(**(fields | changes))
 
 
-@pytest.mark.parametrize("name", ["vote_seconds", "stop_seconds", "exit_seconds"])
+@pytest.mark.parametrize("name", ["vote_seconds", "stop_seconds", "term_seconds"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_a_deadline_must_lie_ahead(name: str, value: float) -> None:
     """The wrong one is named."""

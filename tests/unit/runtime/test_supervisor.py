@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from grpo_run.runtime import supervisor as supervisor_module
+from grpo_run.runtime import inquiry, watch
 from grpo_run.runtime.agent import Next
 from grpo_run.runtime.board import SlotWriter
-from grpo_run.runtime.config import RunConfig, Timeouts
+from grpo_run.runtime.config import RunConfig
 from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.lifecycle import State
 from grpo_run.runtime.policy import Budget
@@ -23,7 +23,8 @@ from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.status import read_status
 from grpo_run.runtime.supervisor import Supervisor
-from grpo_run.watchdog import evidence
+from grpo_run.watchdog import evidence, processes
+from grpo_run.watchdog.deadlines import DeadlineSettings
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 
 
@@ -115,7 +116,7 @@ class Night:
             "type": "KeyError", "message": "'reward'", "traceback": "Traceback ...", "wall_time": time.time(),
             "location": ["train.py", 3, "reward"],
         }  # fmt: skip
-        self.supervisor.error_path(rank).write_text(json.dumps(record | changes))
+        self.supervisor.files.error(rank).write_text(json.dumps(record | changes))
 
     def observe(self, *exits: Exit) -> Next:
         """One look."""
@@ -136,12 +137,16 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """The living pids of each collection of evidence; no signal is sent to anybody."""
     calls: list[dict[int, int]] = []
 
-    def collect(incident: Path, pids: dict[int, int], stacks: dict[int, Path]) -> list[str]:
+    def collect(
+        incident: Path, pids: dict[int, int], stacks: dict[int, Path], **more: Any
+    ) -> evidence.Evidence:
         calls.append(dict(pids))
-        return ["rank 0: no stack within 0.15 s"]
+        return evidence.Evidence(
+            missing=["rank 0: no stack within 0.15 s"], stacks={}, complete_at=time.monotonic()
+        )
 
     monkeypatch.setattr(evidence, "collect", collect)
-    monkeypatch.setattr(supervisor_module, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(inquiry, "GATHER_SECONDS", 0.001)
     return calls
 
 
@@ -222,7 +227,7 @@ def test_a_killed_rank_is_recovered_after_its_evidence(
     assert (record["cause"], record["culprit"], record["step"]) == ("signal", 1, 7)
     assert night.events("action")[0]["action"] == "restart"
     verdict = json.loads((Path(record["incident"]) / "verdict.json").read_text())
-    assert verdict["missing_evidence"] == ["rank 0: no stack within 0.15 s"]
+    assert verdict["missing_evidence"][0] == "rank 0: no stack within 0.15 s"
 
 
 def test_victims_that_fall_while_evidence_is_gathered_are_heard(start: Callable[..., Night]) -> None:
@@ -412,13 +417,22 @@ def test_ranks_stopped_from_another_node_have_not_finished(start: Callable[..., 
     assert night.supervisor.exit_code == 75
 
 
-def test_a_rank_that_does_not_leave_after_its_last_line_is_ended(start: Callable[..., Night]) -> None:
-    """At the deadline, with a warning; the run has finished."""
-    night = start(timeouts=Timeouts(exit_seconds=1e-9))
+def test_a_rank_that_does_not_leave_after_its_last_line_is_ended(
+    start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it does nothing any more until the deadline; with a warning, for the run has finished."""
+    monkeypatch.setattr(watch, "CLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(
+        processes, "read_main_thread", lambda pid: processes.MainThread(state="S", cpu_seconds=1.0)
+    )
+    usage = processes.SessionUsage(members=(900,), cpu_seconds=1.0, io_bytes=1)
+    monkeypatch.setattr(processes, "read_session", lambda pid: usage)
+    night = start(deadlines=DeadlineSettings(exit_seconds=1e-9))
     night.vote(100)
     night.done(0, 1)
     night.observe()
     assert night.observe() is Next.finished
+    assert night.supervisor.exit_code == 0
     assert "did not leave" in night.events("warning")[0]["text"]
 
 
@@ -453,7 +467,7 @@ def test_a_disk_that_is_full_does_not_stop_the_recovery(
 ) -> None:
     """What evidence could not be written is named in the verdict."""
 
-    def full(*arguments: object) -> list[str]:
+    def full(*arguments: object, **more: object) -> evidence.Evidence:
         raise OSError(28, "No space left on device")
 
     night = start()
@@ -486,7 +500,7 @@ def test_an_error_file_cut_short_does_not_stop_the_diagnosis(start: Callable[...
     night = start()
     night.vote(7)
     night.observe()
-    night.supervisor.error_path(0).write_text('{"type": "KeyEr')
+    night.supervisor.files.error(0).write_text('{"type": "KeyEr')
     assert night.observe(night.ranks.exit(0, code=1)) is Next.restart
     assert "exited with code 1" in night.events("incident")[0]["sentence"]
 

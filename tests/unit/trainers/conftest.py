@@ -25,6 +25,7 @@ def make_settings(tmp_path: Path) -> Callable[..., RankSettings]:
             "run_id": "run-1", "run_directory": str(tmp_path), "target": "train.py", "module": False,
             "arguments": (), "attempt": 0, "first_attempt": True, "run_started_at": 1000.0,
             "log": str(tmp_path / "rank0.log"), "stacks": str(tmp_path / "rank0.stacks"),
+            "socket": str(tmp_path / "rank0.sock"),
             "error": str(tmp_path / "rank0.error.json"), "preloaded": True, "parent_pid": 1, "title": "rank",
         }  # fmt: skip
         return RankSettings(**(fields | changes))

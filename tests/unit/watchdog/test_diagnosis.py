@@ -79,11 +79,11 @@ def test_an_abort_that_follows_an_exception_is_a_victim(
 def test_when_all_are_victims_nobody_is_blamed(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """The first cause is elsewhere: unknown, inferred, without a culprit."""
+    """The first cause is elsewhere: unknown, without a culprit."""
     exits = [make_exit(rank, order=rank, error=peer_error(make_error)) for rank in range(2)]
     verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits, verdict.culprit) == (Cause.unknown, (), None)
-    assert verdict.confidence == "inferred"
+    assert verdict.confidence == "unknown"
     assert not verdict.deterministic
 
 

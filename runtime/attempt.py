@@ -1,0 +1,66 @@
+"""Where one attempt keeps its files: a rank's output, stacks, error and socket.
+
+The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory,
+writes nothing into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.watchdog.observation import RankError
+
+MAX_SOCKET_PATH_BYTES = 100
+"""`sun_path` of unix(7) has 108, its end included."""
+
+
+class AttemptFiles:
+    """The files of attempt `number` of a run."""
+
+    def __init__(self, run: RunDirectory, number: int) -> None:
+        self._folder = run.attempt(number)
+        self._short: tempfile.TemporaryDirectory[str] | None = None
+
+    def make(self) -> None:
+        """Make the attempt's directory."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def log(self, rank: int) -> Path:
+        """The rank's output."""
+        return self._folder / f"rank{rank}.log"
+
+    def stacks(self, rank: int) -> Path:
+        """Where the rank's faulthandler writes."""
+        return self._folder / f"rank{rank}.stacks"
+
+    def error(self, rank: int) -> Path:
+        """Where the rank's bootstrap writes what was raised."""
+        return self._folder / f"rank{rank}.error.json"
+
+    def socket(self, rank: int) -> Path:
+        """Where the rank's worker server listens; in a directory of its own where the run's path is too long."""
+        path = self._folder / f"rank{rank}.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        if self._short is None:
+            self._short = tempfile.TemporaryDirectory(prefix="grpo-run-")
+        return Path(self._short.name) / path.name
+
+    def read_error(self, rank: int) -> RankError | None:
+        """What the rank's bootstrap wrote about an exception; None when it had no time to."""
+        try:
+            value = json.loads(self.error(rank).read_text())
+        except (OSError, ValueError):
+            return None
+        location = value["location"]
+        return RankError(
+            type=value["type"],
+            message=value["message"],
+            traceback=value["traceback"],
+            location=(location[0], location[1], location[2]) if location else None,
+            wall_time=value["wall_time"],
+        )

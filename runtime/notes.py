@@ -1,0 +1,150 @@
+"""A rank's notes of the collectives it issued from Python: a ring in its slot, readable after its death.
+
+Torch's Flight Recorder knows every collective but no line of code, and dies with the process. The notes know the
+line, the step and whether the thread is blocked. `trainers.recorder` writes them, the supervisor's watch reads
+them. A note is written whole before its number, so a reader never takes half a one. Does not judge.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+
+from grpo_run.watchdog.collectives import Collective, Progress, operation_name
+from grpo_run.watchdog.verdict import Location
+
+NOTE_BYTES = 256
+NOTES = 238
+RING_BYTES = NOTES * NOTE_BYTES
+
+_NUMBER = struct.Struct("<Q")
+_NOTE = struct.Struct("<QIiBBHIQ40s28s24s32s68s32s")
+assert _NOTE.size == NOTE_BYTES
+_PROGRESS_AT = 16
+_POINT_TO_POINT = 1
+
+
+class NoteWriter:
+    """Appends notes to one slot's ring. Threads may share it.
+
+    Args:
+        memory: the board's mapping.
+        offset: where the slot's ring begins.
+        number_at: where the number of the last note goes, so that a reader sees movement without the ring.
+    """
+
+    def __init__(self, memory: mmap.mmap, offset: int, number_at: int) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._number_at = number_at
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        *,
+        group: str,
+        sequence: int,
+        operation: str,
+        sizes: str,
+        dtypes: str,
+        file: str,
+        line: int,
+        function: str,
+        step: int,
+        members: int = 0,
+        point_to_point: bool = False,
+        progress: Progress = Progress.enqueued,
+    ) -> int:
+        """Write one note; returns its number, for `mark`.
+
+        Args:
+            sizes: of the inputs, `2,3;7` for two tensors; `dtypes` with `;` between.
+            members: a bit for each global rank of the group, 0 where not known.
+        """
+        with self._lock:
+            self._number += 1
+            number = self._number
+            at = self._offset + (number - 1) % NOTES * NOTE_BYTES
+            _NUMBER.pack_into(self._memory, at, 0)
+            _NOTE.pack_into(
+                self._memory,
+                at,
+                0,
+                sequence & 0xFFFFFFFF,
+                step,
+                progress,
+                _POINT_TO_POINT if point_to_point else 0,
+                0,
+                line,
+                members,
+                group.encode()[:40],
+                operation.encode()[:28],
+                dtypes.encode()[:24],
+                _cut(sizes, 32),
+                file.encode(errors="replace")[-68:],
+                function.encode(errors="replace")[:32],
+            )
+            _NUMBER.pack_into(self._memory, at, number)
+            _NUMBER.pack_into(self._memory, self._number_at, number)
+        return number
+
+    def mark(self, number: int, progress: Progress) -> None:
+        """Say how far the collective of a note is; a note the ring has overwritten is left alone."""
+        at = self._offset + (number - 1) % NOTES * NOTE_BYTES
+        if _NUMBER.unpack_from(self._memory, at)[0] == number:
+            self._memory[at + _PROGRESS_AT] = progress
+
+
+def _cut(sizes: str, room: int) -> bytes:
+    """Sizes that do not fit are left out: part of them would compare unequal to the whole."""
+    text = sizes.encode()
+    return text if len(text) <= room else b""
+
+
+def read_last(memory: mmap.mmap, offset: int, number: int) -> Collective | None:
+    """The note of that number, None when there is none, or another has taken its place."""
+    if not number:
+        return None
+    fields = _NOTE.unpack_from(memory, offset + (number - 1) % NOTES * NOTE_BYTES)
+    return _decode(fields) if fields[0] == number else None
+
+
+def read_notes(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
+    """The notes of one slot, oldest first."""
+    raw = memory[offset : offset + RING_BYTES]
+    found = []
+    for index in range(NOTES):
+        fields = _NOTE.unpack_from(raw, index * NOTE_BYTES)
+        if fields[0]:
+            found.append(fields)
+    found.sort()
+    return tuple(_decode(fields) for fields in found)
+
+
+def _decode(fields: tuple[int | bytes, ...]) -> Collective:
+    _, sequence, step, progress, flags, _, line, members, group, operation, dtypes, sizes, file, function = (
+        fields
+    )
+    return Collective(
+        group=_text(group),
+        sequence=int(sequence),
+        operation=operation_name(_text(operation)),
+        sizes=tuple(
+            tuple(int(part) for part in one.split(",") if part)
+            for one in _text(sizes).split(";")
+            if sizes != bytes(32)
+        ),
+        dtypes=tuple(one for one in _text(dtypes).split(";") if one),
+        progress=Progress(int(progress)),
+        location=Location(file=_text(file), line=int(line), function=_text(function)) if line else None,
+        members=tuple(rank for rank in range(64) if int(members) >> rank & 1),
+        step=int(step),
+        point_to_point=bool(int(flags) & _POINT_TO_POINT),
+    )
+
+
+def _text(raw: int | bytes) -> str:
+    assert isinstance(raw, bytes)
+    return raw.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,400 @@
+"""The watch: looks at slots, processes and collective records, and says when a hang is proved or a deadline has passed.
+
+    looks    ten a second: has any slot moved? Shared memory only.
+    polls    only while ranks stand still and one of them is in a collective: Flight Recorders, first after 0.3 s, again
+             after 0.1 s, then ever more rarely; what is unchanged over two polls goes to `watchdog.deadlock`
+    clocks   twice a second: open phases against their learned deadlines, `watchdog.stalls`
+
+Every decision is a pure function of what was read; this file reads, remembers between looks, and forgets
+everything when a new attempt begins. What it could not see is in `blind`, and is never a reason to kill. The
+supervisor calls it; it ends no process and writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from grpo_run.runtime import recorders
+from grpo_run.runtime.board import Board
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.collectives import Collective, Progress, merge, parse_recorder
+from grpo_run.watchdog.deadlines import DeadlineSettings
+from grpo_run.watchdog.deadlock import Deadlock, Position, prove
+from grpo_run.watchdog.diagnosis import all_done
+from grpo_run.watchdog.durations import Durations, merge_ranks
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls import InnerTime, ProcessFacts, Stall, find, hung_at_exit
+
+STILL_SECONDS = 0.3
+"""A slot that has not moved for this long is worth a poll, when its rank is in a collective."""
+SECOND_POLL_SECONDS = 0.1
+SLOWEST_POLL_SECONDS = 5.0
+CLOCK_SECONDS = 0.5
+FETCH_SECONDS = 0.5
+BLINDED_SECONDS = 2.0
+"""A supervisor that did not look for this long was itself stopped: what ranks did meanwhile counts for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What the watch is sure of: exactly one of `deadlock` and `stall`.
+
+    `began_at_seconds` is when it began by the ranks' own marks (monotonic); `recorder` is what the ranks' Flight Recorders said.
+    """
+
+    deadlock: Deadlock | None = None
+    stall: Stall | None = None
+    began_at_seconds: float
+    recorder: Mapping[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Poll:
+    """What one poll saw; two that are equal over time make a proof."""
+
+    at: float
+    movement: tuple[object, ...]
+    recorded: dict[int, tuple[Collective, ...]]
+    cpu: dict[int, float | None]
+
+
+class Watch:
+    """See the module.
+
+    Args:
+        board: read only.
+        settings: of the learned deadlines.
+        clock: monotonic seconds, as the ranks' own.
+    """
+
+    def __init__(
+        self, board: Board, settings: DeadlineSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board = board
+        self._settings = settings
+        self._clock = clock
+        self.learned_before: dict[Phase, Durations] = {}
+        self.begin_attempt(board, {}, {}, {}, 0)
+
+    def begin_attempt(
+        self,
+        board: Board,
+        places: Mapping[int, int],
+        pids: Mapping[int, int],
+        sockets: Mapping[int, str],
+        world_size: int,
+    ) -> None:
+        """Forget the last attempt; `places` is each rank's slot, `pids` and `sockets` are by rank too."""
+        now = self._clock()
+        self._board = board
+        self._places = dict(places)
+        self._pids = dict(pids)
+        self._sockets = dict(sockets)
+        self._world_size = world_size
+        self._moved: dict[int, tuple[object, float]] = {}
+        self._looked_at = now
+        self._not_before = now
+        self._poll_at = 0.0
+        self._last_poll: _Poll | None = None
+        self._inside: set[int] = set()
+        self._clocks_at = 0.0
+        self._stalled: str | None = None
+        self._deadlocked: str | None = None
+        self._quiet: tuple[float, dict[int, ProcessFacts | None]] | None = None
+        self._inner = InnerTime()
+        self._io: dict[int, tuple[int, float]] = {}
+        self.blind: dict[int, str] = {}
+        self.recorder: dict[int, bytes] = {}
+
+    @property
+    def suspicion(self) -> str | None:
+        """What may be wrong, and is being confirmed."""
+        return self._deadlocked or self._stalled
+
+    def look(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+        """One look. A finding is returned once it is confirmed; before that, there is a `suspicion`."""
+        now = self._clock()
+        if now - self._looked_at > BLINDED_SECONDS:
+            self._not_before, self._moved, self._last_poll = now, {}, None
+        self._looked_at = now
+        self._note_movement(slots, now)
+        self._inner = self._inner.after(slots, now)
+        if all_done(list(slots.values())):
+            return self._at_exit(slots, now)
+        return self._proof(slots, now) or self._overdue(slots, now)
+
+    def positions(self, slots: Mapping[int, Slot | None], gone: Mapping[int, bool]) -> dict[int, Position]:
+        """Where every rank stands in its collectives, as far as can be seen now; for a fault that exits tell of."""
+        living = {rank: path for rank, path in self._sockets.items() if not gone.get(rank)}
+        recorded = self._fetch(living)
+        return {
+            rank: self._position(rank, slots.get(rank), recorded.get(rank), gone.get(rank, False), idle=False)
+            for rank in self._places
+        }
+
+    def tallies(self) -> dict[int, dict[Phase, Durations]]:
+        """What each rank has counted in this attempt."""
+        if not self._board.intact:
+            return {}
+        return {rank: self._board.tallies(place) for rank, place in self._places.items()}
+
+    def notes(self) -> dict[int, object]:
+        """Each rank's last notes, as plain values for a file."""
+        if not self._board.intact:
+            return {}
+        return {
+            rank: [_plain(one) for one in self._board.notes(place)] for rank, place in self._places.items()
+        }
+
+    def learned(self) -> dict[Phase, Durations]:
+        """What this run's ranks have shown so far, attempt after attempt."""
+        learned = dict(self.learned_before)
+        tallies = self.tallies()
+        for phase in Phase:
+            shown = [tally[phase] for tally in tallies.values() if phase in tally]
+            if shown:
+                now = merge_ranks(shown)
+                learned[phase] = learned[phase].then(now) if phase in learned else now
+        return learned
+
+    # inside
+
+    def _note_movement(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        for rank, slot in slots.items():
+            if slot is None:
+                self.blind[rank] = "its slot on the board cannot be read"
+                continue
+            if self.blind.get(rank, "").startswith("its slot"):
+                del self.blind[rank]
+            mark = (slot.pid, slot.writes, slot.notes, slot.counted_seconds)
+            if self._moved.get(rank, (None, 0.0))[0] != mark:
+                self._moved[rank] = (mark, now)
+
+    def _still_seconds(self, rank: int, now: float) -> float:
+        return now - self._moved[rank][1] if rank in self._moved else 0.0
+
+    def _in_collective(self, rank: int, slot: Slot | None) -> bool:
+        """The rank's slot says that it waits for others, or that it may from inside a backward."""
+        if slot is None:
+            return False
+        if slot.phase is Phase.forward_backward:
+            return True
+        note = self._board.last_note(self._places[rank], slot.notes)
+        return note is not None and note.progress is Progress.waiting
+
+    def _proof(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
+        still = [rank for rank in slots if self._still_seconds(rank, now) >= STILL_SECONDS]
+        inside = {rank for rank in still if self._in_collective(rank, slots[rank])}
+        # one rank alone that waits for others at work is late at most, unless nobody else is left
+        if not inside or (len(still) < 2 and len(self._pids) > 1):
+            self._last_poll, self._poll_at, self._inside = None, 0.0, set()
+            self._deadlocked = None
+            return None
+        if inside - self._inside:
+            self._poll_at = 0.0  # somebody has come to stand still since the last poll: look again at once
+        if now < self._poll_at:
+            return None
+        self._inside = inside
+        poll = self._poll(slots, now)
+        last, self._last_poll = self._last_poll, poll
+        unchanged = last is not None and (last.movement, last.recorded) == (poll.movement, poll.recorded)
+        deadlock = self._prove(slots, last if unchanged else None, poll)
+        self._deadlocked = deadlock.sentence if deadlock is not None else None
+        if deadlock is None:
+            longest = max(self._still_seconds(rank, now) for rank in still)
+            self._poll_at = now + min(SLOWEST_POLL_SECONDS, max(SECOND_POLL_SECONDS, longest))
+            if last is None:
+                self._poll_at = now + SECOND_POLL_SECONDS
+            return None
+        if not unchanged:
+            self._poll_at = now + SECOND_POLL_SECONDS
+            return None
+        began = max(self._moved[rank][1] for rank in deadlock.at if rank in self._moved)
+        return Finding(deadlock=deadlock, began_at_seconds=began, recorder=dict(self.recorder))
+
+    def _poll(self, slots: Mapping[int, Slot | None], now: float) -> _Poll:
+        alive = {rank: path for rank, path in self._sockets.items() if rank in slots}
+        return _Poll(
+            at=now,
+            movement=tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots)),
+            recorded=self._fetch(alive),
+            cpu={rank: processes.read_cpu_seconds(pid) for rank, pid in self._pids.items()},
+        )
+
+    def _fetch(self, sockets: Mapping[int, str]) -> dict[int, tuple[Collective, ...]]:
+        self.recorder, failures = recorders.fetch(sockets, FETCH_SECONDS)
+        recorded = {}
+        for rank, text in self.recorder.items():
+            try:
+                recorded[rank] = parse_recorder(text)
+            except ValueError as error:
+                failures[rank] = str(error)
+        self.blind = {rank: why for rank, why in self.blind.items() if why.startswith("its slot")}
+        self.blind.update({rank: f"no collective records: {why}" for rank, why in failures.items()})
+        return recorded
+
+    def _prove(self, slots: Mapping[int, Slot | None], last: _Poll | None, poll: _Poll) -> Deadlock | None:
+        positions = {}
+        for rank, slot in slots.items():
+            before = last.cpu.get(rank) if last is not None else None
+            after = poll.cpu.get(rank)
+            # of two polls a tenth of a second apart, one tick of 10 ms is the clock's own grain
+            idle = before is not None and after is not None and after - before <= 0.011
+            gone = rank not in self._pids or (slot is not None and slot.state is RankState.done)
+            positions[rank] = self._position(rank, slot, poll.recorded.get(rank), gone, idle=idle)
+        return prove(positions, world_size=self._world_size)
+
+    def _position(
+        self,
+        rank: int,
+        slot: Slot | None,
+        recorded: tuple[Collective, ...] | None,
+        gone: bool,
+        *,
+        idle: bool,
+    ) -> Position:
+        notes = self._board.notes(self._places[rank]) if slot is not None else None
+        # a living rank whose recorder is silent may have issued more than its notes tell
+        known = notes is not None and (recorded is not None or gone)
+        return Position(
+            rank=rank,
+            records=merge(recorded or (), notes or ()) if known else None,
+            gone=gone,
+            left_training=slot is not None and slot.state is RankState.between,
+            idle=idle,
+            in_backward=slot is not None and slot.phase is Phase.forward_backward,
+        )
+
+    def rank_left(self, rank: int) -> None:
+        """A rank's process has ended."""
+        self._pids.pop(rank, None)
+        self._sockets.pop(rank, None)
+
+    def _overdue(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
+        if now < self._clocks_at:
+            return None
+        self._clocks_at = now + CLOCK_SECONDS
+        oldest = min(
+            (phase.since_seconds for slot in slots.values() if slot is not None for phase in slot.phases),
+            default=now,
+        )
+        if now - max(oldest, self._not_before) < self._settings.floor_seconds / 2:
+            return None
+        facts = {rank: self._facts(rank, slots.get(rank), now) for rank in slots}
+        stall = self._find_stall(slots, now, facts, {})
+        confirmed = self._stalled is not None
+        self._stalled = stall.sentence if stall is not None else None
+        if stall is None:
+            return None
+        if not confirmed:
+            self._clocks_at = now  # confirmed by the next look: a single one may have met a rank on its way
+            return None
+        # worth a fetch now: who waits inside C++ only the recorders know
+        recorded = self._fetch({rank: path for rank, path in self._sockets.items() if rank in slots})
+        stall = self._find_stall(slots, now, facts, recorded) or stall
+        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds, recorder=dict(self.recorder))
+
+    def _find_stall(
+        self,
+        slots: Mapping[int, Slot | None],
+        now: float,
+        facts: Mapping[int, ProcessFacts | None],
+        recorded: Mapping[int, tuple[Collective, ...]],
+    ) -> Stall | None:
+        return find(
+            slots,
+            now=now,
+            learned=self.learned(),
+            completed={rank: tally.keys() for rank, tally in self.tallies().items()},
+            settings=self._settings,
+            processes=facts,
+            progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
+            waiting={rank: self._waits(rank, slot, recorded.get(rank, ())) for rank, slot in slots.items()},
+            inner=self._inner,
+            whole_world=len(slots) == self._world_size,
+        )
+
+    def _waits(self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...]) -> bool:
+        if slot is None:
+            return False
+        note = self._board.last_note(self._places[rank], slot.notes)
+        if note is not None and note.progress is Progress.waiting:
+            return True
+        pending = any(one.progress is not Progress.completed for one in recorded)
+        return pending and slot.phase is Phase.forward_backward
+
+    def _progressed_at(self, rank: int, slot: Slot | None) -> float:
+        counted = slot.counted_seconds if slot is not None else 0.0
+        return max(self._not_before, counted, self._io.get(rank, (0, 0.0))[1])
+
+    def _at_exit(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
+        """Every script has ended: is a process left that does nothing any more?"""
+        if now < self._clocks_at:
+            return None
+        self._clocks_at = now + CLOCK_SECONDS
+        facts = {rank: self._session_facts(rank) for rank in slots}
+        if self._quiet is None:
+            self._quiet = (now, facts)
+        since, before = self._quiet
+        elapsed = now - since
+        quiet = hung_at_exit(slots, before, facts, max(elapsed, self._settings.exit_seconds), self._settings)
+        if not quiet:
+            self._quiet = (now, facts)
+        if not quiet or elapsed < self._settings.exit_seconds:
+            return None
+        return Finding(stall=_left_over(quiet, elapsed, self._settings), began_at_seconds=since)
+
+    def _session_facts(self, rank: int) -> ProcessFacts | None:
+        pid = self._pids.get(rank)
+        if pid is None:
+            return None
+        thread, usage = processes.read_main_thread(pid), processes.read_session(pid)
+        if thread is None or usage is None or usage.io_bytes is None:
+            return None
+        return ProcessFacts(state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=usage.io_bytes)
+
+    def _facts(self, rank: int, slot: Slot | None, now: float) -> ProcessFacts | None:
+        pid = self._pids.get(rank)
+        thread = processes.read_main_thread(pid) if pid is not None else None
+        if thread is None or pid is None:
+            return None
+        io_bytes = processes.read_io_bytes(pid) or 0
+        saving = slot is not None and any(phase.phase is Phase.checkpoint for phase in slot.phases)
+        if io_bytes != self._io.get(rank, (-1, 0.0))[0]:
+            # bytes count as progress where bytes are the work
+            moved_at = now if saving and rank in self._io else self._io.get(rank, (0, 0.0))[1]
+            self._io[rank] = (io_bytes, moved_at)
+        age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else float("nan")
+        return ProcessFacts(
+            state=thread.state, cpu_seconds=thread.cpu_seconds, io_bytes=io_bytes, beat_age_seconds=age
+        )
+
+
+def _plain(one: Collective) -> dict[str, object]:
+    return {
+        "group": one.group,
+        "sequence": one.sequence,
+        "operation": one.operation,
+        "sizes": one.sizes,
+        "dtypes": one.dtypes,
+        "progress": one.progress.name,
+        "step": one.step,
+        "at": one.location.short if one.location is not None else None,
+    }
+
+
+def _left_over(ranks: tuple[int, ...], quiet_seconds: float, settings: DeadlineSettings) -> Stall:
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
+    return Stall(
+        cause=Cause.no_progress,
+        culprits=ranks,
+        waiters=(),
+        phase=Phase.idle,
+        deadline_seconds=settings.exit_seconds,
+        waited_seconds=quiet_seconds,
+        sentence=f"{who} did not leave after the script's last line and did nothing for {quiet_seconds:.1f} s"
+        f" (deadline {settings.exit_seconds:.1f} s); the work was done.",
+    )

@@ -1,0 +1,84 @@
+"""One long run with a planted deadlock every few steps, and what came of each: the campaign's rows.
+
+A fault is addressed by kind, rank, step and phase; its latency is counted from the journal line that the rank wrote
+before it did the deed, so the other ranks' way to the deadlock is in it, to the line of the incident, whose verdict
+is then on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults import fault
+
+from support.runs import SCRIPTS, Run
+
+PHASES = (
+    "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint", "hygiene",
+)  # fmt: skip
+"""Every phase of a training step; `eval` and `idle` are not part of one, `startup` has no process group yet."""
+FIRST_STEP, STEPS_APART = 8, 6
+"""Even, as saved steps are; far enough for a newer checkpoint and a few common steps between two faults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One fault and its end."""
+
+    kind: str
+    phase: str
+    rank: int
+    step: int
+    latency_seconds: float
+    detection_seconds: float
+    verdict: dict[str, Any]
+
+    @property
+    def names_the_rank(self) -> bool:
+        """The one culprit, or nobody where two ranks had nothing in common to depart from."""
+        return bool(
+            self.verdict["culprits"] == [self.rank]
+            or (self.verdict["culprits"] == [] and "cannot tell which" in self.verdict["sentence"])
+        )
+
+
+def campaign(
+    runs: Callable[..., Run], kind: str, *, ranks: int, places: Sequence[tuple[int, str]], name: str
+) -> tuple[Run, list[Row]]:
+    """Run one script through one fault of `kind` at each place, (rank, phase), and read what was found."""
+    steps = [FIRST_STEP + STEPS_APART * index for index in range(len(places))]
+    words = [
+        word
+        for (rank, phase), step in zip(places, steps, strict=True)
+        for word in fault(kind, rank=rank, step=step, phase=phase)
+    ]
+    run = runs(
+        *words, "--hygiene-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / "grpo.py"),
+        "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
+        "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
+    ).start()  # fmt: skip
+    assert run.wait(60 + 15 * len(places)) == 0, run.tail()
+    rows = []
+    incidents = run.events("incident")
+    for (rank, phase), step in zip(places, steps, strict=True):
+        planted = [e for e in run.events("fault_injected") if f":step{step}" in e["injection"]]
+        assert len(planted) == 1, (kind, phase, step, run.tail())
+        found = [e for e in incidents if e["time"] > planted[0]["time"]][:1]
+        assert found, (kind, phase, step, run.tail())
+        rows.append(
+            Row(
+                kind=kind,
+                phase=phase,
+                rank=rank,
+                step=step,
+                latency_seconds=found[0]["time"] - planted[0]["time"],
+                detection_seconds=found[0]["detection_seconds"],
+                verdict=json.loads((Path(found[0]["incident"]) / "verdict.json").read_text()),
+            )
+        )
+    assert len(incidents) == len(places), [e["sentence"] for e in incidents]
+    return run, rows

@@ -1,0 +1,214 @@
+"""Notes every collective that a rank issues from Python: what, where in the code, and whether a thread waits for it.
+
+Installed by the session once `torch.distributed` is there. Wraps the methods of torch's process group and `Work.wait`
+and calls through; collectives that C++ issues (DDP's gradients) are known to torch's Flight Recorder alone,
+so the guard notes DDP's backward as a whole. Also starts torch's worker server, which hands the Flight Recorder
+out from C++ threads while Python is stuck. Does not change what a collective does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from grpo_run.runtime.board import SlotWriter
+from grpo_run.trainers import upstream
+from grpo_run.watchdog.collectives import Progress
+
+MAX_UNWAITED = 256
+"""Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""
+MAX_FRAMES = 60
+
+_OWN = Path(__file__).resolve().parent
+_PASSED_OVER = tuple(f"-packages/{name}/" for name in ("torch", "accelerate", "deepspeed", "wrapt"))
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+class Recorder:
+    """Writes one slot's notes.
+
+    Args:
+        slot: of this rank.
+    """
+
+    def __init__(self, slot: SlotWriter) -> None:
+        self._slot = slot
+        self._notes = slot.notes
+        self._plain: dict[CodeType, bool] = {}
+        self._groups: dict[str, tuple[int, bool]] = {}
+        self._unwaited: dict[int, tuple[int, bool]] = {}
+
+    def install(self, c10d: Any) -> None:
+        """Wrap what torch's process groups do. `c10d` is `torch._C._distributed_c10d`."""
+        for name in upstream.COLLECTIVE_METHODS:
+            if hasattr(c10d.ProcessGroup, name):
+                setattr(c10d.ProcessGroup, name, self._noting(getattr(c10d.ProcessGroup, name), name))
+        original_wait = c10d.Work.wait
+
+        @functools.wraps(original_wait)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            note = self._unwaited.pop(id(work), None)
+            if note is None:
+                return original_wait(work, *args, **kwargs)
+            number, on_host = note
+            self._notes.mark(number, Progress.waiting)
+            result = original_wait(work, *args, **kwargs)  # if it raises, the note says where it was waiting
+            # on a device `wait` only orders streams: the host goes on, and the recorder knows when it is done
+            self._notes.mark(number, Progress.completed if on_host else Progress.enqueued)
+            return result
+
+        c10d.Work.wait = wait
+
+    def _noting(self, original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
+            number, on_host = self.note(group, name, args)
+            work = original(group, *args, **kwargs)
+            if work is not None:
+                self.follow(work, number, on_host)
+            return work
+
+        return issue
+
+    def follow(self, work: Any, number: int, on_host: bool) -> None:
+        """Mark the note when somebody waits for `work`."""
+        if len(self._unwaited) >= MAX_UNWAITED:
+            self._unwaited.pop(next(iter(self._unwaited)))
+        self._unwaited[id(work)] = (number, on_host)
+
+    def note(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
+        """Note a collective about to be issued on a torch process group; returns its number, and whether it runs on the host."""
+        name = group.group_name
+        known = self._groups.get(name)
+        if known is None:
+            known = self._groups[name] = _facts(group)
+        members, on_host = known
+        tensors = _tensors(args[0] if operation not in upstream.OUTPUT_FIRST else args[1]) if args else []
+        if tensors:
+            on_host = tensors[0].device.type == "cpu"
+        sequence = upstream.sequence_number(group) + 1
+        return self._add(name, sequence, operation, tensors, members), on_host
+
+    def _add(self, group: str, sequence: int, operation: str, tensors: list[Any], members: int) -> int:
+        frame = self._caller(sys._getframe(1))
+        return self._notes.add(
+            group=group,
+            sequence=sequence,
+            operation=operation,
+            sizes=";".join(",".join(map(str, tensor.shape)) for tensor in tensors[:4]),
+            dtypes=";".join(_dtype(tensor) for tensor in tensors[:4]),
+            file=frame.f_code.co_filename if frame else "",
+            line=frame.f_lineno if frame else 0,
+            function=frame.f_code.co_name if frame else "",
+            step=self._slot.step + 1,
+            members=members,
+        )
+
+    def _caller(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame that belongs neither to torch and its wrappers, nor to Python, nor to us."""
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                return None
+            code = frame.f_code
+            plain = self._plain.get(code)
+            if plain is None:
+                plain = self._plain[code] = _is_plain(code.co_filename)
+            if plain:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def vote(self, group: str, sequence: int, work: Any, *, members: int) -> None:
+        """Note one of our own votes, on a group torch's Python layer does not know."""
+        number = self._add(group, sequence, "allreduce", [], members)
+        self.follow(work, number, True)
+
+    @contextlib.contextmanager
+    def backward(self, model: Any) -> Iterator[None]:
+        """Note DDP's backward: the gradients' all-reduces, from the group's next sequence number on."""
+        group = getattr(model, "process_group", None)
+        if group is None:
+            yield
+            return
+        number, _ = self.note(group, "backward", ())
+        yield
+        self._notes.mark(number, Progress.completed)
+
+
+def _is_plain(file: str) -> bool:
+    if file.startswith(str(_OWN)):
+        return file.endswith(os.sep + "injection.py")
+    if file.startswith("<") or (file.startswith(_STDLIB) and "site-packages" not in file):
+        return False
+    if file.startswith(str(_OWN.parent / "runtime")):
+        return False
+    return not any(part in file for part in _PASSED_OVER)
+
+
+def _facts(group: Any) -> tuple[int, bool]:
+    """(global ranks as bits, 0 beyond 64 ranks; whether its default work runs on the host)."""
+    import torch.distributed as dist
+
+    ranks = dist.get_process_group_ranks(group)
+    bits = 0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks)
+    return bits, dist.get_backend(group) == "gloo"
+
+
+def _tensors(value: Any) -> list[Any]:
+    if hasattr(value, "shape"):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors(one)]
+    return []
+
+
+_DTYPES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long",
+    "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
+}  # fmt: skip
+"""Torch's C++ names, as the Flight Recorder writes them."""
+
+
+def _dtype(tensor: Any) -> str:
+    name = str(tensor.dtype).rpartition(".")[2]
+    return _DTYPES.get(name, name)
+
+
+def serve(path: str) -> Any:
+    """Start torch's worker server on a unix socket; keep what is returned alive.
+
+    Its first line is a warning to the person at the terminal, which says nothing to them.
+    """
+    from torch._C import _distributed_c10d
+
+    sys.stderr.flush()
+    kept, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silent, 2)
+        return getattr(_distributed_c10d, upstream.WORKER_SERVER)(path)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(silent)
+
+
+def beat(slot: SlotWriter, seconds: float) -> threading.Thread:
+    """Keep saying that the interpreter runs, from a thread that needs nothing but the interpreter."""
+    pause = threading.Event()
+
+    def run() -> None:
+        while True:
+            slot.beat()
+            pause.wait(seconds)
+
+    thread = threading.Thread(target=run, daemon=True, name="grpo-run-beat")
+    thread.start()
+    return thread
