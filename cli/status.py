@@ -54,36 +54,19 @@ def print_for_person(status: RunStatus) -> None:
         else:
             phase = slot.phase.name if slot.phase else "none"
             console.print(f"  rank {slot.rank}: step {slot.step}, phase {phase}, pid {slot.pid}")
-    if fields["recoveries"]:
-        table = Table(title="recoveries", title_justify="left", show_edge=False)
-        for column in (
-            "cause",
-            "rank",
-            "step",
-            "action",
-            "detected in",
-            "recovered in",
-            "lost steps",
-            "incident",
-        ):
-            table.add_column(column)
-        for recovery in fields["recoveries"]:
-            table.add_row(
-                recovery["cause"],
-                _or_dash(recovery["rank"]),
-                str(recovery["step"]),
-                recovery["action"],
-                _seconds(recovery["detection_seconds"]),
-                _seconds(recovery["recovery_seconds"]),
-                _or_dash(recovery["lost_steps"]),
-                recovery["incident"] or "–",
-            )
-        console.print(table)
+    for number, recovery in enumerate(status.history.recoveries, 1):
+        console.print(f"{number}. {recovery.sentence or recovery.cause}")
+        details = [
+            recovery.cause,
+            recovery.action,
+            *_told("detected in {:.2f} s", recovery.detection_seconds),
+            *_told("recovered in {:.2f} s", recovery.recovery_seconds),
+            *_told("{} steps done again", recovery.lost_steps),
+            *_told("{}", recovery.incident),
+        ]
+        console.print("   " + " · ".join(filter(None, details)), style="dim")
 
 
-def _or_dash(value: object) -> str:
-    return "–" if value is None else str(value)
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} s"
+def _told(text: str, value: object) -> list[str]:
+    """A fact that is known, in words."""
+    return [] if value is None else [text.format(value)]

@@ -243,6 +243,11 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         help="1 when the rank's slot could be read, 0 when nothing is known about the rank.",
     ),
     Metric(
+        name="grpo_rank_watch_blind", kind="gauge", unit="boolean", labels=(RANK,),
+        read=_each_rank(lambda seen, slot: float(slot.rank in seen.status.blind)),
+        help="1 when the watchdog's last look at the rank's collective records failed: a hang may go unproved.",
+    ),
+    Metric(
         name="grpo_rank_state", kind="gauge", unit="boolean", labels=(RANK, RANK_STATE), read=_rank_state,
         help="1 for how far the rank's script has come, 0 for the others.",
     ),

@@ -16,6 +16,7 @@ from grpo_run.watchdog.observation import RankError
 
 MAX_SOCKET_PATH_BYTES = 100
 """`sun_path` of unix(7) has 108, its end included."""
+SHORT_DIRECTORY = "/tmp"  # $TMPDIR may be as long as the run's own path
 
 
 class AttemptFiles:
@@ -47,20 +48,20 @@ class AttemptFiles:
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
         if self._short is None:
-            self._short = tempfile.TemporaryDirectory(prefix="grpo-run-")
+            self._short = tempfile.TemporaryDirectory(prefix="grpo-run-", dir=SHORT_DIRECTORY)
         return Path(self._short.name) / path.name
 
     def read_error(self, rank: int) -> RankError | None:
         """What the rank's bootstrap wrote about an exception; None when it had no time to."""
         try:
             value = json.loads(self.error(rank).read_text())
-        except (OSError, ValueError):
-            return None
-        location = value["location"]
-        return RankError(
-            type=value["type"],
-            message=value["message"],
-            traceback=value["traceback"],
-            location=(location[0], location[1], location[2]) if location else None,
-            wall_time=value["wall_time"],
-        )
+            location = value["location"]
+            return RankError(
+                type=str(value["type"]),
+                message=str(value["message"]),
+                traceback=str(value["traceback"]),
+                location=(str(location[0]), int(location[1]), str(location[2])) if location else None,
+                wall_time=float(value["wall_time"]),
+            )
+        except (OSError, ValueError, TypeError, LookupError):
+            return None  # cut short, or not ours: the exit code has to do

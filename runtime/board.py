@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.notes import RING_BYTES, NoteWriter, read_last, read_notes
+from grpo_run.runtime.notes import RING_BYTES, NoteWriter, in_collective, read_last, read_notes
 from grpo_run.runtime.tallies import TALLIES_BYTES, TallyWriter, read_tallies
 from grpo_run.watchdog.collectives import Collective
 from grpo_run.watchdog.durations import Durations
@@ -135,6 +135,13 @@ class SlotWriter:
     def count(self) -> None:
         """Say that work was done that can be counted (a forward pass, a token, a score): slow is not hung."""
         _MARK.pack_into(self._memory, self._offset + _MARKS_AT + 8, time.monotonic_ns())
+
+    def disown(self) -> None:
+        """Write to nowhere from here on: a forked child is not the rank."""
+        nowhere = mmap.mmap(-1, len(self._memory))
+        self._memory = nowhere
+        self.notes.disown(nowhere)
+        self._tallies.disown(nowhere)
 
     def _begin_write(self) -> None:
         """Make the number odd, also when a signal handler's exception left it odd in the middle of a write."""
@@ -302,6 +309,10 @@ class Board:
     def last_note(self, index: int, number: int) -> Collective | None:
         """The newest of them; `number` is the slot reading's `notes`."""
         return read_last(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT, number)
+
+    def in_collective(self, index: int, number: int) -> bool:
+        """Whether local rank `index` waits in a collective, or may on a device; `number` is its reading's `notes`."""
+        return in_collective(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT, number)
 
     def tallies(self, index: int) -> dict[Phase, Durations]:
         """How long local rank `index` took for its phases in this attempt."""

@@ -32,6 +32,7 @@ class Recovery:
     train_call: int = 0
     from_checkpoint: int | None = None
     signature: str = ""
+    sentence: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as in `grpo-run status --json`."""
@@ -183,6 +184,7 @@ class History:
                 at=float(record.get("failed_at") or time),
                 train_call=int(record.get("train_call") or self.train_call),
                 signature=record.get("signature") or "",
+                sentence=record.get("sentence") or "",
             )
         )
         self.failures_without_progress += 1

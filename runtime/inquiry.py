@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.exits import Exits
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.watch import Finding, Watch
 from grpo_run.watchdog import diagnosis, evidence, incident, judgement
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlock import Position, prove
-from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.timeline import Timeline
 from grpo_run.watchdog.verdict import Verdict
 
@@ -35,14 +36,12 @@ KEPT_EVENTS = 200
 class Case:
     """One fault, as the supervisor hands it over.
 
-    `exits` grows while evidence is gathered; `take_exits` waits a moment for further ones and adds them.
-    `slots` reads the board anew. `places` is each rank's place on this node.
+    `exits` grows while evidence is gathered. `slots` reads the board anew. `places` is each rank's place on this node.
     """
 
     ranks: RankGroup
     places: Mapping[int, int]
-    exits: list[Exit]
-    take_exits: Callable[[float], None]
+    exits: Exits
     slots: Callable[[], dict[int, Slot | None]]
     stack_files: Mapping[int, Path]
     watch: Watch
@@ -96,7 +95,7 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
         gathered.missing.append(f"evidence could not be written: {error}")
     gathered.missing.extend(f"rank {rank}: {why}" for rank, why in sorted(case.watch.blind.items()))
     if case.finding is None:
-        case.take_exits(GATHER_SECONDS)
+        case.exits.wait(case.ranks, GATHER_SECONDS, slots)
     verdict = _judge(case, slots, positions, gathered)
     if folder is not None:
         try:
@@ -118,15 +117,15 @@ def _judge(
     if finding is not None:
         assert finding.stall is not None
         return judgement.of_stall(finding.stall, slots, gathered.stacks)
-    failed = [exit for exit in case.exits if not exit.completed]
+    failed = case.exits.failed
     if not failed:
         return judgement.of_slow_stop(case.stop_seconds, slots, gathered.stacks)
-    if judgement.caused_by_collectives(case.exits):
+    if judgement.caused_by_collectives(case.exits.seen):
         deadlock = prove(positions or {}, world_size=case.world_size)
         # that a rank is gone proves nothing about why it went; that two operations cannot meet does
         if deadlock is not None and deadlock.mismatch is not None:
             return judgement.of_deadlock(deadlock, slots, gathered.stacks)
-        left = [exit for exit in case.exits if exit.completed]
+        left = [exit for exit in case.exits.seen if exit.completed]
         if left and all(diagnosis.is_victim(exit) for exit in failed):
             return judgement.with_locations(diagnosis.left_early(left, failed, slots), gathered.stacks)
     verdict = diagnosis.diagnose(failed, slots, best_position=case.best_position)

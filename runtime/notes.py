@@ -19,10 +19,12 @@ NOTES = 238
 RING_BYTES = NOTES * NOTE_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_NOTE = struct.Struct("<QIiBBHIQ40s28s24s32s68s32s")
+_NOTE = struct.Struct("<QIiBBHIQ40s32s24s32s64s32s")
 assert _NOTE.size == NOTE_BYTES
 _PROGRESS_AT = 16
+_FLAGS_AT = 17
 _POINT_TO_POINT = 1
+_ON_DEVICE = 2
 
 
 class NoteWriter:
@@ -55,6 +57,7 @@ class NoteWriter:
         step: int,
         members: int = 0,
         point_to_point: bool = False,
+        on_device: bool = False,
         progress: Progress = Progress.enqueued,
     ) -> int:
         """Write one note; returns its number, for `mark`.
@@ -62,6 +65,7 @@ class NoteWriter:
         Args:
             sizes: of the inputs, `2,3;7` for two tensors; `dtypes` with `;` between.
             members: a bit for each global rank of the group, 0 where not known.
+            on_device: the host does not see when it completes.
         """
         with self._lock:
             self._number += 1
@@ -75,20 +79,24 @@ class NoteWriter:
                 sequence & 0xFFFFFFFF,
                 step,
                 progress,
-                _POINT_TO_POINT if point_to_point else 0,
+                (_POINT_TO_POINT if point_to_point else 0) | (_ON_DEVICE if on_device else 0),
                 0,
                 line,
                 members,
                 group.encode()[:40],
-                operation.encode()[:28],
-                dtypes.encode()[:24],
-                _cut(sizes, 32),
-                file.encode(errors="replace")[-68:],
+                operation.encode()[:32],
+                _whole(dtypes, 24),
+                _whole(sizes, 32),
+                file.encode(errors="replace")[-64:],
                 function.encode(errors="replace")[:32],
             )
             _NUMBER.pack_into(self._memory, at, number)
             _NUMBER.pack_into(self._memory, self._number_at, number)
         return number
+
+    def disown(self, nowhere: mmap.mmap) -> None:
+        """Write to `nowhere`; a fork may have copied a lock that another thread held."""
+        self._memory, self._lock = nowhere, threading.Lock()
 
     def mark(self, number: int, progress: Progress) -> None:
         """Say how far the collective of a note is; a note the ring has overwritten is left alone."""
@@ -97,18 +105,33 @@ class NoteWriter:
             self._memory[at + _PROGRESS_AT] = progress
 
 
-def _cut(sizes: str, room: int) -> bytes:
-    """Sizes that do not fit are left out: part of them would compare unequal to the whole."""
-    text = sizes.encode()
-    return text if len(text) <= room else b""
+def _whole(text: str, room: int) -> bytes:
+    """What does not fit is left out: part of it would compare unequal to the whole."""
+    raw = text.encode()
+    return raw if len(raw) <= room else b""
 
 
 def read_last(memory: mmap.mmap, offset: int, number: int) -> Collective | None:
     """The note of that number, None when there is none, or another has taken its place."""
     if not number:
         return None
-    fields = _NOTE.unpack_from(memory, offset + (number - 1) % NOTES * NOTE_BYTES)
-    return _decode(fields) if fields[0] == number else None
+    at = offset + (number - 1) % NOTES * NOTE_BYTES
+    fields = _NOTE.unpack_from(memory, at)
+    # the number is asked again after the copy: another note may have been written meanwhile
+    whole = fields[0] == number == _NUMBER.unpack_from(memory, at)[0]
+    return _decode(fields) if whole else None
+
+
+def in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
+    """Whether a thread of the rank waits for a collective, or its last one runs on a device, where only torch knows.
+
+    Args:
+        number: of the rank's last note.
+    """
+    if Progress.waiting in memory[offset + _PROGRESS_AT : offset + RING_BYTES : NOTE_BYTES]:
+        return True
+    at = offset + (number - 1) % NOTES * NOTE_BYTES
+    return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
 
 
 def read_notes(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
@@ -117,7 +140,7 @@ def read_notes(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
     found = []
     for index in range(NOTES):
         fields = _NOTE.unpack_from(raw, index * NOTE_BYTES)
-        if fields[0]:
+        if fields[0] and fields[0] == _NUMBER.unpack_from(memory, offset + index * NOTE_BYTES)[0]:
             found.append(fields)
     found.sort()
     return tuple(_decode(fields) for fields in found)

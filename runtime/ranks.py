@@ -170,8 +170,8 @@ class RankGroup:
 def _send(function: object, pid: int, number: int) -> None:
     try:
         function(pid, number)  # type: ignore[operator]
-    except ProcessLookupError:
-        return  # already gone, which is what was wanted
+    except (ProcessLookupError, PermissionError):
+        return  # gone, which is what was wanted; or another user's (setuid), which nobody here may end
 
 
 def _start(spec: RankSpec, entry: str, preloaded: bool) -> _Forked | _Fresh:

@@ -7,7 +7,8 @@ ended is reported as `unknown`, never as running. Reads files; decides nothing.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.board import Board
@@ -20,7 +21,10 @@ from grpo_run.watchdog.observation import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """One reading of a run. `slots` holds None for a rank that could not be observed."""
+    """One reading of a run. `slots` holds None for a rank that could not be observed.
+
+    `blind` says of each rank what the watchdog cannot see now; only the supervisor itself knows it.
+    """
 
     run_id: str
     state: str
@@ -28,6 +32,7 @@ class RunStatus:
     history: History
     slots: tuple[Slot | None, ...]
     supervisor_pid: int | None
+    blind: Mapping[int, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The object `grpo-run status --json` prints."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,20 @@ from grpo_run.runtime.board import Board
 from grpo_run.runtime.commits import newest_commit
 from grpo_run.runtime.config import RunConfig
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.exits import Exits
 from grpo_run.runtime.history import History
 from grpo_run.runtime.inquiry import Case, inquire
 from grpo_run.runtime.journal import Journal, JournalReader
 from grpo_run.runtime.lifecycle import Event, Lifecycle, State
+from grpo_run.runtime.notices import Notices
 from grpo_run.runtime.policy import RESTARTS, Action, decide
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.status import RunStatus, verdict_sentence
 from grpo_run.runtime.watch import Finding, Watch
 from grpo_run.watchdog import diagnosis
-from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.stalls import stragglers
 from grpo_run.watchdog.timeline import Timeline
 from grpo_run.watchdog.verdict import Verdict
 
@@ -74,9 +76,9 @@ class Supervisor:
         self.watch = Watch(self.board, config.deadlines)
         self._timeline = Timeline()
         self._suspected: str | None = None
-        self._blind_said: set[tuple[int, str]] = set()
         self._learned_at = time.monotonic()
         self.journal = Journal(run.journal, config.run_id)
+        self._notices = Notices(self._warn)
         self.lifecycle = Lifecycle(self._state_changed)
         self.attempt = self.history.attempts - 1
         self.files = AttemptFiles(run, self.attempt)
@@ -86,9 +88,9 @@ class Supervisor:
         self._ranks_by_place: dict[int, int] = {}
         self._world_size = 0
         self._committed: tuple[int, int] = (0, 0)
-        self._pending: list[Exit] = []
+        self._exits = Exits(self.files, self._warn)
         self._stop_deadline: float | None = None
-        self._observed_at = time.monotonic()
+        self._last_look = self._observed_at = time.monotonic()
         self._stop_asked = False
         self._stops_noted: list[str] = []
         self.has_ranks = False
@@ -121,12 +123,12 @@ class Supervisor:
         self.board.begin_attempt(self.attempt)
         self._timeline.clear()
         self._suspected = None
-        self._blind_said.clear()
+        self._notices.begin_attempt()
         if self._stop_asked:
             self.board.request_stop()
         self._ranks_by_place = {worker.local_rank: worker.global_rank for worker in workers}
         self._world_size = workers[0].world_size
-        self._pending = []
+        self._exits = Exits(self.files, self._warn)
         self._committed = (0, 0)
         if self.lifecycle.state is State.recovering:
             self.lifecycle.fire(Event.restarted)
@@ -196,7 +198,7 @@ class Supervisor:
 
     def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
         """One look. See the class."""
-        since, self._observed_at = self._observed_at, time.monotonic()
+        self._last_look, self._observed_at = self._observed_at, time.monotonic()
         while self._stops_noted:
             self.request_stop(self._stops_noted.pop(0))
         slots = self._slots()
@@ -205,13 +207,12 @@ class Supervisor:
         self._catch_up()
         for exit in exits:
             self.watch.rank_left(exit.rank)
-        self._pending += [self._complete(exit, slots) for exit in exits]
-        failed = [exit for exit in self._pending if not exit.completed]
-        if failed:
-            return self._fault(ranks, slots, since)
-        if self._pending and not ranks.alive:
+        self._exits.add(exits, slots)
+        if self._exits.failed:
+            return self._fault(ranks, slots)
+        if self._exits.seen and not ranks.alive:
             return self._all_left()
-        return self._watch(ranks, slots, since)
+        return self._watch(ranks, slots)
 
     def status(self) -> RunStatus:
         """How the run stands, from memory; called by the metrics server in its own thread."""
@@ -223,6 +224,7 @@ class Supervisor:
             history=self.history,
             slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
+            blind=dict(self.watch.blind),
         )
 
     # inside
@@ -231,18 +233,6 @@ class Supervisor:
         if not self.board.intact:
             return dict.fromkeys(self._ranks_by_place.values())
         return {rank: self.board.read(place) for place, rank in self._ranks_by_place.items()}
-
-    def _complete(self, exit: Exit, slots: dict[int, Slot | None]) -> Exit:
-        """Say whether this exit is the end of a script that ran to its last line."""
-        slot = slots.get(exit.rank)
-        done = slot is not None and slot.state is RankState.done
-        if done and exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED):
-            how = diagnosis.signal_name(exit.signal) if exit.signal else f"code {exit.exit_code}"
-            text = f"rank {exit.rank} ended with {how} after its script's last line; its work was done"
-            self._write("warning", rank=exit.rank, text=text)
-            self._say(text)
-        error = self.files.read_error(exit.rank)
-        return replace(exit, completed=done or exit.exit_code == EXIT_FINISHED, error=error)
 
     def _note_commits(self, slots: dict[int, Slot | None]) -> None:
         commit = newest_commit(slots, self._world_size)
@@ -263,14 +253,14 @@ class Supervisor:
         )
 
     def _all_left(self) -> Next:
-        if any(exit.exit_code == EXIT_STOPPED for exit in self._pending):
+        if any(exit.exit_code == EXIT_STOPPED for exit in self._exits.seen):
             if self.lifecycle.state is not State.stopping:
                 self.lifecycle.fire(Event.stop_requested)  # asked for on another node
             self._end(Event.stopped, EXIT_STOPPED)
             return Next.left
         return self._end(Event.completed, EXIT_FINISHED)
 
-    def _watch(self, ranks: RankGroup, slots: dict[int, Slot | None], last_look: float) -> Next:
+    def _watch(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Next:
         """Nobody has ended: has anybody stopped?"""
         now = time.monotonic()
         if self._stop_deadline is not None and now >= self._stop_deadline:
@@ -279,7 +269,7 @@ class Supervisor:
             self._say(f"{outcome.verdict.sentence} They are ended; evidence is in {outcome.folder}")
             return self._end(Event.stopped, EXIT_STOPPED)
         finding = self.watch.look(slots)
-        self._report_blindness()
+        self._notices.blindness(self.watch.blind)
         suspected = self.watch.suspicion
         if suspected and suspected != self._suspected:
             self._write("suspicion", sentence=suspected)
@@ -289,25 +279,16 @@ class Supervisor:
             self.lifecycle.fire(Event.cleared)
         self._suspected = suspected
         if finding is not None:
-            return self._fault(ranks, slots, last_look, finding)
+            return self._fault(ranks, slots, finding)
         if now - self._learned_at > LEARNED_EVERY_SECONDS:
             self._write_learned()
+            self._notices.stragglers(stragglers(self.watch.tallies()))
         return Next.go_on
-
-    def _report_blindness(self) -> None:
-        """Say once an attempt what the watch cannot see of a rank; not a reason to do anything to it."""
-        for rank, why in self.watch.blind.items():
-            if (rank, why) not in self._blind_said:
-                self._blind_said.add((rank, why))
-                text = f"the watchdog cannot see all of rank {rank}: {why}; what it cannot see is unknown, not healthy"
-                self._write("warning", rank=rank, text=text)
-                self._say(text)
 
     def _fault(
         self,
         ranks: RankGroup,
         slots: dict[int, Slot | None],
-        last_look: float,
         finding: Finding | None = None,
     ) -> Next:
         """Ranks failed or hang: evidence, verdict, decision. The agent kills what is left only after this returns."""
@@ -317,14 +298,14 @@ class Supervisor:
             self.lifecycle.fire(Event.fault)
         outcome = inquire(self.run, self._case(ranks, slots, finding))
         verdict = outcome.verdict
-        failed = [exit for exit in self._pending if not exit.completed]
+        failed = self._exits.failed
         culprit = next((exit for exit in failed if exit.rank == verdict.culprit), None)
         if finding is not None:
             failed_at = seen_at - (time.monotonic() - finding.began_at_seconds)
         elif culprit and culprit.error:
             failed_at = culprit.error.wall_time
         else:
-            failed_at = seen_at - (self._observed_at - last_look)
+            failed_at = seen_at - (self._observed_at - self._last_look)
         self._write(
             "incident",
             rank=verdict.culprit,
@@ -368,16 +349,10 @@ class Supervisor:
         return self._end(Event.gave_up, EXIT_GAVE_UP)
 
     def _case(self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None) -> Case:
-        def take_exits(seconds: float) -> None:
-            deadline = time.monotonic() + seconds
-            while ranks.alive and (left := deadline - time.monotonic()) > 0:
-                self._pending += [self._complete(exit, slots) for exit in ranks.wait(left)]
-
         return Case(
             ranks=ranks,
             places={rank: place for place, rank in self._ranks_by_place.items()},
-            exits=self._pending,
-            take_exits=take_exits,
+            exits=self._exits,
             slots=self._slots,
             stack_files={rank: self.files.stacks(rank) for rank in slots},
             watch=self.watch,
@@ -423,6 +398,10 @@ class Supervisor:
 
     def _write(self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
         self.journal.write(name, rank=rank, step=step, **fields)
+
+    def _warn(self, rank: int, text: str) -> None:
+        self._write("warning", rank=rank, text=text)
+        self._say(text)
 
     def _catch_up(self) -> None:
         """Fold what this supervisor and the ranks have written since the last look."""

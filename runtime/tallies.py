@@ -51,6 +51,10 @@ class TallyWriter:
             self._longest[index] = seconds
             _DOUBLE.pack_into(self._memory, self._longest_at + index * 8, seconds)
 
+    def disown(self, nowhere: mmap.mmap) -> None:
+        """Write to `nowhere`."""
+        self._memory = nowhere
+
 
 def read_tallies(memory: mmap.mmap, offset: int) -> dict[Phase, Durations]:
     """What a slot's rank has counted in this attempt, for the phases it has been in."""

@@ -119,10 +119,12 @@ class Watch:
         now = self._clock()
         if now - self._looked_at > BLINDED_SECONDS:
             self._not_before, self._moved, self._last_poll = now, {}, None
+            self._stalled = self._deadlocked = self._quiet = None
         self._looked_at = now
         self._note_movement(slots, now)
         self._inner = self._inner.after(slots, now)
         if all_done(list(slots.values())):
+            self._stalled = self._deadlocked = None
             return self._at_exit(slots, now)
         return self._proof(slots, now) or self._overdue(slots, now)
 
@@ -180,18 +182,19 @@ class Watch:
         """The rank's slot says that it waits for others, or that it may from inside a backward."""
         if slot is None:
             return False
-        if slot.phase is Phase.forward_backward:
-            return True
-        note = self._board.last_note(self._places[rank], slot.notes)
-        return note is not None and note.progress is Progress.waiting
+        inside = self._board.in_collective(self._places[rank], slot.notes)
+        return inside or slot.phase is Phase.forward_backward
 
     def _proof(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
         still = [rank for rank in slots if self._still_seconds(rank, now) >= STILL_SECONDS]
         inside = {rank for rank in still if self._in_collective(rank, slots[rank])}
         # one rank alone that waits for others at work is late at most, unless nobody else is left
         if not inside or (len(still) < 2 and len(self._pids) > 1):
-            self._last_poll, self._poll_at, self._inside = None, 0.0, set()
-            self._deadlocked = None
+            # ranks that have stood still since the last poll keep their rarity: who joins them is polled for at once
+            self._last_poll, self._deadlocked = None, None
+            self._inside &= inside
+            if not self._inside:
+                self._poll_at = 0.0
             return None
         if inside - self._inside:
             self._poll_at = 0.0  # somebody has come to stand still since the last poll: look again at once
@@ -278,10 +281,15 @@ class Watch:
             return None
         self._clocks_at = now + CLOCK_SECONDS
         oldest = min(
-            (phase.since_seconds for slot in slots.values() if slot is not None for phase in slot.phases),
+            (
+                slot.phases[0].since_seconds if slot.phases else slot.last_progress_seconds
+                for slot in slots.values()
+                if slot is not None
+            ),
             default=now,
         )
         if now - max(oldest, self._not_before) < self._settings.floor_seconds / 2:
+            self._stalled = None
             return None
         facts = {rank: self._facts(rank, slots.get(rank), now) for rank in slots}
         stall = self._find_stall(slots, now, facts, {})
@@ -294,7 +302,10 @@ class Watch:
             return None
         # worth a fetch now: who waits inside C++ only the recorders know
         recorded = self._fetch({rank: path for rank, path in self._sockets.items() if rank in slots})
-        stall = self._find_stall(slots, now, facts, recorded) or stall
+        stall = self._find_stall(slots, now, facts, recorded)
+        if stall is None:
+            self._stalled = None
+            return None
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds, recorder=dict(self.recorder))
 
     def _find_stall(
@@ -312,19 +323,29 @@ class Watch:
             settings=self._settings,
             processes=facts,
             progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
-            waiting={rank: self._waits(rank, slot, recorded.get(rank, ())) for rank, slot in slots.items()},
+            waiting={
+                rank: waits
+                for rank, slot in slots.items()
+                if (waits := self._waits(rank, slot, recorded.get(rank))) is not None
+            },
             inner=self._inner,
             whole_world=len(slots) == self._world_size,
         )
 
-    def _waits(self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...]) -> bool:
+    def _waits(self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None) -> bool | None:
+        """Whether the rank is blocked in a collective; None where only its recorder could tell, and has not."""
         if slot is None:
-            return False
-        note = self._board.last_note(self._places[rank], slot.notes)
-        if note is not None and note.progress is Progress.waiting:
+            return None
+        notes = self._board.notes(self._places[rank])
+        if any(one.progress is Progress.waiting for one in notes):
             return True
-        pending = any(one.progress is not Progress.completed for one in recorded)
-        return pending and slot.phase is Phase.forward_backward
+        if slot.phase is not Phase.forward_backward and not self._board.in_collective(
+            self._places[rank], slot.notes
+        ):
+            return False
+        if recorded is None:
+            return None
+        return any(one.progress is not Progress.completed for one in recorded)
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:
         counted = slot.counted_seconds if slot is not None else 0.0

@@ -186,8 +186,9 @@ def _write_error(session: Session, error: BaseException) -> None:
 
 def _is_users(file: str) -> bool:
     """Not an installed library's, nor ours; a planted fault stands for the user's own."""
-    if file.startswith(os.path.dirname(__file__)):
-        return file.endswith(os.sep + "injection.py")
+    own = os.path.dirname(__file__) + os.sep
+    if file.startswith(own):
+        return file == own + "injection.py"
     return "site-packages" not in file
 
 

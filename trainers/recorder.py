@@ -14,8 +14,8 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,8 +26,13 @@ from grpo_run.watchdog.collectives import Progress
 MAX_UNWAITED = 256
 """Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""
 MAX_FRAMES = 60
+MAX_TENSORS = 4
+"""Of more, sizes are not noted: a coalesced call of hundreds would take longer to write down than to do."""
 
-_OWN = Path(__file__).resolve().parent
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_RUNTIME = os.path.join(os.path.dirname(_OWN.rstrip(os.sep)), "runtime") + os.sep
+_UNKNOWN = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+"""What asking a process group of somebody else's making about itself may raise."""
 _PASSED_OVER = tuple(f"-packages/{name}/" for name in ("torch", "accelerate", "deepspeed", "wrapt"))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
@@ -37,14 +42,17 @@ class Recorder:
 
     Args:
         slot: of this rank.
+        warn: told once of a collective that could not be noted.
     """
 
-    def __init__(self, slot: SlotWriter) -> None:
+    def __init__(self, slot: SlotWriter, warn: Callable[[str], None] = lambda text: None) -> None:
         self._slot = slot
+        self._warn = warn
+        self._warned = False
         self._notes = slot.notes
         self._plain: dict[CodeType, bool] = {}
         self._groups: dict[str, tuple[int, bool]] = {}
-        self._unwaited: dict[int, tuple[int, bool]] = {}
+        self._unwaited: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
 
     def install(self, c10d: Any) -> None:
         """Wrap what torch's process groups do. `c10d` is `torch._C._distributed_c10d`."""
@@ -55,12 +63,15 @@ class Recorder:
 
         @functools.wraps(original_wait)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            note = self._unwaited.pop(id(work), None)
-            if note is None:
+            number, on_host, followed = self._unwaited.pop(id(work), (0, True, None))
+            if followed is None or followed() is not work:  # another's, at the address of one that is gone
                 return original_wait(work, *args, **kwargs)
-            number, on_host = note
             self._notes.mark(number, Progress.waiting)
-            result = original_wait(work, *args, **kwargs)  # if it raises, the note says where it was waiting
+            try:
+                result = original_wait(work, *args, **kwargs)
+            except BaseException:
+                self._notes.mark(number, Progress.enqueued)  # it never completed, and nobody waits any more
+                raise
             # on a device `wait` only orders streams: the host goes on, and the recorder knows when it is done
             self._notes.mark(number, Progress.completed if on_host else Progress.enqueued)
             return result
@@ -70,19 +81,31 @@ class Recorder:
     def _noting(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            number, on_host = self.note(group, name, args)
+            number, on_host = self._try_note(group, name, args)
             work = original(group, *args, **kwargs)
-            if work is not None:
+            if work is not None and number:
                 self.follow(work, number, on_host)
             return work
 
         return issue
 
+    def _try_note(self, group: Any, name: str, args: tuple[Any, ...]) -> tuple[int, bool]:
+        """Note it if it can be noted: a collective is never kept from happening. The number is 0 if not."""
+        try:
+            return self.note(group, name, args)
+        except _UNKNOWN as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(
+                    f"a {name} could not be noted ({type(error).__name__}: {error}); others may not be either"
+                )
+            return 0, True
+
     def follow(self, work: Any, number: int, on_host: bool) -> None:
         """Mark the note when somebody waits for `work`."""
         if len(self._unwaited) >= MAX_UNWAITED:
             self._unwaited.pop(next(iter(self._unwaited)))
-        self._unwaited[id(work)] = (number, on_host)
+        self._unwaited[id(work)] = (number, on_host, weakref.ref(work))
 
     def note(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
         """Note a collective about to be issued on a torch process group; returns its number, and whether it runs on the host."""
@@ -91,25 +114,37 @@ class Recorder:
         if known is None:
             known = self._groups[name] = _facts(group)
         members, on_host = known
-        tensors = _tensors(args[0] if operation not in upstream.OUTPUT_FIRST else args[1]) if args else []
+        inputs = 1 if operation in upstream.OUTPUT_FIRST else 0
+        tensors = _tensors(args[inputs]) if len(args) > inputs else []
         if tensors:
             on_host = tensors[0].device.type == "cpu"
         sequence = upstream.sequence_number(group) + 1
-        return self._add(name, sequence, operation, tensors, members), on_host
+        return self._add(name, sequence, operation, tensors, members, on_device=not on_host), on_host
 
-    def _add(self, group: str, sequence: int, operation: str, tensors: list[Any], members: int) -> int:
+    def _add(
+        self,
+        group: str,
+        sequence: int,
+        operation: str,
+        tensors: list[Any],
+        members: int,
+        *,
+        on_device: bool = False,
+    ) -> int:
         frame = self._caller(sys._getframe(1))
+        few = len(tensors) <= MAX_TENSORS
         return self._notes.add(
             group=group,
             sequence=sequence,
             operation=operation,
-            sizes=";".join(",".join(map(str, tensor.shape)) for tensor in tensors[:4]),
-            dtypes=";".join(_dtype(tensor) for tensor in tensors[:4]),
+            sizes=";".join(",".join(map(str, tensor.shape)) for tensor in tensors) if few else "",
+            dtypes=";".join(_dtype(tensor) for tensor in tensors) if few else "",
             file=frame.f_code.co_filename if frame else "",
             line=frame.f_lineno if frame else 0,
             function=frame.f_code.co_name if frame else "",
             step=self._slot.step + 1,
             members=members,
+            on_device=on_device,
         )
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
@@ -134,21 +169,22 @@ class Recorder:
     @contextlib.contextmanager
     def backward(self, model: Any) -> Iterator[None]:
         """Note DDP's backward: the gradients' all-reduces, from the group's next sequence number on."""
-        group = getattr(model, "process_group", None)
-        if group is None:
-            yield
-            return
-        number, _ = self.note(group, "backward", ())
+        number = 0
+        if (
+            type(model).__name__ == "DistributedDataParallel"
+        ):  # FSDP has a process group as well, and other habits
+            number, _ = self._try_note(model.process_group, "backward", ())
         yield
-        self._notes.mark(number, Progress.completed)
+        if number:
+            self._notes.mark(number, Progress.completed)
 
 
 def _is_plain(file: str) -> bool:
-    if file.startswith(str(_OWN)):
-        return file.endswith(os.sep + "injection.py")
+    if file.startswith(_OWN):
+        return file == _OWN + "injection.py"
     if file.startswith("<") or (file.startswith(_STDLIB) and "site-packages" not in file):
         return False
-    if file.startswith(str(_OWN.parent / "runtime")):
+    if file.startswith(_RUNTIME):
         return False
     return not any(part in file for part in _PASSED_OVER)
 

@@ -46,7 +46,7 @@ class Session:
         self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.run_id)
         self.journal.attempt = settings.attempt
-        self.recorder = Recorder(self.slot)
+        self.recorder = Recorder(self.slot, self._warn)
         self.injector: Injector | None = None
         self.train_calls = 0
         self.output_dirs: set[str] = set()
@@ -75,6 +75,7 @@ class Session:
         from grpo_run.trainers.attach import install
 
         self.injector = self._arm()
+        os.register_at_fork(after_in_child=self.slot.disown)
         self._beat = beat(self.slot, BEAT_SECONDS)
         wrapt.register_post_import_hook(self._record, "torch.distributed.distributed_c10d")
         self._connector.start()
@@ -101,6 +102,9 @@ class Session:
             )
         except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
             self._failure = error  # raised by `votes`, in the thread that needs the group
+
+    def _warn(self, text: str) -> None:
+        self.journal.write("warning", rank=self.rank, text=text)
 
     def issued(self, group: str, sequence: int, work: Any) -> None:
         """Note a collective of a group that is ours alone."""

@@ -37,6 +37,7 @@ COLLECTIVE_METHODS = (
     "allgather",
     "_allgather_base",
     "all_gather_single",
+    "all_gather_single_coalesced",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
     "alltoall",
@@ -49,6 +50,7 @@ COLLECTIVE_METHODS = (
     "reduce_scatter",
     "_reduce_scatter_base",
     "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )

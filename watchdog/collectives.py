@@ -139,7 +139,12 @@ def parse_recorder(text: bytes | str) -> tuple[Collective, ...]:
         where = ".".join(str(part) for part in first["loc"]) or "the text"
         raise ValueError(f"Flight Recorder answer not understood at {where}: {first['msg']}") from error
     members = {name: _ranks(name, group.ranks) for name, group in recording.pg_config.items()}
-    return tuple(_collective(entry, members) for entry in recording.entries)
+    backends: dict[str, set[str]] = {}
+    for entry in recording.entries:
+        backends.setdefault(_group(entry), set()).add(entry.profiling_name.partition(":")[0])
+    # two backends in one group (`cpu:gloo,cuda:nccl`) count apart under one name: such numbers prove nothing
+    ambiguous = {group for group, found in backends.items() if len(found) > 1}
+    return tuple(_collective(entry, members, ambiguous) for entry in recording.entries)
 
 
 def _ranks(name: str, text: str) -> tuple[int, ...]:
@@ -154,11 +159,15 @@ def _ranks(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _collective(entry: _Entry, members: dict[str, tuple[int, ...]]) -> Collective:
+def _group(entry: _Entry) -> str:
+    return entry.process_group[0] or f"#{entry.pg_id}"
+
+
+def _collective(entry: _Entry, members: dict[str, tuple[int, ...]], ambiguous: set[str]) -> Collective:
     name = entry.process_group[0]
     completed = entry.retired or entry.state == "completed"
     return Collective(
-        group=name or f"#{entry.pg_id}",
+        group=_group(entry),
         sequence=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
         operation=operation_name(entry.profiling_name),
         sizes=entry.input_sizes,
@@ -166,7 +175,7 @@ def _collective(entry: _Entry, members: dict[str, tuple[int, ...]]) -> Collectiv
         progress=Progress.completed if completed else Progress.enqueued,
         # An unnamed group's configuration is shared by all unnamed groups.
         members=members.get(name, ()) if name else (),
-        point_to_point=entry.is_p2p,
+        point_to_point=entry.is_p2p or _group(entry) in ambiguous,
         thread="" if entry.thread_name.startswith("pt_autograd") else entry.thread_id,
     )
 

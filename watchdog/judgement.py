@@ -34,10 +34,10 @@ def of_deadlock(
     deadlock: Deadlock, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
     """The verdict on a proved deadlock."""
-    locations = {**stack_locations(stacks), **deadlock.locations}
+    locations = _whole(stack_locations(stacks), deadlock.locations)
     culprit = deadlock.culprits[0] if len(deadlock.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
-    step = step_under_way(slots)
+    step = last_step(slots)
     return Verdict(
         cause=deadlock.cause,
         culprits=deadlock.culprits,
@@ -62,7 +62,7 @@ def of_stall(
     locations = stack_locations(stacks)
     culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
-    step = step_under_way(slots)
+    step = last_step(slots)
     sentence = stall.sentence
     if place is not None:
         sentence = f"{sentence.rstrip('.')}, at {place.short}."
@@ -111,10 +111,20 @@ def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location
     return found
 
 
-def step_under_way(slots: Mapping[int, Slot | None]) -> int:
-    """The optimizer step the ranks were working on: one after the last any of them finished."""
+def last_step(slots: Mapping[int, Slot | None]) -> int:
+    """The last optimizer step that any rank finished."""
     readings = [slot for slot in slots.values() if slot is not None]
     return max((slot.step for slot in readings), default=0)
+
+
+def _whole(by_stack: Mapping[int, Location], by_record: Mapping[int, Location]) -> dict[int, Location]:
+    """The records' lines; where the stack shows the same line, its file's whole path."""
+    found = {**by_stack, **by_record}
+    for rank, place in by_record.items():
+        seen = by_stack.get(rank)
+        if seen is not None and seen.line == place.line and seen.file.endswith(place.file):
+            found[rank] = seen
+    return found
 
 
 def _phase(slots: Mapping[int, Slot | None], ranks: Sequence[int]) -> str | None:
@@ -141,7 +151,7 @@ def of_slow_stop(
     seconds: float, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
     """The verdict when ranks did not stop within `seconds` of having been asked to."""
-    step = step_under_way(slots)
+    step = last_step(slots)
     return Verdict(
         cause=Cause.unknown,
         culprits=(),

@@ -20,6 +20,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._spans: dict[int, deque[list[Any]]] = {}
+        self._seen: dict[int, tuple[str, float]] = {}
 
     def note(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Take one look into account; a rank that cannot be read is `unknown`."""
@@ -31,9 +32,11 @@ class Timeline:
                 name, since = slot.phases[-1].phase.name, slot.phases[-1].since_seconds
             else:
                 name, since = slot.state.name, slot.last_progress_seconds
-            if spans and spans[-1][0] == name and (spans[-1][1] == since or name == "unknown"):
+            before, self._seen[rank] = self._seen.get(rank), (name, since)
+            if before is not None and before[0] == name and (before[1] == since or name == "unknown"):
                 continue
-            begin = max(since, spans[-1][1]) if spans else since
+            # an outer phase that goes on began long ago: the inner one ended at some time before this look
+            begin = since if not spans or since >= spans[-1][1] else now
             if spans:
                 spans[-1][2] = min(begin, now)
             spans.append([name, begin, None])
@@ -41,6 +44,7 @@ class Timeline:
     def clear(self) -> None:
         """Forget; a new attempt begins."""
         self._spans.clear()
+        self._seen.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
         """`{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`, seconds before now as negative numbers."""

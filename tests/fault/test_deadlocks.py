@@ -61,3 +61,36 @@ def test_with_four_ranks_the_minority_is_named(kind: str, runs: Callable[..., Ru
     _, rows = campaign(runs, kind, ranks=4, places=[(0, "reward"), (3, "optimizer")], name=kind)
     check(rows)
     assert all(row.verdict["culprits"] == [row.rank] for row in rows)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_of_twenty_in_every_phase(kind: str, runs: Callable[..., Run]) -> None:
+    """Two ranks, twenty times in each phase: all named, each verdict on disk within a second."""
+    places = [(1 - index % 2, phase) for phase in PHASES for index in range(20)]
+    _, rows = campaign(runs, kind, ranks=2, places=places, name=kind)
+    check(rows)
+    report(rows)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_of_twenty_with_four_ranks(kind: str, runs: Callable[..., Run]) -> None:
+    """Four ranks, the phases and the culprits in turn."""
+    places = [(index % 4, PHASES[index % len(PHASES)]) for index in range(20)]
+    _, rows = campaign(runs, kind, ranks=4, places=places, name=kind)
+    check(rows)
+    report(rows)
+
+
+def report(rows: list[Row]) -> None:
+    """Print the campaign's figures, for docs/campaigns.md; the promise is one second."""
+    for phase in dict.fromkeys(row.phase for row in rows):
+        there = sorted(row.latency_seconds for row in rows if row.phase == phase)
+        unsure = sum(1 for row in rows if row.phase == phase and not row.verdict["culprits"])
+        print(
+            f"| {rows[0].kind} | {phase} | {len(there)} | {there[len(there) // 2]:.2f} | {there[-1]:.2f} | {unsure} |"
+        )
+    assert max(row.detection_seconds for row in rows) <= 1.0
