@@ -292,19 +292,20 @@ class Watch:
             self._stalled = None
             return None
         facts = {rank: self._facts(rank, slots.get(rank), now) for rank in slots}
-        stall = self._find_stall(slots, now, facts, {})
-        confirmed = self._stalled is not None
-        self._stalled = stall.sentence if stall is not None else None
-        if stall is None:
+        # first as if whoever is not known to wait did not; that asks nobody
+        if self._find_stall(slots, now, facts, None) is None:
+            self._stalled = None
             return None
-        if not confirmed:
-            self._clocks_at = now  # confirmed by the next look: a single one may have met a rank on its way
-            return None
-        # worth a fetch now: who waits inside C++ only the recorders know
+        # worth a fetch now: who waits inside C++ or on a device only the recorders know
         recorded = self._fetch({rank: path for rank, path in self._sockets.items() if rank in slots})
         stall = self._find_stall(slots, now, facts, recorded)
         if stall is None:
             self._stalled = None
+            self._clocks_at = now + SLOWEST_POLL_SECONDS
+            return None
+        confirmed, self._stalled = self._stalled is not None, stall.sentence
+        if not confirmed:
+            self._clocks_at = now  # by the next look: a single one may have met a rank on its way
             return None
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds, recorder=dict(self.recorder))
 
@@ -313,8 +314,15 @@ class Watch:
         slots: Mapping[int, Slot | None],
         now: float,
         facts: Mapping[int, ProcessFacts | None],
-        recorded: Mapping[int, tuple[Collective, ...]],
+        recorded: Mapping[int, tuple[Collective, ...]] | None,
     ) -> Stall | None:
+        """Args:
+        recorded: what was fetched; None to take ranks for working unless they are known to wait.
+        """
+        waits = {
+            rank: self._waits(rank, slot, recorded.get(rank) if recorded is not None else ())
+            for rank, slot in slots.items()
+        }
         return find(
             slots,
             now=now,
@@ -323,11 +331,7 @@ class Watch:
             settings=self._settings,
             processes=facts,
             progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
-            waiting={
-                rank: waits
-                for rank, slot in slots.items()
-                if (waits := self._waits(rank, slot, recorded.get(rank))) is not None
-            },
+            waiting={rank: waiting for rank, waiting in waits.items() if waiting is not None},
             inner=self._inner,
             whole_world=len(slots) == self._world_size,
         )

@@ -51,7 +51,7 @@ class Recorder:
         self._warned = False
         self._notes = slot.notes
         self._plain: dict[CodeType, bool] = {}
-        self._groups: dict[str, tuple[int, bool]] = {}
+        self._groups: dict[str, tuple[int, bool, bool]] = {}
         self._unwaited: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
 
     def install(self, c10d: Any) -> None:
@@ -84,7 +84,10 @@ class Recorder:
             number, on_host = self._try_note(group, name, args)
             work = original(group, *args, **kwargs)
             if work is not None and number:
-                self.follow(work, number, on_host)
+                with contextlib.suppress(
+                    TypeError
+                ):  # somebody's own work, without weak references: not followed
+                    self.follow(work, number, on_host)
             return work
 
         return issue
@@ -97,7 +100,7 @@ class Recorder:
             if not self._warned:
                 self._warned = True
                 self._warn(
-                    f"a {name} could not be noted ({type(error).__name__}: {error}); others may not be either"
+                    f"{name} could not be noted ({type(error).__name__}: {error}); others may not be either"
                 )
             return 0, True
 
@@ -113,13 +116,16 @@ class Recorder:
         known = self._groups.get(name)
         if known is None:
             known = self._groups[name] = _facts(group)
-        members, on_host = known
+        members, on_host, ambiguous = known
         inputs = 1 if operation in upstream.OUTPUT_FIRST else 0
         tensors = _tensors(args[inputs]) if len(args) > inputs else []
         if tensors:
             on_host = tensors[0].device.type == "cpu"
         sequence = upstream.sequence_number(group) + 1
-        return self._add(name, sequence, operation, tensors, members, on_device=not on_host), on_host
+        number = self._add(
+            name, sequence, operation, tensors, members, on_device=not on_host, ambiguous=ambiguous
+        )
+        return number, on_host
 
     def _add(
         self,
@@ -130,6 +136,7 @@ class Recorder:
         members: int,
         *,
         on_device: bool = False,
+        ambiguous: bool = False,
     ) -> int:
         frame = self._caller(sys._getframe(1))
         few = len(tensors) <= MAX_TENSORS
@@ -145,6 +152,7 @@ class Recorder:
             step=self._slot.step + 1,
             members=members,
             on_device=on_device,
+            point_to_point=ambiguous,  # its numbers are not shared either
         )
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
@@ -189,13 +197,14 @@ def _is_plain(file: str) -> bool:
     return not any(part in file for part in _PASSED_OVER)
 
 
-def _facts(group: Any) -> tuple[int, bool]:
-    """(global ranks as bits, 0 beyond 64 ranks; whether its default work runs on the host)."""
+def _facts(group: Any) -> tuple[int, bool, bool]:
+    """(global ranks as bits, 0 beyond 64 ranks; whether its default work runs on the host; several backends)."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
     bits = 0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks)
-    return bits, dist.get_backend(group) == "gloo"
+    backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
+    return bits, dist.get_backend(group) == "gloo", len(backends) > 1
 
 
 def _tensors(value: Any) -> list[Any]:

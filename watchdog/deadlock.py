@@ -84,10 +84,21 @@ class _Ranks:
     def __init__(self, positions: Mapping[int, Position], world_size: int) -> None:
         self.world = tuple(range(world_size))
         self.positions = {rank: positions[rank] for rank in sorted(positions)}
-        self.records = {
+        observed = {
             rank: _with_members(position.records, self.world)
             for rank, position in self.positions.items()
             if position.records is not None
+        }
+        # a group of two backends is numbered twice under one name, on every rank, also where only one has been seen
+        ambiguous = {
+            record.group
+            for records in observed.values()
+            for record in records
+            if record.point_to_point and not record.operation.startswith(("send", "recv"))
+        }
+        self.records = {
+            rank: tuple(record for record in records if record.group not in ambiguous)
+            for rank, records in observed.items()
         }
         self.gone = frozenset(rank for rank in self.records if self.positions[rank].gone)
 

@@ -136,7 +136,10 @@ def _phase(slots: Mapping[int, Slot | None], ranks: Sequence[int]) -> str | None
 
 
 def _signature(cause: str, place: Location | None, step: int) -> str:
-    return f"{cause}@{place.file}:{place.line}:step{step}" if place else f"{cause}:step{step}"
+    # a record keeps the end of a long path only: the name has to do
+    return (
+        f"{cause}@{place.file.rpartition('/')[2]}:{place.line}:step{step}" if place else f"{cause}:step{step}"
+    )
 
 
 def _only(locations: Mapping[int, Location], ranks: set[int]) -> dict[int, Location]:

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from grpo_run.runtime import board as board_module
 from grpo_run.runtime.board import HEADER_BYTES, MAX_OPEN_PHASES, SLOT_BYTES, Board, SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.notes import NOTES
+from grpo_run.watchdog.collectives import Progress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -392,3 +394,193 @@ def test_saves_are_counted_over_attempts(board: Board) -> None:
     board.begin_attempt(1)
     board.request_save()
     assert board.requests[1] > before
+
+
+def test_a_beat_and_a_count_are_seen_and_are_no_writes(board: Board, writer: SlotWriter) -> None:
+    """Any thread may say them: they leave the seqlock alone, and each other."""
+    before = seen(board)
+    assert (before.beat_seconds > 0, before.counted_seconds) == (True, 0.0)
+    writer.count()
+    after = seen(board)
+    assert after.counted_seconds >= before.beat_seconds
+    assert (after.writes, after.beat_seconds) == (before.writes, before.beat_seconds)
+    writer.beat()
+    assert seen(board).beat_seconds >= after.counted_seconds
+    assert seen(board).counted_seconds == after.counted_seconds
+
+
+@pytest.mark.parametrize("name", ["tokens_generated", "rewards_scored"])
+def test_what_was_counted_is_progress_and_a_mere_touch_is_not(
+    board: Board, writer: SlotWriter, name: str
+) -> None:
+    """A rank that only writes its slot again has done nothing."""
+    writer.touch()
+    assert seen(board).counted_seconds == 0.0
+    setattr(writer, name, 5)
+    writer.touch()
+    counted = seen(board).counted_seconds
+    assert counted > 0.0
+    writer.touch()
+    assert seen(board).counted_seconds == counted
+
+
+def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWriter) -> None:
+    """The reading tells how many there are; a neighbour has none; the slot's own fields stay as they were."""
+    before = repr(seen(board)).replace("notes=0", "notes=300")
+    for sequence in range(1, 301):
+        writer.notes.add(
+            group="0", sequence=sequence, operation="allreduce", sizes="3", dtypes="Float", file="t.py",
+            line=1, function="f", step=8,
+        )  # fmt: skip
+    assert repr(seen(board)) == before
+    last = board.last_note(1, seen(board).notes)
+    assert last is not None
+    assert last.sequence == board.notes(1)[-1].sequence == 300
+    assert board.notes(0) == ()
+    assert board.read(0) is None
+
+
+def note(writer: SlotWriter, *, on_device: bool = False, progress: Progress = Progress.enqueued) -> int:
+    """An all-reduce; returns its note's number."""
+    return writer.notes.add(
+        group="0", sequence=1, operation="allreduce", sizes="3", dtypes="Float", file="t.py", line=1,
+        function="f", step=8, on_device=on_device, progress=progress,
+    )  # fmt: skip
+
+
+def test_a_wait_is_seen_whatever_was_noted_after_it(board: Board, writer: SlotWriter) -> None:
+    """Also in a note that is not the last; once it is over, the rank is in no collective any more."""
+    assert not board.in_collective(1, seen(board).notes)
+    waited = note(writer)
+    assert not board.in_collective(1, seen(board).notes)  # it goes on, and may wait later
+    for _ in range(3):
+        note(writer)
+    writer.notes.mark(waited, Progress.waiting)
+    assert board.in_collective(1, seen(board).notes)
+    assert not board.in_collective(0, 0)
+    writer.notes.mark(waited, Progress.completed)
+    assert not board.in_collective(1, seen(board).notes)
+
+
+def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
+    """The first, the last, and after it went around; one that was overwritten is over."""
+    for _ in range(NOTES + 2):
+        number = note(writer)
+        writer.notes.mark(number, Progress.waiting)
+        assert board.in_collective(1, seen(board).notes)
+        writer.notes.mark(number, Progress.completed)
+        assert not board.in_collective(1, seen(board).notes)
+    writer.notes.mark(note(writer), Progress.waiting)
+    for _ in range(NOTES - 1):
+        note(writer)
+        assert board.in_collective(1, seen(board).notes)
+    note(writer)
+    assert not board.in_collective(1, seen(board).notes)
+
+
+@pytest.mark.parametrize("progress", list(Progress))
+def test_the_last_note_of_work_on_a_device_may_be_under_way(
+    board: Board, writer: SlotWriter, progress: Progress
+) -> None:
+    """The host does not see when it is done; one on the host that came after it shows that the rank went on."""
+    note(writer, on_device=True, progress=progress)
+    assert board.in_collective(1, seen(board).notes)
+    note(writer, progress=Progress.completed)
+    assert board.in_collective(1, seen(board).notes) is (progress is Progress.waiting)
+
+
+def test_what_a_forked_child_writes_goes_nowhere(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
+    """It has the rank's slot in its memory, and is not the rank: not one byte of the board changes."""
+    writer.replace(Phase.data)
+    number = note(writer, progress=Progress.waiting)
+    before = (tmp_path / "board.mmap").read_bytes()
+    writer.disown()
+    writer.beat()
+    writer.count()
+    writer.state, writer.step, writer.tokens_generated = RankState.done, 99, 5
+    writer.touch()
+    writer.enter(Phase.reward)
+    writer.leave(Phase.reward)
+    for _ in range(2):
+        writer.replace(Phase.generate)
+    writer.notes.mark(number, Progress.completed)
+    writer.notes.mark(note(writer), Progress.completed)
+    assert (tmp_path / "board.mmap").read_bytes() == before
+    assert seen(board).phase is Phase.data
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have(board: Board, writer: SlotWriter) -> None:
+    """Another thread of the rank was writing a note at the moment of the fork: the lock is held for ever."""
+    assert writer.notes._lock.acquire()
+    writer.disown()
+    child = threading.Thread(target=note, args=(writer,), daemon=True)
+    child.start()
+    child.join(10)
+    assert not child.is_alive()
+
+
+def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWriter) -> None:
+    """Left, closed with the one around it, or replaced; open ones are not counted yet."""
+    for _ in range(3):
+        writer.replace(Phase.data)
+        writer.enter(Phase.score)
+        writer.enter(Phase.reward)
+        writer.leave(Phase.reward)
+        writer.enter(Phase.generate)
+        writer.leave(Phase.score)  # and generate with it
+    tallies = board.tallies(1)
+    assert {phase: tally.count + 1 for phase, tally in tallies.items()} == {
+        Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
+    }  # fmt: skip
+    assert board.tallies(0) == {}
+
+
+def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotWriter) -> None:
+    """Nor does a slot that is taken again in the same one."""
+
+    def fill(writer: SlotWriter) -> None:
+        writer.replace(Phase.data)
+        writer.replace(Phase.vote)
+        writer.notes.add(
+            group="0", sequence=1, operation="allreduce", sizes="", dtypes="", file="", line=0, function="", step=1
+        )  # fmt: skip
+
+    fill(writer)
+    fill(board.writer(1, rank=5, pid=4712, attempt=3))
+    assert board.tallies(1)[Phase.data].count == 0
+    assert len(board.notes(1)) == 1
+    board.begin_attempt(4)
+    assert (board.notes(1), board.tallies(1)) == ((), {})
+
+
+def test_whoever_listens_is_told_of_a_phase_that_is_on_the_board(board: Board, writer: SlotWriter) -> None:
+    """Entered or replaced; leaving is no news."""
+    told: list[tuple[Phase, Phase | None]] = []
+    writer.on_enter = lambda phase: told.append((phase, seen(board).phase))
+    writer.replace(Phase.data)
+    writer.enter(Phase.generate)
+    writer.leave(Phase.generate)
+    assert told == [(Phase.data, Phase.data), (Phase.generate, Phase.generate)]
+
+
+def test_a_listener_that_raises_leaves_the_phase_open(board: Board, writer: SlotWriter) -> None:
+    """A planted fault happens in the phase it was asked for; the slot stays readable."""
+
+    def fault(phase: Phase) -> None:
+        raise RuntimeError("planted")
+
+    writer.on_enter = fault
+    with pytest.raises(RuntimeError, match="planted"):
+        writer.enter(Phase.reward)
+    assert seen(board).phase is Phase.reward
+
+
+def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
+    """Touching the mapping past the file's end would be a SIGBUS; a file that was moved away is whole still."""
+    path = tmp_path / "board.mmap"
+    board = Board.create(path, 2)
+    assert board.intact
+    path.rename(tmp_path / "elsewhere")
+    assert board.intact
+    os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
+    assert not board.intact

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.history import History
+from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.observation import Phase
 
 
 def fold(*records: tuple[float, str, dict[str, Any]]) -> History:
@@ -326,3 +328,45 @@ def test_progress_and_position_only_rise(story: list[tuple[str, int, int]], data
         assert after[1] >= before[1]
         before = after
     assert history == fold(*told(story, times))
+
+
+def learned(time: float, phase: str, durations: Any) -> tuple[float, str, dict[str, Any]]:
+    """How long a phase takes, as the supervisor writes it down."""
+    return time, "phase_learned", {"phase": phase, "durations": durations}
+
+
+def test_the_last_word_on_a_phase_counts() -> None:
+    """Each holds what came before it, so they are not added up; over attempts and supervisors alike."""
+    early, late = Durations.of([9.0, 1.0]), Durations.of([9.0, 1.0, 2.0])
+    history = fold(
+        started(0.0), learned(1.0, "reward", early.as_json()), attempt(2.0, 1), started(3.0),
+        learned(4.0, "reward", late.as_json()), learned(5.0, "generate", early.as_json()),
+    )  # fmt: skip
+    assert history.learned_durations() == {Phase.reward: late, Phase.generate: early}
+
+
+@pytest.mark.parametrize(
+    ("phase", "durations"),
+    [
+        ("no_such_phase", Durations.of([1.0]).as_json()),
+        ("reward", None),
+        ("reward", {"counts": {"99": 1}, "first_seconds": 1.0, "max_seconds": 1.0}),
+        ("reward", {"counts": {"1": -1}, "first_seconds": 1.0, "max_seconds": 0.0}),
+        ("reward", [1, 2]),
+    ],
+)
+def test_what_was_learned_and_makes_no_sense_is_passed_over(phase: str, durations: Any) -> None:
+    """A journal of another version, say: the others are kept."""
+    good = Durations.of([1.0, 2.0])
+    history = fold(learned(1.0, phase, durations), learned(2.0, "data", good.as_json()))
+    assert history.learned_durations() == {Phase.data: good}
+
+
+def test_faults_that_were_planted_are_remembered_over_attempts() -> None:
+    """Each fires once in a run, under its canonical text."""
+    history = fold(
+        (1.0, "fault_injected", {"injection": "kill@rank1:step7", "rank": 1}),
+        attempt(2.0, 1),
+        (3.0, "fault_injected", {"injection": "hang@rank0:step9", "rank": 0}),
+    )
+    assert history.injections_fired == ["kill@rank1:step7", "hang@rank0:step9"]

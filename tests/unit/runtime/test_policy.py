@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -117,3 +118,12 @@ def test_actions_are_words() -> None:
     assert [str(action) for action in Action] == expected.split()
     assert Action.stop not in RESTARTS
     assert Action.checkpoint_and_stop not in RESTARTS
+
+
+@pytest.mark.parametrize("story", [["!killed"], ["!killed", "5", "!killed"]])
+def test_a_rank_that_cannot_be_killed_is_not_started_beside(story: list[str]) -> None:
+    """Whatever budget is left: its device is taken, and the reason says so."""
+    stuck = replace(KILLED, uninterruptible=True)
+    decision = decide(history(story), stuck, Budget(failures_without_progress=100), stopping=False)
+    assert decision.action is Action.stop
+    assert "kernel" in decision.reason

@@ -188,3 +188,84 @@ def test_a_process_already_gone_is_no_error() -> None:
         raise ProcessLookupError
 
     ranks._send(gone, 1, signal.SIGKILL)
+
+
+@pytest.fixture
+def polite(
+    monkeypatch: pytest.MonkeyPatch, made: list[StandIn]
+) -> tuple[list[tuple[object, int, int]], set[int]]:
+    """The signals that were sent, as (function, pid, number), and the pids that leave when asked to."""
+    signals: list[tuple[object, int, int]] = []
+    obedient: set[int] = set()
+
+    def send(function: object, pid: int, number: int) -> None:
+        signals.append((function, pid, number))
+        # a stopped process leaves once it is continued
+        if number == signal.SIGKILL or (number == signal.SIGCONT and pid in obedient):
+            for process in made:
+                if process.pid == pid:
+                    process.end(-number if number == signal.SIGKILL else 0)
+
+    monkeypatch.setattr(ranks, "_send", send)
+    monkeypatch.setattr(ranks, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
+    return signals, obedient
+
+
+def test_ranks_are_asked_to_leave_before_they_are_killed(
+    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+) -> None:
+    """Their whole groups: SIGTERM, then SIGCONT, for a stopped rank could not hear it; SIGKILL last."""
+    signals, obedient = polite
+    obedient |= {104, 105, 106}
+    group.kill(grace_seconds=20.0)
+    for pid in (104, 105, 106):
+        numbers = [number for function, to, number in signals if to == pid and function is os.killpg]
+        assert numbers == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+    assert {exit.exit_code for exit in group.exits.values()} == {0}
+
+
+def test_a_rank_that_does_not_leave_is_killed_after_the_grace(
+    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+) -> None:
+    """And only that one has ended by a signal."""
+    _, obedient = polite
+    obedient |= {104, 106}
+    group.kill(grace_seconds=0.01)
+    assert {place: exit.signal for place, exit in group.exits.items()} == {
+        0: None,
+        1: signal.SIGKILL,
+        2: None,
+    }
+
+
+def test_without_grace_nobody_is_asked(
+    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+) -> None:
+    """SIGKILL at once."""
+    signals, _ = polite
+    group.kill()
+    assert {number for _, _, number in signals} == {signal.SIGKILL}
+    assert group.alive == {}
+
+
+def test_what_a_rank_started_is_killed_with_it(
+    group: RankGroup,
+    made: list[StandIn],
+    polite: tuple[list[tuple[object, int, int]], set[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child in a group of its own in the same session, also when its leader has left by itself."""
+    asked: list[set[int]] = []
+
+    def members(pids: object) -> dict[int, list[int]]:
+        asked.append(set(pids))  # type: ignore[call-overload]
+        return {104: [104, 2001], 105: [2002, 2003], 106: [106]}
+
+    monkeypatch.setattr(ranks, "members_by_session", members)
+    made[1].end(0)
+    group.wait(5.0)
+    group.kill()
+    signals, _ = polite
+    killed = {pid for function, pid, number in signals if function is os.kill and number == signal.SIGKILL}
+    assert killed == {104, 106, 2001, 2002, 2003}
+    assert asked == [{104, 105, 106}]

@@ -9,6 +9,8 @@ import multiprocessing.process
 import sys
 
 import pytest
+import torch
+from torch.distributed import AllreduceOptions, HashStore, ProcessGroupGloo, ReduceOp
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -117,3 +119,23 @@ def test_the_interpreters_own_end_is_called(
     monkeypatch.setattr(f"{module}.{name}", lambda: called.append(1))
     getattr(upstream, function)()
     assert called == [1]
+
+
+@pytest.mark.parametrize("name", upstream.GLOO_OPTIONS)
+def test_gloos_options_have_the_attribute(name: str) -> None:
+    """Assigning one that nobody reads would leave a group without a name."""
+    assert hasattr(ProcessGroupGloo._Options(), name)
+
+
+def test_a_named_group_reduces_under_its_name() -> None:
+    """Alone, without any default group; what it issued counts from 1."""
+    group = upstream.named_gloo_group(HashStore(), 0, 1, name="grpo_run/vote", timeout_seconds=30.0)
+    assert group.options.group_name == "grpo_run/vote"
+    assert group.options.global_ranks_in_group == [0]
+    assert group.options._timeout.total_seconds() == 30.0
+    tensor = torch.tensor([3, -3], dtype=torch.int64)
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp(ReduceOp.MAX)
+    group.allreduce([tensor], options).wait()
+    assert tensor.tolist() == [3, -3]
+    assert group._get_sequence_number_for_group() == 1

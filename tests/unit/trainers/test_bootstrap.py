@@ -301,3 +301,40 @@ def test_what_comes_back_in_time_is_waited_for(seconds: float | None) -> None:
     called: list[int] = []
     assert bootstrap.with_deadline(lambda: called.append(1), seconds) is True
     assert called == [1]
+
+
+LEAVES = """
+    import sys
+
+    def stop_here():
+        sys.exit(0)
+
+    stop_here()
+"""
+
+
+def test_leaving_in_the_middle_of_training_is_written_down(
+    run: Run, session: Any, reading: Callable[[], Slot], tmp_path: Path
+) -> None:
+    """Well meant or not: code 0, no failure, and the line for those it leaves behind."""
+    session.slot.state = RankState.training
+    assert run(LEAVES) == 0
+    error = written(session)
+    assert error["type"] == "SystemExit"
+    assert error["location"] == [str(tmp_path / "train.py"), 5, "stop_here"]
+    assert reading().state is not RankState.failed
+
+
+@pytest.mark.parametrize("state", [RankState.starting, RankState.between])
+def test_leaving_outside_training_is_nobodys_business(run: Run, session: Any, state: RankState) -> None:
+    """A script may end as it likes."""
+    session.slot.state = state
+    assert run(LEAVES) == 0
+    assert not Path(session.settings.error).exists()
+
+
+def test_leaving_with_an_agreed_stop_in_training_writes_nothing(run: Run, session: Any) -> None:
+    """All ranks leave with it."""
+    session.slot.state = RankState.training
+    assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
+    assert not Path(session.settings.error).exists()

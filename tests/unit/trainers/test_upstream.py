@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from torch._C import _distributed_c10d
 
 from grpo_run.runtime.errors import UntestedVersionError
 from grpo_run.trainers import upstream
@@ -114,3 +115,40 @@ def test_what_is_missing_is_told_from_what_is_strange(monkeypatch: pytest.Monkey
     monkeypatch.setattr(upstream, "version", missing)
     with pytest.raises(UntestedVersionError, match="not installed"):
         upstream.check_versions(allow_untested=False)
+
+
+@pytest.mark.parametrize("name", [*upstream.COLLECTIVE_METHODS, upstream.GROUP_SEQUENCE, "group_name"])
+def test_torchs_process_group_has_the_method(name: str) -> None:
+    """What is not there is not wrapped, and its collectives would have no line."""
+    assert hasattr(_distributed_c10d.ProcessGroup, name)
+
+
+def test_every_collective_of_torchs_process_group_is_known() -> None:
+    """One that a release adds would go without a note; `monitored_barrier` is made of sends."""
+    words = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "barrier")
+    found = {
+        name
+        for name in dir(_distributed_c10d.ProcessGroup)
+        if not name.startswith("__") and any(word in name for word in words)
+    }
+    assert found - {"monitored_barrier"} == set(upstream.COLLECTIVE_METHODS)
+
+
+def test_what_takes_outputs_first_is_a_collective() -> None:
+    """The table of arguments is about listed methods only; those that change their tensors are not in it."""
+    assert set(upstream.COLLECTIVE_METHODS) > upstream.OUTPUT_FIRST
+    in_place = {name for name in upstream.COLLECTIVE_METHODS if name not in upstream.OUTPUT_FIRST}
+    assert in_place == {"allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce"}
+
+
+@pytest.mark.parametrize("name", ["wait", "is_completed"])
+def test_torchs_work_has_the_method(name: str) -> None:
+    """Wrapped, to see who waits."""
+    assert callable(getattr(_distributed_c10d.Work, name))
+
+
+def test_torch_has_a_worker_server() -> None:
+    """Of a path alone, with a way to end it."""
+    server = getattr(_distributed_c10d, upstream.WORKER_SERVER)
+    assert callable(server.shutdown)
+    assert "host_or_file: str" in (server.__init__.__doc__ or "")

@@ -94,6 +94,17 @@ def test_unnamed_groups_are_told_apart_and_share_no_members() -> None:
     assert [(record.group, record.members) for record in read] == [("#2", ()), ("#3", ())]
 
 
+def test_a_group_of_two_backends_has_no_numbers_to_compare() -> None:
+    """`cpu:gloo,cuda:nccl` counts twice under one name; another group of the same rank is not concerned."""
+    entries = [
+        gloo_entry(profiling_name="gloo:all_reduce", collective_seq_id=1),
+        gloo_entry(profiling_name="nccl:all_gather", collective_seq_id=1),
+        gloo_entry(profiling_name="nccl:all_reduce", collective_seq_id=1, process_group=["1", ""], pg_id=1),
+    ]
+    read = parse_recorder(recording(*entries))
+    assert [(one.group, one.point_to_point) for one in read] == [("0", True), ("0", True), ("1", False)]
+
+
 def test_autograds_threads_are_nobodys_own() -> None:
     """Autograd's device thread works for whichever thread called backward."""
     (read,) = parse_recorder(recording(gloo_entry(thread_name="pt_autograd_0")))

@@ -79,6 +79,34 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
 
 
+def test_a_mismatch_whose_one_side_is_gone_goes_by_the_records() -> None:
+    """Gloo aborts a rank that did nothing wrong: that it ended first says nothing about who was."""
+    aborted = Position(rank=0, records=ran([*PAST, GATHER]), gone=True)
+    found = judge(aborted, ran([*PAST, LATER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), ())
+    wrong = Position(rank=0, records=ran([*PAST, LATER]), gone=True)
+    found = judge(wrong, ran([*PAST, GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (0,), (1,))
+    found = judge(Position(rank=0, records=ran([REDUCE]), gone=True), ran([GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_mismatch, ())
+
+
+def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
+    """It is out of `train()` and meets the others' gather with what comes after."""
+    away = Position(rank=0, records=ran([*PAST, LATER]), left_training=True)
+    stays = ran([*PAST, GATHER])
+    found = judge(stays, away)
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
+    assert found.mismatch == "all_reduce [[7]] Float against all_gather [[3]] Float at #7 of group 0"
+    both = judge(Position(rank=0, records=stays, left_training=True), away)
+    assert both is not None
+    assert both.cause is Cause.collective_mismatch
+
+
 def test_two_ranks_without_a_past_cannot_be_told_apart() -> None:
     """The first collective of all differs."""
     found = judge(ran([REDUCE]), ran([GATHER]))
@@ -320,6 +348,27 @@ def test_recorders_answers_prove_what_they_show(backend: str) -> None:
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
     assert found.mismatch == "all_reduce [[7]] Float against all_gather [[7]] Float at #7 of group 0"
+
+
+def test_a_group_of_two_backends_proves_nothing() -> None:
+    """Each counts for itself under the group's one name: equal numbers may be different collectives."""
+
+    def answer(*names: str) -> str:
+        entries = [
+            {
+                "process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": number,
+                "profiling_name": name, "input_sizes": [[7]], "input_dtypes": ["Float"], "thread_id": "1",
+                "state": "scheduled",
+            }
+            for number, name in enumerate(names, 1)
+        ]  # fmt: skip
+        return json.dumps({"entries": entries})
+
+    one = parse_recorder(answer("nccl:all_reduce", "gloo:all_gather"))
+    other = parse_recorder(answer("gloo:all_gather", "nccl:all_reduce"))
+    assert judge(one, other) is None
+    alone = [parse_recorder(answer(f"nccl:{name}")) for name in ("all_reduce", "all_gather")]
+    assert judge(*alone) is not None
 
 
 GROUPS = ("0", "grpo_run/vote", "pair", "odd")

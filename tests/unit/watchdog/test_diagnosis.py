@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis import all_done, diagnose, is_victim, signal_name
+from grpo_run.watchdog.diagnosis import all_done, diagnose, is_victim, left_early, signal_name
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 
 MakeExit = Callable[..., Exit]
@@ -286,3 +286,48 @@ def test_a_scripts_own_exit_code_is_said_as_such(
     verdict = diagnose([ended], {0: make_slot(0)}, best_position=(0, 0))
     assert "exited with code 2" in verdict.sentence
     assert "SystemExit" not in verdict.sentence
+
+
+def test_ranks_that_left_are_told_with_the_line_they_left_from(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """And who still needed them."""
+    error = make_error(type="SystemExit", message="0", location=("/home/user/train.py", 40, "main"))
+    left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
+    verdict = left_early(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
+    assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
+    assert (
+        verdict.sentence
+        == "Rank 1 left at step 7 (at train.py:40 in main) while rank 0 still trained and needed it."
+    )
+    assert verdict.location is not None
+    assert verdict.location.line == 40
+    assert (verdict.confidence, verdict.deterministic) == ("proved", True)
+
+
+def test_several_that_left_are_all_named_and_the_first_gives_the_line(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """In the order of ranks, wherever they stand in the list; slots may be lost."""
+    late = make_exit(0, exit_code=0, order=2, error=make_error(location=("late.py", 2, "f")))
+    first = make_exit(3, exit_code=0, order=0, error=make_error(location=("first.py", 1, "f")))
+    slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
+    verdict = left_early([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
+    assert (verdict.culprits, verdict.waiters, verdict.step) == ((0, 3), (1, 2), 9)
+    assert verdict.sentence.startswith("Ranks 0, 3 left at step 9 (at first.py:1 in f) while rank 1 ")
+    assert verdict.phase is None
+
+
+def test_leaving_early_again_at_the_same_step_is_the_same_failure(
+    make_exit: MakeExit, make_slot: MakeSlot
+) -> None:
+    """By ranks and step, without a line as well."""
+    failed = [make_exit(0, order=1)]
+    first = left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)})
+    assert first.location is None
+    assert left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)}).signature == first.signature
+    assert (
+        left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0, step=8)}).signature
+        != first.signature
+    )
+    assert left_early([make_exit(2, exit_code=0)], failed, {0: make_slot(0)}).signature != first.signature
