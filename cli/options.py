@@ -113,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
         ("floor", "no silence shorter than this is called a hang; default 8"),
         ("ceiling", "the most that is granted to what the run has not shown; default 3600"),
         ("first", "for the first occurrence of a phase; default 1800"),
+        (
+            "exit",
+            "after the last line, for a process that does nothing; default 8, 300 while it is connected",
+        ),
     ):
         group.add_argument(f"--deadline-{word}", type=float, metavar="SECONDS", help=meaning)
     group.add_argument(
@@ -192,7 +196,9 @@ def parse(arguments: Sequence[str]) -> Launch:
 
 def _deadlines(options: argparse.Namespace) -> DeadlineSettings:
     """Bounds of the learned deadlines; what was not said keeps its default."""
-    names = {"floor": "floor_seconds", "ceiling": "ceiling_seconds", "first": "first_seconds"}
+    names = {
+        "floor": "floor_seconds", "ceiling": "ceiling_seconds", "first": "first_seconds", "exit": "exit_seconds",
+    }  # fmt: skip
     said = {
         field: value
         for word, field in names.items()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.notes import RING_BYTES, NoteWriter, in_collective, read_last, read_notes
+from grpo_run.runtime.notes import RING_BYTES, NoteWriter, in_collective, read_notes
 from grpo_run.runtime.tallies import TALLIES_BYTES, TallyWriter, read_tallies
 from grpo_run.watchdog.collectives import Collective
 from grpo_run.watchdog.durations import Durations
@@ -224,7 +224,11 @@ class Board:
         size = HEADER_BYTES + slots * SLOT_BYTES
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.ftruncate(descriptor, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a hole in a full disk would be a SIGBUS later
+        except OSError as error:
+            os.close(descriptor)
+            raise RunDirectoryError(f"no room for the board at {path}: {error.strerror}") from error
         memory = mmap.mmap(descriptor, size)
         _HEADER.pack_into(memory, 0, MAGIC, slots, SLOT_BYTES, 0, 0, 0, time.monotonic_ns())
         os.replace(temporary, path)
@@ -305,10 +309,6 @@ class Board:
     def notes(self, index: int) -> tuple[Collective, ...]:
         """The collectives that local rank `index` issued from Python in this attempt, oldest first."""
         return read_notes(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT)
-
-    def last_note(self, index: int, number: int) -> Collective | None:
-        """The newest of them; `number` is the slot reading's `notes`."""
-        return read_last(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT, number)
 
     def in_collective(self, index: int, number: int) -> bool:
         """Whether local rank `index` waits in a collective, or may on a device; `number` is its reading's `notes`."""

@@ -82,6 +82,7 @@ class History:
     supervisors: int = 0
     left_early: bool = False
     learned: dict[str, Any] = field(default_factory=dict)
+    unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
     _spans: list[tuple[int, int, float]] = field(
         default_factory=list
@@ -102,13 +103,20 @@ class History:
 
     def apply(self, record: dict[str, Any]) -> None:
         """Take one journal record into account; events that do not matter here are passed over."""
-        time = float(record.get("time") or 0.0)
+        time = record.get("time") or 0.0
+        if not isinstance(time, (int, float)):
+            self.unreadable += 1
+            return
         if self.first_time is None:
             self.first_time = time
         self._previous_time, self.last_time = self.last_time, time
         handler = getattr(self, f"_on_{record['event']}", None)
-        if handler is not None:
+        if handler is None:
+            return
+        try:
             handler(record, time)
+        except (LookupError, TypeError, ValueError, ArithmeticError):
+            self.unreadable += 1  # cut to its head, or another's: the rest of the journal still counts
 
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id

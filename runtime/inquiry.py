@@ -68,10 +68,14 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     rank_of = {place: rank for rank, place in case.places.items()}
     alive = {rank_of[place]: pid for place, pid in case.ranks.alive.items()}
     positions = None
+    missing: list[str] = []
     if case.finding is None:
         # before stacks are asked for: survivors of a broken collective have milliseconds to live
-        positions = case.watch.positions(slots, gone={rank: rank not in alive for rank in case.places})
-    gathered = evidence.Evidence(missing=[], stacks={}, complete_at=time.monotonic())
+        try:
+            positions = case.watch.positions(slots, gone={rank: rank not in alive for rank in case.places})
+        except OSError as error:
+            missing.append(f"collective records could not be read: {error}")
+    gathered = evidence.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
     folder: Path | None = None
     try:
         folder = incident.open_incident(run.incidents)
@@ -90,9 +94,10 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
             events=last_lines(run.journal),
         )
         _write_json(folder / "timeline.json", case.timeline.as_json(time.monotonic()))
-    except OSError as error:
-        # a full disk must not keep the run from recovering; the gap is named in the verdict
-        gathered.missing.append(f"evidence could not be written: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever keeps evidence back must not keep the run from recovering
+        gathered.missing.append(f"evidence could not be written: {type(error).__name__}: {error}")
+    if gathered.missing is not missing:
+        gathered.missing.extend(missing)
     gathered.missing.extend(f"rank {rank}: {why}" for rank, why in sorted(case.watch.blind.items()))
     if case.finding is None:
         case.exits.wait(case.ranks, GATHER_SECONDS, slots)

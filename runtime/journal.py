@@ -8,7 +8,6 @@ Does not rotate and does not interpret: `history.py` folds it.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -107,16 +106,20 @@ class Journal:
             line = json.dumps({**kept, "truncated_bytes": len(line)}, separators=(",", ":")).encode()
         try:
             written = os.write(self._descriptor, (b"\n" if self._cut else b"") + line + b"\n")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self.lost += 1  # a full disk loses lines, not the run
+        except OSError:
+            self.lost += 1  # a full or failing disk loses lines, not the run
             return
         self._cut = written < len(line) + 1
 
     def sync(self) -> None:
-        """Put what was written on disk; called at the events a resumed supervisor counts on."""
-        os.fsync(self._descriptor)
+        """Put what was written on disk; called at the events a resumed supervisor counts on.
+
+        Network file systems say only here that they are full; the recovery under way must not stop for it.
+        """
+        try:
+            os.fsync(self._descriptor)
+        except OSError:
+            self.lost += 1
 
     def close(self) -> None:
         """Close the descriptor; further writes are an error."""
@@ -151,14 +154,14 @@ class JournalReader:
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or not to be had now: what it holds is read at a later look
             return
         self._position += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict) and "event" in record:
                 yield record

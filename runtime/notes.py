@@ -19,10 +19,11 @@ NOTES = 238
 RING_BYTES = NOTES * NOTE_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_NOTE = struct.Struct("<QIiBBHIQ40s32s24s32s64s32s")
+_NOTE = struct.Struct("<QIiBBHIQQ40s32s24s32s64s24s")
 assert _NOTE.size == NOTE_BYTES
 _PROGRESS_AT = 16
 _FLAGS_AT = 17
+_WAITER_AT = 32
 _POINT_TO_POINT = 1
 _ON_DEVICE = 2
 
@@ -41,7 +42,7 @@ class NoteWriter:
         self._offset = offset
         self._number_at = number_at
         self._number = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may issue a collective in the middle of a note
 
     def add(
         self,
@@ -83,12 +84,13 @@ class NoteWriter:
                 0,
                 line,
                 members,
+                0,
                 group.encode()[:40],
                 operation.encode()[:32],
                 _whole(dtypes, 24),
                 _whole(sizes, 32),
                 file.encode(errors="replace")[-64:],
-                function.encode(errors="replace")[:32],
+                function.encode(errors="replace")[:24],
             )
             _NUMBER.pack_into(self._memory, at, number)
             _NUMBER.pack_into(self._memory, self._number_at, number)
@@ -96,12 +98,13 @@ class NoteWriter:
 
     def disown(self, nowhere: mmap.mmap) -> None:
         """Write to `nowhere`; a fork may have copied a lock that another thread held."""
-        self._memory, self._lock = nowhere, threading.Lock()
+        self._memory, self._lock = nowhere, threading.RLock()
 
     def mark(self, number: int, progress: Progress) -> None:
-        """Say how far the collective of a note is; a note the ring has overwritten is left alone."""
+        """Say how far the collective of a note is, and by which thread; one the ring has overwritten is left alone."""
         at = self._offset + (number - 1) % NOTES * NOTE_BYTES
         if _NUMBER.unpack_from(self._memory, at)[0] == number:
+            _NUMBER.pack_into(self._memory, at + _WAITER_AT, threading.get_ident())
             self._memory[at + _PROGRESS_AT] = progress
 
 
@@ -109,17 +112,6 @@ def _whole(text: str, room: int) -> bytes:
     """What does not fit is left out: part of it would compare unequal to the whole."""
     raw = text.encode()
     return raw if len(raw) <= room else b""
-
-
-def read_last(memory: mmap.mmap, offset: int, number: int) -> Collective | None:
-    """The note of that number, None when there is none, or another has taken its place."""
-    if not number:
-        return None
-    at = offset + (number - 1) % NOTES * NOTE_BYTES
-    fields = _NOTE.unpack_from(memory, at)
-    # the number is asked again after the copy: another note may have been written meanwhile
-    whole = fields[0] == number == _NUMBER.unpack_from(memory, at)[0]
-    return _decode(fields) if whole else None
 
 
 def in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
@@ -147,25 +139,46 @@ def read_notes(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
 
 
 def _decode(fields: tuple[int | bytes, ...]) -> Collective:
-    _, sequence, step, progress, flags, _, line, members, group, operation, dtypes, sizes, file, function = (
-        fields
-    )
+    (
+        _,
+        sequence,
+        step,
+        progress,
+        flags,
+        _,
+        line,
+        members,
+        waiter,
+        group,
+        operation,
+        dtypes,
+        sizes,
+        file,
+        function,
+    ) = fields
     return Collective(
         group=_text(group),
         sequence=int(sequence),
         operation=operation_name(_text(operation)),
-        sizes=tuple(
-            tuple(int(part) for part in one.split(",") if part)
-            for one in _text(sizes).split(";")
-            if sizes != bytes(32)
-        ),
+        sizes=_sizes(_text(sizes)),
         dtypes=tuple(one for one in _text(dtypes).split(";") if one),
         progress=Progress(int(progress)),
         location=Location(file=_text(file), line=int(line), function=_text(function)) if line else None,
         members=tuple(rank for rank in range(64) if int(members) >> rank & 1),
         step=int(step),
         point_to_point=bool(int(flags) & _POINT_TO_POINT),
+        waiter=str(waiter) if waiter and progress == Progress.waiting else "",
     )
+
+
+def _sizes(text: str) -> tuple[tuple[int, ...], ...]:
+    """Sizes in numbers; none where one is a symbol, as under a tracer."""
+    if not text:
+        return ()
+    try:
+        return tuple(tuple(int(part) for part in one.split(",") if part) for one in text.split(";"))
+    except ValueError:
+        return ()
 
 
 def _text(raw: int | bytes) -> str:

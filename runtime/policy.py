@@ -66,11 +66,6 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
     """
     if stopping:
         return Decision(action=Action.stop, reason="a stop was asked for")
-    if verdict.uninterruptible:
-        return Decision(
-            action=Action.stop,
-            reason="the rank is inside the kernel and cannot be killed; a restart would find its device taken",
-        )
     if verdict.cause is Cause.startup_failure and verdict.deterministic and history.best_position == (0, 0):
         return Decision(
             action=Action.stop, reason="the script failed before its first step; a restart would repeat it"

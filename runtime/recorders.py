@@ -34,7 +34,11 @@ def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes],
     parts: dict[int, list[bytes]] = {}
     with selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
-            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection = socket.socket(socket.AF_UNIX)
+            except OSError as error:
+                failures[rank] = f"no socket: {error.strerror}"
+                continue
             connection.settimeout(0.05)
             try:
                 connection.connect(path)

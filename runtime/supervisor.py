@@ -222,7 +222,7 @@ class Supervisor:
             state=state,
             sentence=self.sentence or verdict_sentence(state, self.history),
             history=self.history,
-            slots=tuple(self.board.read_all()),
+            slots=tuple(self.board.read_all()) if self.board.intact else (None,) * self.board.slots,
             supervisor_pid=os.getpid(),
             blind=dict(self.watch.blind),
         )

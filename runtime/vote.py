@@ -89,6 +89,14 @@ def decode(vector: list[int]) -> Outcome:
     )
 
 
+Issued = Callable[[str, int, str, torch.Tensor, Any], None]
+"""Told of a collective: group's name, sequence number, operation, input, torch's work."""
+
+
+def _nobody(group: str, sequence: int, operation: str, tensor: torch.Tensor, work: Any) -> None:
+    """Nobody wants to know."""
+
+
 class VoteGroup:
     """The group and the vote under way. One a rank; not thread-safe.
 
@@ -97,7 +105,7 @@ class VoteGroup:
         rank, world_size: as torch's.
         prefix: keeps attempts apart.
         timeout_seconds: deadline of one vote, from its start; a peer may be a whole rollout behind.
-        issued: told of each collective as (group's name, its sequence number, torch's work).
+        issued: told of each collective as (group's name, its sequence number, operation, input, torch's work).
     """
 
     def __init__(
@@ -108,7 +116,7 @@ class VoteGroup:
         world_size: int,
         prefix: str,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        issued: Callable[[str, int, Any], None] = lambda group, sequence, work: None,
+        issued: Issued = _nobody,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -163,7 +171,7 @@ class VoteGroup:
             return [values]
         mine = torch.tensor(values, dtype=torch.int64)
         every = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self._follow(self._group.allgather([every], [mine])).wait()
+        self._follow("allgather", mine, self._group.allgather([every], [mine])).wait()
         return [one.tolist() for one in every]
 
     def _reduce(self, vector: torch.Tensor) -> Any:
@@ -171,11 +179,11 @@ class VoteGroup:
             return None
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        return self._follow(self._group.allreduce([vector], options))
+        return self._follow("allreduce", vector, self._group.allreduce([vector], options))
 
-    def _follow(self, work: Any) -> Any:
+    def _follow(self, operation: str, tensor: torch.Tensor, work: Any) -> Any:
         self._sequence += 1
-        self._issued(self._name, self._sequence, work)
+        self._issued(self._name, self._sequence, operation, tensor, work)
         return work
 
     def close(self) -> None:

@@ -17,16 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from grpo_run.runtime import recorders
+from grpo_run.runtime.activity import Activity
 from grpo_run.runtime.board import Board
+from grpo_run.runtime.leftovers import Leftovers
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.collectives import Collective, Progress, merge, parse_recorder
 from grpo_run.watchdog.deadlines import DeadlineSettings
 from grpo_run.watchdog.deadlock import Deadlock, Position, prove
 from grpo_run.watchdog.diagnosis import all_done
 from grpo_run.watchdog.durations import Durations, merge_ranks
 from grpo_run.watchdog.observation import Phase, RankState, Slot
-from grpo_run.watchdog.stalls import InnerTime, ProcessFacts, Stall, find, hung_at_exit
+from grpo_run.watchdog.stalls import InnerTime, ProcessFacts, Stall, find
 
 STILL_SECONDS = 0.3
 """A slot that has not moved for this long is worth a poll, when its rank is in a collective."""
@@ -34,6 +35,8 @@ SECOND_POLL_SECONDS = 0.1
 SLOWEST_POLL_SECONDS = 5.0
 CLOCK_SECONDS = 0.5
 FETCH_SECONDS = 0.5
+PATIENCE_GROWTH = 2.0
+"""How much longer a phase may take after it was ended for its deadline once."""
 BLINDED_SECONDS = 2.0
 """A supervisor that did not look for this long was itself stopped: what ranks did meanwhile counts for nothing."""
 
@@ -58,7 +61,7 @@ class _Poll:
     at: float
     movement: tuple[object, ...]
     recorded: dict[int, tuple[Collective, ...]]
-    cpu: dict[int, float | None]
+    main: dict[int, processes.MainThread | None]
 
 
 class Watch:
@@ -102,10 +105,11 @@ class Watch:
         self._inside: set[int] = set()
         self._clocks_at = 0.0
         self._stalled: str | None = None
+        self._ended: tuple[Phase, float] | None = None
         self._deadlocked: str | None = None
-        self._quiet: tuple[float, dict[int, ProcessFacts | None]] | None = None
+        self._leftovers = Leftovers(self._settings)
         self._inner = InnerTime()
-        self._io: dict[int, tuple[int, float]] = {}
+        self._activity = Activity()
         self.blind: dict[int, str] = {}
         self.recorder: dict[int, bytes] = {}
 
@@ -119,13 +123,18 @@ class Watch:
         now = self._clock()
         if now - self._looked_at > BLINDED_SECONDS:
             self._not_before, self._moved, self._last_poll = now, {}, None
-            self._stalled = self._deadlocked = self._quiet = None
+            self._stalled = self._deadlocked = None
+            self._leftovers.forget()
         self._looked_at = now
         self._note_movement(slots, now)
+        self._activity.note(slots, now)
         self._inner = self._inner.after(slots, now)
         if all_done(list(slots.values())):
             self._stalled = self._deadlocked = None
-            return self._at_exit(slots, now)
+            left = self._leftovers.look(slots, self._pids, now)
+            if left is None:
+                return None
+            return Finding(stall=left, began_at_seconds=now - left.waited_seconds)
         return self._proof(slots, now) or self._overdue(slots, now)
 
     def positions(self, slots: Mapping[int, Slot | None], gone: Mapping[int, bool]) -> dict[int, Position]:
@@ -160,6 +169,10 @@ class Watch:
             if shown:
                 now = merge_ranks(shown)
                 learned[phase] = learned[phase].then(now) if phase in learned else now
+        if self._ended is not None and self._ended[0] in learned:
+            # if it was only slow, the next attempt gives it twice as long: `factor_seen` times this length
+            phase, seconds = self._ended
+            learned[phase] = learned[phase].lasting(PATIENCE_GROWTH * seconds / self._settings.factor_seen)
         return learned
 
     # inside
@@ -224,7 +237,7 @@ class Watch:
             at=now,
             movement=tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots)),
             recorded=self._fetch(alive),
-            cpu={rank: processes.read_cpu_seconds(pid) for rank, pid in self._pids.items()},
+            main={rank: processes.read_main_thread(pid) for rank, pid in self._pids.items()},
         )
 
     def _fetch(self, sockets: Mapping[int, str]) -> dict[int, tuple[Collective, ...]]:
@@ -242,11 +255,18 @@ class Watch:
     def _prove(self, slots: Mapping[int, Slot | None], last: _Poll | None, poll: _Poll) -> Deadlock | None:
         positions = {}
         for rank, slot in slots.items():
-            before = last.cpu.get(rank) if last is not None else None
-            after = poll.cpu.get(rank)
-            # of two polls a tenth of a second apart, one tick of 10 ms is the clock's own grain
-            idle = before is not None and after is not None and after - before <= 0.011
-            gone = rank not in self._pids or (slot is not None and slot.state is RankState.done)
+            before = last.main.get(rank) if last is not None else None
+            after = poll.main.get(rank)
+            # of two polls a tenth of a second apart, one tick of 10 ms is the clock's own grain; a thread that is
+            # runnable has used nothing because others have the processor
+            idle = (
+                before is not None
+                and after is not None
+                and before.state == after.state == "S"
+                and after.cpu_seconds - before.cpu_seconds <= 0.011
+            )
+            # a script past its last line may still have threads that meet the others
+            gone = rank not in self._pids
             positions[rank] = self._position(rank, slot, poll.recorded.get(rank), gone, idle=idle)
         return prove(positions, world_size=self._world_size)
 
@@ -291,7 +311,9 @@ class Watch:
         if now - max(oldest, self._not_before) < self._settings.floor_seconds / 2:
             self._stalled = None
             return None
-        facts = {rank: self._facts(rank, slots.get(rank), now) for rank in slots}
+        facts = {
+            rank: self._activity.look(rank, slots.get(rank), self._pids.get(rank), now) for rank in slots
+        }
         # first as if whoever is not known to wait did not; that asks nobody
         if self._find_stall(slots, now, facts, None) is None:
             self._stalled = None
@@ -307,6 +329,7 @@ class Watch:
         if not confirmed:
             self._clocks_at = now  # by the next look: a single one may have met a rank on its way
             return None
+        self._ended = (stall.phase, stall.waited_seconds)
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds, recorder=dict(self.recorder))
 
     def _find_stall(
@@ -353,49 +376,7 @@ class Watch:
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:
         counted = slot.counted_seconds if slot is not None else 0.0
-        return max(self._not_before, counted, self._io.get(rank, (0, 0.0))[1])
-
-    def _at_exit(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
-        """Every script has ended: is a process left that does nothing any more?"""
-        if now < self._clocks_at:
-            return None
-        self._clocks_at = now + CLOCK_SECONDS
-        facts = {rank: self._session_facts(rank) for rank in slots}
-        if self._quiet is None:
-            self._quiet = (now, facts)
-        since, before = self._quiet
-        elapsed = now - since
-        quiet = hung_at_exit(slots, before, facts, max(elapsed, self._settings.exit_seconds), self._settings)
-        if not quiet:
-            self._quiet = (now, facts)
-        if not quiet or elapsed < self._settings.exit_seconds:
-            return None
-        return Finding(stall=_left_over(quiet, elapsed, self._settings), began_at_seconds=since)
-
-    def _session_facts(self, rank: int) -> ProcessFacts | None:
-        pid = self._pids.get(rank)
-        if pid is None:
-            return None
-        thread, usage = processes.read_main_thread(pid), processes.read_session(pid)
-        if thread is None or usage is None or usage.io_bytes is None:
-            return None
-        return ProcessFacts(state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=usage.io_bytes)
-
-    def _facts(self, rank: int, slot: Slot | None, now: float) -> ProcessFacts | None:
-        pid = self._pids.get(rank)
-        thread = processes.read_main_thread(pid) if pid is not None else None
-        if thread is None or pid is None:
-            return None
-        io_bytes = processes.read_io_bytes(pid) or 0
-        saving = slot is not None and any(phase.phase is Phase.checkpoint for phase in slot.phases)
-        if io_bytes != self._io.get(rank, (-1, 0.0))[0]:
-            # bytes count as progress where bytes are the work
-            moved_at = now if saving and rank in self._io else self._io.get(rank, (0, 0.0))[1]
-            self._io[rank] = (io_bytes, moved_at)
-        age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else float("nan")
-        return ProcessFacts(
-            state=thread.state, cpu_seconds=thread.cpu_seconds, io_bytes=io_bytes, beat_age_seconds=age
-        )
+        return max(self._not_before, counted, self._activity.alive_at(rank))
 
 
 def _plain(one: Collective) -> dict[str, object]:
@@ -409,17 +390,3 @@ def _plain(one: Collective) -> dict[str, object]:
         "step": one.step,
         "at": one.location.short if one.location is not None else None,
     }
-
-
-def _left_over(ranks: tuple[int, ...], quiet_seconds: float, settings: DeadlineSettings) -> Stall:
-    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
-    return Stall(
-        cause=Cause.no_progress,
-        culprits=ranks,
-        waiters=(),
-        phase=Phase.idle,
-        deadline_seconds=settings.exit_seconds,
-        waited_seconds=quiet_seconds,
-        sentence=f"{who} did not leave after the script's last line and did nothing for {quiet_seconds:.1f} s"
-        f" (deadline {settings.exit_seconds:.1f} s); the work was done.",
-    )

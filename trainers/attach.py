@@ -90,6 +90,8 @@ def _guarded_train(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
+    from transformers import TrainerCallback
+
     from grpo_run.trainers.callback import GuardCallback
 
     _check(session, trainer)
@@ -110,6 +112,7 @@ def _guarded_train(
     _mark_phases(trainer, session, callback, path)
     undo_progress = progress.show_work(trainer, session)
     saving.wrap_save(trainer, session, call, callback.collect)
+    undo_callbacks = phases.wrap_callbacks(trainer.callback_handler, TrainerCallback, session.slot)
     trainer.add_callback(callback)
     undo_restore = _restore_only(trainer, only_at_end=resume.foreign) if resume.finished else None
     try:
@@ -121,6 +124,7 @@ def _guarded_train(
     finally:
         trainer.remove_callback(callback)
         undo_progress()
+        undo_callbacks()
         if undo_restore is not None:
             undo_restore()
         _unwrap(trainer, own)

@@ -201,11 +201,12 @@ def _message(error: BaseException) -> str:
 
 def _leave(session: Session, code: int, completed: bool) -> NoReturn:
     """Say how it ended, run exit handlers, let go of the groups, and leave."""
+    # threads that are no daemons are the script's: it has ended when they have
+    with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
     if completed:
         session.slot.state = RankState.done
         session.slot.touch()
         session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
-    with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
     if completed:
         upstream.run_exit_handlers()
     else:

@@ -95,3 +95,47 @@ def wrap_reward(
         wrapper.__name__ = type(function).__name__
     wrapper._grpo_run_marked = True  # type: ignore[attr-defined]
     return wrapper
+
+
+def wrap_callbacks(handler: Any, base: type, slot: SlotWriter) -> Callable[[], None]:
+    """Mark the user's own callbacks as the script's own time; returns what takes the marks off.
+
+    What a callback does (an upload, an evaluation of its own) is no part of the phase it is called from, and may take
+    a thousand times as long.
+
+    Args:
+        handler: the trainer's `callback_handler`.
+        base: transformers' `TrainerCallback`; only what a callback overrides is wrapped.
+    """
+    wrapped: list[tuple[Any, str]] = []
+    events = [name for name in dir(base) if name.startswith("on_")]
+    for callback in handler.callbacks:
+        if type(callback).__module__.startswith(OWN_CALLBACKS):
+            continue
+        for name in events:
+            own = getattr(type(callback), name, None)
+            if own is not None and own is not getattr(base, name) and name not in vars(callback):
+                setattr(callback, name, _as_idle(getattr(callback, name), slot))
+                wrapped.append((callback, name))
+
+    def undo() -> None:
+        for callback, name in wrapped:
+            vars(callback).pop(name, None)
+
+    return undo
+
+
+OWN_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
+"""Modules whose callbacks are quick, and need no phase."""
+
+
+def _as_idle(method: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            slot.enter(Phase.idle)
+            return method(*args, **kwargs)
+        finally:
+            slot.leave(Phase.idle)
+
+    return marked

@@ -31,8 +31,6 @@ MAX_TENSORS = 4
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RUNTIME = os.path.join(os.path.dirname(_OWN.rstrip(os.sep)), "runtime") + os.sep
-_UNKNOWN = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
-"""What asking a process group of somebody else's making about itself may raise."""
 _PASSED_OVER = tuple(f"-packages/{name}/" for name in ("torch", "accelerate", "deepspeed", "wrapt"))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
@@ -63,15 +61,18 @@ class Recorder:
 
         @functools.wraps(original_wait)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            number, on_host, followed = self._unwaited.pop(id(work), (0, True, None))
-            if followed is None or followed() is not work:  # another's, at the address of one that is gone
+            key = id(work)
+            number, on_host, followed = self._unwaited.get(key, (0, True, None))
+            # another's, at the address of one that is gone; or with a timeout of its own, which means to come back
+            if followed is None or followed() is not work or args or kwargs:
                 return original_wait(work, *args, **kwargs)
             self._notes.mark(number, Progress.waiting)
             try:
-                result = original_wait(work, *args, **kwargs)
+                result = original_wait(work)
             except BaseException:
                 self._notes.mark(number, Progress.enqueued)  # it never completed, and nobody waits any more
                 raise
+            self._unwaited.pop(key, None)
             # on a device `wait` only orders streams: the host goes on, and the recorder knows when it is done
             self._notes.mark(number, Progress.completed if on_host else Progress.enqueued)
             return result
@@ -84,10 +85,7 @@ class Recorder:
             number, on_host = self._try_note(group, name, args)
             work = original(group, *args, **kwargs)
             if work is not None and number:
-                with contextlib.suppress(
-                    TypeError
-                ):  # somebody's own work, without weak references: not followed
-                    self.follow(work, number, on_host)
+                self._try_follow(work, number, on_host)
             return work
 
         return issue
@@ -96,18 +94,27 @@ class Recorder:
         """Note it if it can be noted: a collective is never kept from happening. The number is 0 if not."""
         try:
             return self.note(group, name, args)
-        except _UNKNOWN as error:
-            if not self._warned:
-                self._warned = True
-                self._warn(
-                    f"{name} could not be noted ({type(error).__name__}: {error}); others may not be either"
-                )
+        except Exception as error:  # noqa: BLE001 - a process group of somebody else's making may raise anything
+            self._give_up(name, error)
             return 0, True
+
+    def _try_follow(self, work: Any, number: int, on_host: bool) -> None:
+        try:
+            self.follow(work, number, on_host)
+        except Exception as error:  # noqa: BLE001 - nor is its handle kept from whoever asked for it
+            self._give_up("a handle", error)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"{what} could not be noted ({type(error).__name__}: {error}); others may not be either"
+            )
 
     def follow(self, work: Any, number: int, on_host: bool) -> None:
         """Mark the note when somebody waits for `work`."""
         if len(self._unwaited) >= MAX_UNWAITED:
-            self._unwaited.pop(next(iter(self._unwaited)))
+            self._unwaited.pop(next(iter(self._unwaited)), None)
         self._unwaited[id(work)] = (number, on_host, weakref.ref(work))
 
     def note(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
@@ -169,22 +176,29 @@ class Recorder:
             frame = frame.f_back
         return None
 
-    def vote(self, group: str, sequence: int, work: Any, *, members: int) -> None:
+    def vote(
+        self, group: str, sequence: int, operation: str, tensor: Any, work: Any, *, members: int
+    ) -> None:
         """Note one of our own votes, on a group torch's Python layer does not know."""
-        number = self._add(group, sequence, "allreduce", [], members)
-        self.follow(work, number, True)
+        try:
+            number = self._add(group, sequence, operation, [tensor], members)
+        except Exception as error:  # noqa: BLE001 - a vote that could not be noted is still a vote
+            self._give_up("a vote", error)
+            return
+        self._try_follow(work, number, True)
 
     @contextlib.contextmanager
     def backward(self, model: Any) -> Iterator[None]:
         """Note DDP's backward: the gradients' all-reduces, from the group's next sequence number on."""
         number = 0
-        if (
-            type(model).__name__ == "DistributedDataParallel"
-        ):  # FSDP has a process group as well, and other habits
+        # FSDP has a process group as well, and other habits
+        if type(model).__name__ == "DistributedDataParallel":
             number, _ = self._try_note(model.process_group, "backward", ())
-        yield
-        if number:
-            self._notes.mark(number, Progress.completed)
+        try:
+            yield
+        finally:
+            if number:
+                self._notes.mark(number, Progress.completed)
 
 
 def _is_plain(file: str) -> bool:

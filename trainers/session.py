@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ class Session:
         self.recorder.install(_distributed_c10d)
         try:
             self._server = serve(self.settings.socket)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - this runs inside the script's import of torch
             # the watch then says that it cannot see this rank's records, and judges by what is left
             self.journal.write("warning", rank=self.rank, text=f"no worker server: {error}")
 
@@ -106,10 +105,10 @@ class Session:
     def _warn(self, text: str) -> None:
         self.journal.write("warning", rank=self.rank, text=text)
 
-    def issued(self, group: str, sequence: int, work: Any) -> None:
+    def issued(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
         """Note a collective of a group that is ours alone."""
         members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
-        self.recorder.vote(group, sequence, work, members=members)
+        self.recorder.vote(group, sequence, operation, tensor, work, members=members)
 
     @property
     def votes(self) -> Any:
@@ -150,7 +149,7 @@ def connect_votes(
     world_size: int,
     prefix: str,
     timeout_seconds: float,
-    issued: Callable[[str, int, Any], None],
+    issued: Any,
 ) -> Any:
     """Build the vote group on the attempt's store."""
     from torch._C._distributed_c10d import TCPStore

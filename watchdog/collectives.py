@@ -44,6 +44,7 @@ class Collective:
     where not known. `step` is the optimizer step under way, -1 where not known. `point_to_point` marks sends and
     receives, whose sequence numbers are not shared by the group. `thread` tells apart the threads of one rank
     that issue collectives; empty where not known, and for autograd's threads, which work for any other thread.
+    `waiter` is the thread blocked in it, where that is known to be another. `timeout_seconds` is when it fails by itself.
     """
 
     group: str
@@ -57,6 +58,8 @@ class Collective:
     step: int = -1
     point_to_point: bool = False
     thread: str = ""
+    waiter: str = ""
+    timeout_seconds: float = math.inf
 
 
 _NAMES = {
@@ -111,6 +114,7 @@ class _Entry(BaseModel):
     retired: bool = False
     thread_id: str = ""
     thread_name: str = ""
+    timeout_ms: int = 0
 
 
 class _Group(BaseModel):
@@ -144,7 +148,25 @@ def parse_recorder(text: bytes | str) -> tuple[Collective, ...]:
         backends.setdefault(_group(entry), set()).add(entry.profiling_name.partition(":")[0])
     # two backends in one group (`cpu:gloo,cuda:nccl`) count apart under one name: such numbers prove nothing
     ambiguous = {group for group, found in backends.items() if len(found) > 1}
-    return tuple(_collective(entry, members, ambiguous) for entry in recording.entries)
+    return _without_past_lives(tuple(_collective(entry, members, ambiguous) for entry in recording.entries))
+
+
+def _without_past_lives(records: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Take from proof every group whose numbers fall: it was destroyed and made anew under its old name.
+
+    Then a number stands for two collectives, and other ranks may still be in the group's earlier life.
+    """
+    highest: dict[str, int] = {}
+    reborn = set()
+    for record in records:
+        if record.point_to_point or record.operation == BACKWARD:
+            continue
+        if record.sequence < highest.get(record.group, 0):
+            reborn.add(record.group)
+        highest[record.group] = max(record.sequence, highest.get(record.group, 0))
+    return tuple(
+        replace(record, point_to_point=True) if record.group in reborn else record for record in records
+    )
 
 
 def _ranks(name: str, text: str) -> tuple[int, ...]:
@@ -176,6 +198,7 @@ def _collective(entry: _Entry, members: dict[str, tuple[int, ...]], ambiguous: s
         # An unnamed group's configuration is shared by all unnamed groups.
         members=members.get(name, ()) if name else (),
         point_to_point=entry.is_p2p or _group(entry) in ambiguous,
+        timeout_seconds=entry.timeout_ms / 1000 if entry.timeout_ms > 0 else math.inf,
         thread="" if entry.thread_name.startswith("pt_autograd") else entry.thread_id,
     )
 
@@ -186,6 +209,7 @@ def merge(recorded: Sequence[Collective], noted: Sequence[Collective]) -> tuple[
     Joined by group and sequence. The recorder says what was enqueued and whether it completed; the note adds
     line, step, members and whether a thread waits. What only one source holds is kept, in its place.
     """
+    noted = _without_past_lives(tuple(noted))
     spoken = {_key(note) for note in noted if note.operation != BACKWARD}
     notes = [note for note in noted if note.operation != BACKWARD or _key(note) not in spoken]
     places = {_key(note): index for index, note in enumerate(notes)}
@@ -217,6 +241,7 @@ def _joined(record: Collective, note: Collective) -> Collective:
         members=note.members or record.members,
         step=note.step if note.step >= 0 else record.step,
         thread=record.thread or note.thread,
+        waiter=note.waiter,
     )
 
 

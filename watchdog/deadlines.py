@@ -50,6 +50,8 @@ class DeadlineSettings:
     """No first occurrence is given less, however quick an earlier one was."""
     exit_seconds: float = 8.0
     """After the script's last line: a process that neither computes nor reads nor writes for this long is hung."""
+    exit_connected_seconds: float = 300.0
+    """The same while the process holds a connection to another machine: an upload may wait for its answer."""
     factor_seen: float = 5.0
     """Over the longest that was seen."""
     factor_unseen: float = 30.0

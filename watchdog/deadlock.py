@@ -150,7 +150,8 @@ class _Ranks:
             for record in self.records[block.rank]
             if record.group == awaited.group and not record.point_to_point
         }
-        return not block.collective.thread or not threads or bool(threads & {"", block.collective.thread})
+        blocked = _thread(block.collective)
+        return not blocked or not threads or bool(threads & {"", blocked})
 
     def at(self, stands: Mapping[int, Collective]) -> dict[int, Collective | None]:
         """Where every rank stands: as given, else what it waits for, else its last collective."""
@@ -173,8 +174,20 @@ class _Ranks:
         return found
 
 
+PATIENCE_SECONDS = 60.0
+"""A collective with a shorter timeout of its own is a question, not a hang: the script means to hear that it failed."""
+
+
 def _open(record: Collective) -> bool:
     return record.progress is not Progress.completed
+
+
+def _ends(record: Collective) -> bool:
+    return record.timeout_seconds < PATIENCE_SECONDS
+
+
+def _thread(record: Collective) -> str:
+    return record.waiter or record.thread
 
 
 def _with_members(records: tuple[Collective, ...], world: tuple[int, ...]) -> tuple[Collective, ...]:
@@ -194,7 +207,10 @@ def _mismatched(ranks: _Ranks) -> Deadlock | None:
     for (group, sequence), here in places.items():
         for one, other in combinations(here, 2):
             ours, theirs = here[one], here[other]
-            if not (_open(ours) or _open(theirs)) or can_meet(ours, theirs):
+            if not (_open(ours) or _open(theirs)) or can_meet(ours, theirs) or _ends(ours) or _ends(theirs):
+                continue
+            # where a backward will all-reduce is a guess, good enough only for a rank that was aborted inside it
+            if BACKWARD in (ours.operation, theirs.operation) and not {one, other} & ranks.gone:
                 continue
             if share_group(one, ours, other, theirs):
                 found.append((sequence, group, one, other))
@@ -220,16 +236,16 @@ def _blocks(ranks: _Ranks) -> Iterator[_Block]:
         position = ranks.positions[rank]
         if rank in ranks.gone:
             continue
-        shared = [record for record in records if not record.point_to_point and _open(record)]
+        shared = [r for r in records if not r.point_to_point and _open(r) and not _ends(r)]
         waiting = [record for record in shared if record.progress is Progress.waiting]
         if not waiting and position.idle and position.in_backward:
             waiting = shared[:1]
-        if any(not record.thread for record in waiting):
+        if any(not _thread(record) for record in waiting):
             waiting = waiting[:1]
         seen: set[str] = set()
         for record in waiting:
-            if record.thread not in seen:
-                seen.add(record.thread)
+            if _thread(record) not in seen:
+                seen.add(_thread(record))
                 yield _Block(rank, record)
 
 

@@ -118,6 +118,11 @@ class Durations:
             max(self.max_seconds, later.max_seconds),
         )
 
+    def lasting(self, seconds: float) -> Durations:
+        """The same, having once lasted so long without being counted; unchanged where nothing was counted."""
+        longest = max(self.max_seconds, seconds) if self.count else self.max_seconds
+        return Durations(self.counts, self.first_seconds, longest)
+
     def as_json(self) -> dict[str, Any]:
         """Plain form for the journal: only buckets that hold something, by number."""
         return {

@@ -164,6 +164,8 @@ def _ask_for_stacks(
                 asked.append(rank)
             except ProcessLookupError:
                 missing.append(f"rank {rank}: gone before its stack was asked for")
+            except PermissionError:
+                silent[rank] = "another user's process, which may not be signalled"
     return asked, silent
 
 

@@ -7,6 +7,7 @@ not be read is None, "unknown": never an exception, and never a zero. Does not j
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class MainThread:
 class SessionUsage:
     """What all processes of a session have used so far.
 
-    `cpu_seconds` and `io_bytes` (characters read and written, any file or socket) are sums over the living
+    `cpu_seconds` and `io_bytes` (characters read and written; not what `send` and `recv` carry) are sums over the living
     members, so they fall when a member ends. `io_bytes` is None when one member's could not be read.
     """
 
@@ -69,7 +70,7 @@ def read_wchan(pid: int) -> str | None:
 
 
 def read_io_bytes(pid: int) -> int | None:
-    """Bytes a process has read and written, page cache and sockets included (`rchar` + `wchar`), or None."""
+    """Bytes a process has read and written, page cache included, `send` and `recv` not (`rchar` + `wchar`), or None."""
     content = read_file(f"/proc/{pid}/io")
     if content is None:
         return None
@@ -109,6 +110,49 @@ def members_by_session(sessions: Collection[int]) -> dict[int, list[int]]:
         if fields is not None and (session := int(fields[_SESSION])) in members:
             members[session].append(int(name))
     return members
+
+
+def connected_elsewhere(pid: int) -> bool:
+    """Whether a process of the session that `pid` leads has a TCP connection to another machine.
+
+    From /proc/PID/fd and /proc/PID/net/tcp: state 01 is ESTABLISHED. What cannot be read counts as none.
+    """
+    for member in session_members(pid):
+        far = {inode for family in ("tcp", "tcp6") for inode in _far_sockets(f"/proc/{member}/net/{family}")}
+        if far and not far.isdisjoint(_socket_inodes(member)):
+            return True
+    return False
+
+
+def _far_sockets(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            rows = [line.split() for line in list(file)[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if len(row) > 9 and row[3] == "01" and not _is_loopback(row[2])]
+
+
+def _is_loopback(address: str) -> bool:
+    """An address of /proc/net/tcp: 127.0.0.0/8 ends in 7F, ::1 in 01000000, words in host order (little-endian)."""
+    host = address.partition(":")[0]
+    if len(host) == 8:
+        return host.endswith("7F")
+    return host == "0" * 24 + "01000000" or (host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F"))
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    found: set[str] = set()
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return found
+    for name in names:
+        with contextlib.suppress(OSError):  # closed since it was listed
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    return found
 
 
 def read_file(path: str) -> bytes | None:

@@ -39,7 +39,7 @@ class ProcessFacts:
     """One look at a rank's process and its descendants.
 
     `state` is the letter of /proc/PID/stat of the rank itself: R, S, D, T, Z. `cpu_seconds` (user and system) and
-    `io_bytes` (read and written, sockets too) are sums over the session. `beat_age_seconds` is how long ago a Python
+    `io_bytes` (read and written, `send` and `recv` not counted) are sums over the session. `beat_age_seconds` is how long ago a Python
     thread of the rank last ran, NaN where unknown.
     """
 

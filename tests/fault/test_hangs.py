@@ -35,8 +35,8 @@ def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Ru
     """Six kinds in one run, each named with its rank, cause and line; the weights are torchrun's."""
     planted: Sequence[tuple[str, int, int, str | None, str, str]] = [
         ("hang", 1, 22, None, "reward_stall", "_sleep"),
-        ("stop", 0, 28, None, "interpreter_stuck", "_stop"),
-        ("gil", 1, 34, "reward", "interpreter_stuck", "_hold_interpreter"),
+        ("stop", 0, 28, "generate", "interpreter_stuck", "_stop"),
+        ("gil", 1, 34, "score", "interpreter_stuck", "_hold_interpreter"),
         ("lock", 0, 40, "optimizer", "no_progress", "_wait_for_lock"),
         ("data", 1, 46, None, "data_stall", "_sleep"),
         ("checkpoint", 0, 52, None, "checkpoint_stall", "_sleep"),
@@ -64,13 +64,11 @@ def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Ru
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("mark", "cause"), [("reward-regex", "interpreter_stuck"), ("reward-lock", "reward_stall")]
-)
 def test_the_default_deadline_after_twenty_steps_is_ten_seconds_at_most(
-    mark: str, cause: str, runs: Callable[..., Run], tmp_path: Path
+    runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A user's own reward function hangs at step 22; from there to the verdict."""
+    """A user's own reward function holds the interpreter at step 22; from there to the verdict."""
+    mark, cause = "reward-regex", "interpreter_stuck"
     steps = ("--max-steps", "26", "--save-steps", "4")
     torchrun(tmp_path, ["--nproc-per-node", "2", GRPO, "--output-dir", "reference", *steps])
     run = runs(
@@ -143,9 +141,9 @@ def test_evidence_is_complete_before_the_first_signal_and_the_deaf_still_go(
 
 
 def test_heavy_tailed_generation_raises_no_alarm(runs: Callable[..., Run]) -> None:
-    """Log-normal, sigma 1.5, over 80 steps on two ranks: slow is not hung."""
+    """Log-normal, sigma 1.5, over 40 steps on two ranks: slow is not hung."""
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "hurt.py"), "--output-dir", "out", "--max-steps", "80", "--save-steps",
+        "--nproc-per-node", "2", str(SCRIPTS / "hurt.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps",
         "40", "--hurt", "generation-tail", "--hurt-rank", "0", "--tail-seconds", "0.05",
     ).start()  # fmt: skip
     assert run.wait(240) == 0, run.tail()

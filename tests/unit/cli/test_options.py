@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from grpo_run.runtime.journal import Journal
 from grpo_run.runtime.rundir import RunDirectory
 
 OUR_FLAGS = {
-    "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-first", "--deadline-floor",
+    "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
     "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
     "--run-dir", "--run-id", "--show-ranks", "--stop-timeout",
 }  # fmt: skip
@@ -319,3 +320,11 @@ def test_untested_versions_are_refused_before_anything_starts(
     monkeypatch.setattr(upstream, "TESTED", {"pytest": SpecifierSet("<0.1")})
     assert "--allow-untested" in error("train.py")
     assert parse(["--allow-untested", "train.py"]).config.allow_untested
+
+
+def test_the_deadline_for_leaving_is_said_in_seconds(here: Path) -> None:
+    """And is none of the others."""
+    said = parse(["--deadline-exit", "30", "train.py"]).config.deadlines
+    default = parse(["train.py"]).config.deadlines
+    assert (said.exit_seconds, default.exit_seconds) == (30.0, 8.0)
+    assert replace(said, exit_seconds=8.0) == default

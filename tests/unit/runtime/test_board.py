@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
@@ -433,9 +434,7 @@ def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWrite
             line=1, function="f", step=8,
         )  # fmt: skip
     assert repr(seen(board)) == before
-    last = board.last_note(1, seen(board).notes)
-    assert last is not None
-    assert last.sequence == board.notes(1)[-1].sequence == 300
+    assert board.notes(1)[-1].sequence == 300
     assert board.notes(0) == ()
     assert board.read(0) is None
 
@@ -584,3 +583,31 @@ def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
     assert board.intact
     os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
     assert not board.intact
+
+
+def test_a_full_disk_is_said_before_anything_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole would kill the supervisor by SIGBUS later; the descriptor is not kept."""
+    path = tmp_path / "board.mmap"
+    opened: list[int] = []
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        opened.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunDirectoryError, match=rf"no room for the board at {path}: No space left"):
+        Board.create(path, 2)
+    assert not path.exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
+def test_every_byte_of_a_new_board_has_a_place_on_the_disk(tmp_path: Path) -> None:
+    """And it is as long as its slots."""
+    path = tmp_path / "board.mmap"
+    Board.create(path, 3)
+    told = path.stat()
+    assert told.st_size == HEADER_BYTES + 3 * SLOT_BYTES
+    assert told.st_blocks * 512 >= told.st_size

@@ -370,3 +370,35 @@ def test_faults_that_were_planted_are_remembered_over_attempts() -> None:
         (3.0, "fault_injected", {"injection": "hang@rank0:step9", "rank": 0}),
     )
     assert history.injections_fired == ["kill@rank1:step7", "hang@rank0:step9"]
+
+
+@pytest.mark.parametrize(
+    ("event", "fields"),
+    [
+        ("train_started", {}),
+        ("train_started", {"rank": 0, "step": "x", "train_call": 1, "target_steps": 100}),
+        ("step_committed", {"step": None, "train_call": 1, "committed_at": 2.0}),
+        ("step_committed", {"truncated_bytes": 70_000}),
+        ("checkpoint_published", {"step": 5}),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_counted_and_passed_over(event: str, fields: dict[str, Any]) -> None:
+    """Cut to its head, or another's: what stands around it still counts."""
+    around = [started(0), attempt(1), train(2), commit(3, 1)]
+    history = fold(*around, (4, event, fields), commit(5, 2))
+    assert history.unreadable == 1
+    assert history.best_position == fold(*around, commit(5, 2)).best_position == (1, 2)
+
+
+@pytest.mark.parametrize("time", ["noon", [1], {"a": 1}])
+def test_a_time_that_is_no_number_is_counted(time: Any) -> None:
+    """And moves no clock."""
+    history = History.of(
+        [{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}]
+    )
+    assert (history.unreadable, history.last_time, history.run_id) == (1, 1.0, History().run_id)
+
+
+def test_events_that_do_not_matter_are_no_nonsense() -> None:
+    """Nothing is counted of a journal that is whole."""
+    assert fold(started(0), attempt(1), train(2), (3, "warning", {}), commit(4, 1)).unreadable == 0

@@ -269,3 +269,39 @@ def test_incidents_are_numbered(scene: Scene) -> None:
     """The next one does not overwrite the last."""
     names = [scene.inquire(ended(1)).folder.name[:4] for _ in range(3)]
     assert names == ["0001", "0002", "0003"]
+
+
+class OddError(Exception):
+    """No kind of error that anybody counts on."""
+
+
+def test_evidence_that_fails_in_any_way_keeps_nobody_from_judging(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only a full disk; the kind of error is named."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OddError("odd")
+
+    monkeypatch.setattr(inquiry.evidence, "collect", fail)
+    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    assert outcome.verdict.culprits == (1,)
+    assert "evidence could not be written: OddError: odd" in outcome.missing
+
+
+@pytest.mark.parametrize("evidence_fails", [False, True])
+def test_records_that_cannot_be_read_are_named_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, evidence_fails: bool
+) -> None:
+    """Whether what comes after works or not; the verdict is made without them."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(scene.watch, "positions", fail)
+    if evidence_fails:
+        monkeypatch.setattr(inquiry.evidence, "collect", fail)
+    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    assert outcome.verdict.cause is Cause.signal
+    told = [line for line in outcome.missing if line.startswith("collective records could not be read")]
+    assert told == ["collective records could not be read: [Errno 24] Too many open files"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import stat
 import threading
 from collections.abc import Callable
@@ -204,3 +206,53 @@ def test_lines_that_are_no_events_are_skipped(
 def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
     """A run that has not begun has no events."""
     assert list(read_journal(tmp_path / "journal.jsonl")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_loses_lines_and_not_the_run(
+    journal: Journal, events: Events, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever is wrong with it; what can be written again is."""
+
+    def fail(*args: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", fail)
+        journal.write("warning", text="lost")
+    assert journal.lost == 1
+    journal.write("warning", text="kept")
+    assert [record["text"] for record in events()] == ["kept"]
+
+
+def test_a_disk_that_is_full_only_when_synced_stops_nobody(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems say so late; it is counted."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    journal.write("run_started")
+    monkeypatch.setattr(os, "fsync", fail)
+    journal.sync()
+    assert journal.lost == 1
+
+
+def test_a_journal_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
+    """A network that is away for a while is not the journal's end."""
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+    path.mkdir()
+    assert list(reader.new()) == []
+    path.rmdir()
+    path.write_text('{"event":"run_started"}\n')
+    assert [record["event"] for record in reader.new()] == ["run_started"]
+
+
+def test_a_line_too_deep_to_parse_is_skipped(tmp_path: Path) -> None:
+    """A million brackets are no event; those around it are."""
+    path = tmp_path / "journal.jsonl"
+    event = '{"event":"warning"}\n'
+    path.write_text(event + "[" * 10**6 + "\n" + event)
+    assert len(list(read_journal(path))) == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.notes import NOTE_BYTES, NOTES, RING_BYTES, NoteWriter, read_last, read_notes
+from grpo_run.runtime import notes as notes_module
+from grpo_run.runtime.notes import NOTE_BYTES, NOTES, RING_BYTES, NoteWriter, read_notes
 from grpo_run.watchdog.collectives import Progress
 from grpo_run.watchdog.verdict import Location
 
@@ -49,10 +51,8 @@ def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: NoteWrit
 
 
 def test_an_empty_ring_holds_nothing(memory: mmap.mmap) -> None:
-    """Zeroed memory is no note; the zeroth is none either."""
+    """Zeroed memory is no note."""
     assert read_notes(memory, OFFSET) == ()
-    assert read_last(memory, OFFSET, 0) is None
-    assert read_last(memory, OFFSET, 1) is None
 
 
 def test_the_number_is_where_a_reader_looks_for_movement(memory: mmap.mmap, writer: NoteWriter) -> None:
@@ -73,16 +73,6 @@ def test_the_ring_keeps_the_newest_in_order(memory: mmap.mmap, writer: NoteWrite
     assert (memory[:NUMBER_AT], memory[OFFSET + RING_BYTES :]) == (before, behind)
 
 
-def test_the_last_note_is_found_by_its_number(memory: mmap.mmap, writer: NoteWriter) -> None:
-    """Also after the ring went around; one that was overwritten is not there any more."""
-    numbers = [add(writer, sequence=sequence) for sequence in range(1, NOTES + 3)]
-    last = read_last(memory, OFFSET, numbers[-1])
-    assert last is not None
-    assert last.sequence == NOTES + 2
-    assert read_last(memory, OFFSET, numbers[0]) is None
-    assert read_last(memory, OFFSET, numbers[-1] + 1) is None
-
-
 @pytest.mark.parametrize("progress", list(Progress))
 def test_progress_is_marked_on_its_own_note(
     memory: mmap.mmap, writer: NoteWriter, progress: Progress
@@ -93,6 +83,54 @@ def test_progress_is_marked_on_its_own_note(
     notes = read_notes(memory, OFFSET)
     assert [note.progress for note in notes] == [progress, Progress.enqueued]
     assert second == 2
+
+
+def test_the_thread_that_waits_is_named_while_it_waits(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Another than the one that issued it may; afterwards nobody does."""
+    number = add(writer)
+    assert read_notes(memory, OFFSET)[0].waiter == ""
+    waiting: list[int] = []
+
+    def wait() -> None:
+        waiting.append(threading.get_ident())
+        writer.mark(number, Progress.waiting)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(10)
+    assert read_notes(memory, OFFSET)[0].waiter == str(waiting[0]) != str(threading.get_ident())
+    writer.mark(number, Progress.completed)
+    assert read_notes(memory, OFFSET)[0].waiter == ""
+
+
+def test_a_waiter_goes_with_its_note(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Whatever takes its place in the ring was waited for by nobody yet."""
+    writer.mark(add(writer), Progress.waiting)
+    for _ in range(NOTES):
+        add(writer, progress=Progress.waiting)
+    assert {note.waiter for note in read_notes(memory, OFFSET)} == {""}
+
+
+def test_a_note_in_the_middle_of_a_note_is_no_deadlock(
+    memory: mmap.mmap, writer: NoteWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may issue a collective in the same thread; both are whole."""
+    whole = notes_module._whole
+
+    def interrupted(text: str, room: int) -> bytes:
+        monkeypatch.setattr(notes_module, "_whole", whole)
+        add(writer, sequence=42)
+        return whole(text, room)
+
+    monkeypatch.setattr(notes_module, "_whole", interrupted)
+    thread = threading.Thread(target=add, args=(writer,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [(note.sequence, note.sizes) for note in read_notes(memory, OFFSET)] == [
+        (41, ((2, 3), (7,))),
+        (42, ((2, 3), (7,))),
+    ]
 
 
 def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: NoteWriter) -> None:
@@ -110,7 +148,6 @@ def test_a_note_under_way_is_not_read(memory: mmap.mmap, writer: NoteWriter) -> 
     add(writer, sequence=2)
     struct.pack_into("<Q", memory, OFFSET, 0)
     assert [note.sequence for note in read_notes(memory, OFFSET)] == [2]
-    assert read_last(memory, OFFSET, 1) is None
 
 
 def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: NoteWriter) -> None:
@@ -131,12 +168,14 @@ def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: NoteWri
         (";3", ((), (3,))),
         (",".join(["1000000"] * 4), ((1000000,) * 4,)),
         (";".join(["1024"] * 7), ()),
+        ("s0,3", ()),
+        ("2,3;u1", ()),
     ],
 )
 def test_sizes_are_whole_or_left_out(
     memory: mmap.mmap, writer: NoteWriter, sizes: str, read: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Part of them would compare unequal to the whole; a scalar among others is one."""
+    """Part of them would compare unequal to the whole; a scalar among others is one; a symbol is no size."""
     add(writer, sizes=sizes)
     assert read_notes(memory, OFFSET)[0].sizes == read
 

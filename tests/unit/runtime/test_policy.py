@@ -120,10 +120,9 @@ def test_actions_are_words() -> None:
     assert Action.checkpoint_and_stop not in RESTARTS
 
 
-@pytest.mark.parametrize("story", [["!killed"], ["!killed", "5", "!killed"]])
-def test_a_rank_that_cannot_be_killed_is_not_started_beside(story: list[str]) -> None:
-    """Whatever budget is left: its device is taken, and the reason says so."""
+def test_a_rank_inside_the_kernel_is_an_incident_like_any_other() -> None:
+    """Whether it is gone when the next attempt starts is found out then; the same budget bounds both."""
     stuck = replace(KILLED, uninterruptible=True)
-    decision = decide(history(story), stuck, Budget(failures_without_progress=100), stopping=False)
-    assert decision.action is Action.stop
-    assert "kernel" in decision.reason
+    for story in (["!killed"], ["!killed"] * 4):
+        expected = decide(history(story), KILLED, Budget(), stopping=False)
+        assert decide(history(story), stuck, Budget(), stopping=False) == expected

@@ -183,3 +183,23 @@ def test_no_connection_outlives_the_fetch(serve: Serve, monkeypatch: pytest.Monk
     answers, failures = fetch(paths, 0.05)
     assert (set(answers), set(failures)) == ({0}, {1, 2})
     assert [connection.fileno() for connection in opened] == [-1, -1, -1]
+
+
+def test_no_descriptor_left_is_a_failure_of_that_rank(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those asked before it still answer."""
+    made: list[socket.socket] = []
+
+    class Scarce(socket.socket):
+        """There is room for one."""
+
+        def __init__(self, family: int) -> None:
+            if made:
+                raise OSError(24, "Too many open files")
+            super().__init__(family)
+            made.append(self)
+
+    paths = {0: serve(answering(OK + b"{}")), 1: "/never/asked"}
+    monkeypatch.setattr(recorders, "socket", SimpleNamespace(socket=Scarce, AF_UNIX=socket.AF_UNIX))
+    answers, failures = fetch(paths, PATIENT)
+    assert set(answers) == {0}
+    assert failures == {1: "no socket: Too many open files"}

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from grpo_run.runtime import inquiry, watch
+from grpo_run.runtime import inquiry, leftovers
 from grpo_run.runtime.agent import Next
 from grpo_run.runtime.board import SlotWriter
 from grpo_run.runtime.config import RunConfig
@@ -421,7 +421,8 @@ def test_a_rank_that_does_not_leave_after_its_last_line_is_ended(
     start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it does nothing any more until the deadline; with a warning, for the run has finished."""
-    monkeypatch.setattr(watch, "CLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(leftovers, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "connected_elsewhere", lambda pid: False)
     monkeypatch.setattr(
         processes, "read_main_thread", lambda pid: processes.MainThread(state="S", cpu_seconds=1.0)
     )

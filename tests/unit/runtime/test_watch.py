@@ -44,14 +44,14 @@ class World:
         monkeypatch.setattr(board_module, "time", clock)
         monkeypatch.setattr(recorders, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
-        monkeypatch.setattr(processes, "read_cpu_seconds", lambda pid: self.cpu.get(pid - 100))
-        monkeypatch.setattr(processes, "read_io_bytes", lambda pid: self.io.get(pid - 100))
         monkeypatch.setattr(processes, "read_session", self._session)
+        monkeypatch.setattr(processes, "connected_elsewhere", lambda pid: pid - 100 in self.connected)
         self.path = path
         self.board = Board.create(path, ranks)
         self.watch = Watch(self.board, settings, clock=lambda: self.now)
         self.world_size = world_size or ranks
         self.frozen: set[int] = set()
+        self.connected: set[int] = set()
         self.unreadable: set[int] = set()
         self.begin(0)
 
@@ -257,6 +257,22 @@ def test_a_rank_that_left_is_who_the_others_wait_for(world: World) -> None:
     assert (found.deadlock.cause, found.deadlock.culprits) == (Cause.rank_exited_early, (1,))
 
 
+def test_a_rank_past_its_last_line_may_still_meet_the_others(world: World) -> None:
+    """Its threads, and its exit handlers, until its process has ended."""
+    for rank in (0, 1):
+        world.issue(rank, "all_reduce", progress=Progress.completed)
+    world.issue(0, "all_reduce")
+    world.writers[1].state = RankState.done
+    world.writers[1].touch()
+    assert world.go_on(3.5) is None
+    assert world.polls
+    world.watch.rank_left(1)
+    found = world.go_on(6.0)
+    assert found is not None
+    assert found.deadlock is not None
+    assert found.deadlock.culprits == (1,)
+
+
 def test_a_rank_alone_on_its_node_is_never_proved_wrong(make: Callable[..., World]) -> None:
     """Those it waits for are on other nodes, and are late as far as can be seen from here."""
     world = make(1, world_size=2)
@@ -297,6 +313,18 @@ def test_a_deadline_is_confirmed_by_a_second_look(world: World) -> None:
     while world.watch.suspicion is None:
         assert world.go_on(0.1) is None
     assert world.go_on(0.1) is not None
+
+
+def test_nobody_is_asked_before_something_is_overdue(world: World) -> None:
+    """The first look at the clocks takes everybody for working, which asks no rank; then all are asked."""
+    for rank in (0, 1):
+        world.writers[rank].replace(Phase.reward)
+    assert world.go_on(19.5) is None
+    assert world.polls == []
+    found = world.go_on(2.0)
+    assert found is not None
+    assert len(world.polls) == 2
+    assert min(world.polls) >= 1020.0
 
 
 def test_polls_grow_rare_while_a_long_phase_goes_on(world: World) -> None:
@@ -361,6 +389,26 @@ def test_gradients_of_ddp_are_watched_too(world: World) -> None:
         world.writers[rank].replace(Phase.forward_backward)
         world.issue(rank, operation, noted=False)
     found = world.go_on(1.0)
+    assert found is not None
+    assert found.deadlock is not None
+
+
+@pytest.mark.parametrize("state", ["R", "D", "T"])
+def test_a_thread_that_may_run_is_not_known_to_wait_in_gradients(world: World, state: str) -> None:
+    """It has used nothing because others have the processor, or a disk is slow; one poll asleep is not enough."""
+    world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
+    for rank, group in ((0, "1"), (1, "2")):
+        world.writers[rank].replace(Phase.forward_backward)
+        world.issue(rank, "all_reduce", progress=Progress.enqueued, noted=False, group=group)
+
+    def flicker() -> None:
+        for rank in (0, 1):
+            world.process_state[rank] = state if len(world.polls) % 2 else "S"
+
+    assert world.go_on(8.0, doing=flicker) is None
+    assert len(world.polls) > 2
+    world.process_state = {0: "S", 1: "S"}  # polls have grown rare, and two of them have to see it
+    found = world.go_on(11.0)
     assert found is not None
     assert found.deadlock is not None
 
@@ -643,6 +691,51 @@ def test_a_checkpoint_that_still_writes_is_not_overdue(world: World) -> None:
     assert world.go_on(25.0, every=0.5, doing=write) is not None
 
 
+@pytest.mark.parametrize("phase", [Phase.startup, Phase.data, Phase.eval, Phase.idle])
+def test_an_open_ended_phase_is_not_overdue_while_its_session_computes(world: World, phase: Phase) -> None:
+    """A tokenizer at work, an evaluation of the script's own: nothing shows but processor time."""
+    world.writers[1].replace(phase)
+    world.issue(0, "all_reduce")
+
+    def compute() -> None:
+        world.cpu[1] += 0.4
+
+    assert world.go_on(200.0, every=0.5, doing=compute) is None
+    found = world.go_on(61.0, every=0.5)
+    assert found is not None
+    assert found.stall is not None
+    assert found.stall.culprits == (1,)
+
+
+def test_a_reward_that_only_computes_is_overdue(world: World) -> None:
+    """A regular expression that never ends."""
+    world.writers[1].replace(Phase.reward)
+    world.issue(0, "all_reduce")
+
+    def compute() -> None:
+        world.cpu[1] += 0.4
+
+    found = world.go_on(25.0, every=0.5, doing=compute)
+    assert found is not None
+    assert found.stall is not None
+    assert (found.stall.culprits, found.stall.phase) == ((1,), Phase.reward)
+
+
+def test_a_rank_that_issues_collectives_is_not_overdue(world: World) -> None:
+    """Whatever phase it is in."""
+    for writer in world.writers:
+        writer.replace(Phase.generate)
+
+    def gather() -> None:
+        for rank in (0, 1):
+            world.complete(rank, world.issue(rank, "all_gather"))
+
+    assert world.go_on(120.0, every=0.5, doing=gather) is None
+    found = world.go_on(25.0, every=0.5)
+    assert found is not None
+    assert found.stall is not None
+
+
 def test_a_stopped_process_is_named_as_such(world: World) -> None:
     """Also when its slot says that it waits."""
     world.issue(0, "all_reduce")
@@ -701,6 +794,45 @@ def test_what_was_learned_sets_the_deadline(world: World) -> None:
     assert found.stall.deadline_seconds < 10
 
 
+def overdue_after_rewards_of_a_second(world: World) -> Finding:
+    """Rank 1 hangs in a reward, while the other waits."""
+    world.issue(0, "all_reduce")
+    for _ in range(2):  # its first reward of the attempt is over
+        world.writers[1].replace(Phase.reward)
+    found = world.go_on(38.0)
+    assert found is not None
+    return found
+
+
+def test_a_phase_that_was_ended_for_its_deadline_is_given_twice_as_long(world: World) -> None:
+    """If it was only slow, the next attempt shows it; twice in a row is twice as long again."""
+    world.watch.learned_before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    waited = []
+    for attempt in (1, 2):
+        stall = overdue_after_rewards_of_a_second(world).stall
+        assert stall is not None
+        waited.append(stall.waited_seconds)
+        world.watch.learned_before = world.watch.learned()
+        world.begin(attempt)
+    assert waited[1] == pytest.approx(2 * waited[0], abs=1.5)
+
+
+def test_what_was_not_ended_is_learned_as_it_was(world: World) -> None:
+    """A stall that is only suspected is no lesson, and none of an earlier attempt's is one again."""
+    world.watch.learned_before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.issue(0, "all_reduce")
+    for _ in range(2):
+        world.writers[1].replace(Phase.reward)
+    while world.watch.suspicion is None:
+        assert world.go_on(0.1) is None
+    before = world.watch.learned()[Phase.reward].max_seconds
+    assert before < 1.1
+    assert world.go_on(1.0) is not None
+    assert world.watch.learned()[Phase.reward].max_seconds > before
+    world.begin(1)
+    assert world.watch.learned()[Phase.reward].max_seconds == before
+
+
 # the script's end
 
 
@@ -721,6 +853,14 @@ def test_a_process_that_does_nothing_after_the_end_is_found(world: World) -> Non
     assert found.stall is not None
     assert found.stall.culprits == (1,)
     assert "the work was done" in found.stall.sentence
+
+
+def test_a_connected_process_is_waited_for_longer_after_the_end(world: World) -> None:
+    """An upload may wait for its answer."""
+    at_the_end(world)
+    world.connected = {0}
+    assert world.go_on(299.0, every=0.5) is None
+    assert world.go_on(5.0, every=0.5) is not None
 
 
 def test_a_suspected_stall_is_forgotten_at_the_end(world: World) -> None:

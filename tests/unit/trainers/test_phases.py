@@ -6,12 +6,13 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_run.runtime.board import SlotWriter
-from grpo_run.trainers.phases import Path, wrap_method, wrap_reward
+from grpo_run.trainers.phases import Path, wrap_callbacks, wrap_method, wrap_reward
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -247,3 +248,73 @@ def test_a_marked_method_leaves_its_trace(slot: SlotWriter) -> None:
     wrap_method(trainer, "generate", Phase.generate, slot, path)
     trainer.generate(1)
     assert path.take() != 0
+
+
+class Base:
+    """Stands for transformers' `TrainerCallback`."""
+
+    def on_step_end(self, args: Any, **kwargs: Any) -> Any:
+        """Does nothing."""
+
+    def on_save(self, args: Any, **kwargs: Any) -> Any:
+        """Does nothing."""
+
+
+class Upload(Base):
+    """A user's callback."""
+
+    def __init__(self, seen: Callable[[], Any]) -> None:
+        self._seen = seen
+        self.error: Exception | None = None
+
+    def on_save(self, args: Any, **kwargs: Any) -> Any:
+        """Takes a while."""
+        if self.error is not None:
+            raise self.error
+        return self._seen(), args, kwargs
+
+
+def test_a_users_callback_runs_in_the_scripts_own_time(slot: SlotWriter, reading: Reading) -> None:
+    """Inside whatever phase it is called from, which goes on afterwards; arguments and control pass through."""
+    callback = Upload(lambda: [open.phase for open in reading().phases])
+    slot.replace(Phase.checkpoint)
+    wrap_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot)
+    assert callback.on_save(1, model=2) == ([Phase.checkpoint, Phase.idle], 1, {"model": 2})
+    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
+
+
+def test_a_callback_that_fails_leaves_its_phase(slot: SlotWriter, reading: Reading) -> None:
+    """Its error goes on."""
+    callback = Upload(reading)
+    callback.error = ZeroDivisionError()
+    slot.replace(Phase.checkpoint)
+    wrap_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot)
+    with pytest.raises(ZeroDivisionError):
+        callback.on_save(1)
+    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
+
+
+def test_only_what_a_callback_overrides_is_marked(slot: SlotWriter) -> None:
+    """Events it does not care for come a thousand times a second; libraries' own callbacks are quick."""
+    library = type("Flow", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
+    user = Upload(lambda: None)
+    wrap_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot)
+    assert "on_step_end" not in vars(user)
+    assert "on_save" in vars(user)
+    assert "on_save" not in vars(library)
+
+
+def test_a_callbacks_mark_comes_off(slot: SlotWriter, reading: Reading) -> None:
+    """The same callback serves the next `train()` call; what was its own attribute before is left alone."""
+    callback, own = Upload(lambda: reading().phase), Upload(lambda: None)
+    own.on_save = lambda args, **kwargs: "own"  # type: ignore[method-assign]
+    slot.replace(Phase.data)
+    handler = SimpleNamespace(callbacks=[callback, own])
+    for _ in range(2):
+        undo = wrap_callbacks(handler, Base, slot)
+        handler.callbacks.reverse()  # the list is the trainer's own, and may change meanwhile
+        assert callback.on_save(1)[0] is Phase.idle
+        undo()
+        assert "on_save" not in vars(callback)
+        assert callback.on_save(1)[0] is Phase.data
+    assert own.on_save(1) == "own"

@@ -125,22 +125,25 @@ def test_a_collective_that_was_waited_for_is_complete(installed: Recorder, board
 def test_a_note_says_waiting_while_a_thread_waits(
     recorder: Recorder, board: Board, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen from inside the wait itself."""
+    """Seen from inside the wait itself, with the thread's id."""
     seen: list[Progress] = []
+    waiters: list[str] = []
 
     class Work:
         """A handle whose wait looks at the board."""
 
-        def wait(self, timeout: float = 0.0) -> bool:
+        def wait(self) -> bool:
             seen.append(notes(board)[-1].progress)
+            waiters.append(notes(board)[-1].waiter)
             return True
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
     number, on_host = recorder.note(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
     recorder.follow(work, number, on_host)
-    assert work.wait(timeout=3.0) is True
+    assert work.wait() is True
     assert seen == [Progress.waiting]
+    assert waiters == [str(threading.get_ident())]
     assert notes(board)[-1].progress is Progress.completed
 
 
@@ -155,7 +158,7 @@ def test_a_wait_that_fails_leaves_the_note_open_and_nobody_waiting(recorder: Rec
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    recorder.vote("grpo_run/vote", 1, work, members=0b11)
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="closed by peer"):
         work.wait()
     assert notes(board)[-1].progress is Progress.enqueued
@@ -189,7 +192,7 @@ def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    recorder.vote("grpo_run/vote", 1, work, members=0)
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0)
     assert work.wait()
     assert work.wait()
     assert Work().wait()
@@ -348,12 +351,11 @@ def test_a_handle_at_the_address_of_one_that_is_gone_is_another(recorder: Record
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     dropped, send = Work(), Work()
-    recorder.vote("grpo_run/vote", 1, dropped, members=0)
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), dropped, members=0)
     recorder._unwaited[id(send)] = recorder._unwaited.pop(id(dropped))
     del dropped
     assert send.wait() is Progress.enqueued
     assert notes(board)[-1].progress is Progress.enqueued
-    assert recorder._unwaited == {}
 
 
 def test_following_keeps_nothing_alive(installed: Recorder) -> None:
@@ -367,10 +369,10 @@ def test_following_keeps_nothing_alive(installed: Recorder) -> None:
 
 def test_a_vote_is_noted_under_its_own_group(recorder: Recorder, board: Board) -> None:
     """Torch's Python layer does not know that group."""
-    recorder.vote("grpo_run/vote", 7, Handle(), members=0b101)
+    recorder.vote("grpo_run/vote", 7, "allreduce", torch.ones(8), Handle(), members=0b101)
     (note,) = notes(board)
     assert (note.group, note.sequence, note.operation) == ("grpo_run/vote", 7, "all_reduce")
-    assert note.members == (0, 2)
+    assert (note.members, note.sizes, note.dtypes) == ((0, 2), ((8,),), ("Float",))
 
 
 def test_a_backward_is_noted_from_begin_to_end(recorder: Recorder, board: Board, group: None) -> None:
@@ -407,11 +409,11 @@ def test_a_backward_that_cannot_be_noted_happens(
     assert len(warnings) == 1
 
 
-def test_a_backward_that_fails_stays_open(recorder: Recorder, board: Board, group: None) -> None:
-    """It did not complete; the error goes on."""
+def test_a_backward_that_fails_is_over(recorder: Recorder, board: Board, group: None) -> None:
+    """A script that goes on after running out of memory is not in it for ever; the error goes on."""
     with pytest.raises(ZeroDivisionError), recorder.backward(DistributedDataParallel()):
         raise ZeroDivisionError
-    assert notes(board)[0].progress is Progress.enqueued
+    assert notes(board)[0].progress is Progress.completed
 
 
 @pytest.mark.parametrize(
@@ -483,3 +485,106 @@ def test_a_server_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -
         serve("/nowhere/at/all/s")
     print("heard", file=sys.stderr)
     assert "heard" in capfd.readouterr().err
+
+
+class Waited:
+    """A handle; `after` says what each wait does, the last one for ever."""
+
+    def __init__(self, board: Board, *after: Exception | None) -> None:
+        self.board, self.after, self.seen, self.given = board, list(after), list[Progress](), list[Any]()
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Looks at the board, and fails if it is to."""
+        self.seen.append(notes(self.board)[-1].progress)
+        self.given.append((args, kwargs))
+        error = self.after.pop(0) if self.after else None
+        if error is not None:
+            raise error
+        return True
+
+
+@pytest.fixture
+def waited(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> type[Waited]:
+    """Installed in its stead of torch's `Work`; gets its own `wait` back."""
+    monkeypatch.setattr(Waited, "wait", Waited.wait)
+    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Waited))
+    return Waited
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((3.0,), {}), ((), {"timeout": 3.0})])
+def test_a_wait_with_a_timeout_is_no_wait_for_ever(
+    recorder: Recorder, board: Board, waited: type[Waited], args: Any, kwargs: Any
+) -> None:
+    """It means to come back, so it is not marked; a plain wait afterwards is."""
+    work = waited(board, RuntimeError("timed out"))
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    with pytest.raises(RuntimeError, match="timed out"):
+        work.wait(*args, **kwargs)
+    work.wait()
+    assert work.given == [(args, kwargs), ((), {})]
+    assert work.seen == [Progress.enqueued, Progress.waiting]
+    assert notes(board)[-1].progress is Progress.completed
+
+
+def test_a_second_wait_after_a_failed_one_is_marked_too(
+    recorder: Recorder, board: Board, waited: type[Waited]
+) -> None:
+    """The first was interrupted, say; once it is over the handle is let go of."""
+    work = waited(board, RuntimeError("interrupted"))
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        work.wait()
+    assert notes(board)[-1].progress is Progress.enqueued
+    work.wait()
+    assert work.seen == [Progress.waiting, Progress.waiting]
+    assert notes(board)[-1].progress is Progress.completed
+    assert recorder._unwaited == {}
+
+
+class OddError(Exception):
+    """No kind of error that anybody counts on."""
+
+
+def test_a_vote_that_cannot_be_noted_happens(
+    recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises; warned of once."""
+
+    def fail(*args: Any) -> int:
+        raise OddError("no")
+
+    monkeypatch.setattr(recorder, "_add", fail)
+    for sequence in (1, 2):
+        recorder.vote("grpo_run/vote", sequence, "allreduce", torch.ones(8), Handle(), members=0b11)
+    assert warnings == ["a vote could not be noted (OddError: no); others may not be either"]
+    assert recorder._unwaited == {}
+
+
+def test_a_handle_that_cannot_be_followed_is_returned(recorder: Recorder, warnings: list[str]) -> None:
+    """A collective whose group raises anything at all, and whose handle takes no weak references, is as it was."""
+
+    class Slotted:
+        """No weak references."""
+
+        __slots__ = ()
+
+    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), Slotted(), members=0b11)
+    assert len(warnings) == 1
+    assert "a handle could not be noted (TypeError" in warnings[0]
+
+
+def test_a_group_that_raises_anything_issues_all_the_same(
+    recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only what torch's own raise."""
+    work = Handle()
+    odd = type("ProcessGroup", (), {"allreduce": lambda self, tensors: work})
+
+    def fail(*args: Any) -> Any:
+        raise OddError("no")
+
+    monkeypatch.setattr(recorder, "note", fail)
+    recorder.install(SimpleNamespace(ProcessGroup=odd, Work=type("Work", (), {"wait": lambda self: True})))
+    assert odd().allreduce([]) is work  # type: ignore[attr-defined]
+    assert warnings == ["allreduce could not be noted (OddError: no); others may not be either"]
+    assert notes(board) == ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from grpo_run.watchdog.collectives import (
+    BACKWARD,
     Collective,
     Progress,
     can_meet,
@@ -56,9 +58,9 @@ def collective(sequence: int = 1, operation: str = "all_reduce", **changes: Any)
 
 
 def test_a_pending_gloo_collective_is_read() -> None:
-    """Gloo's state never moves; `retired` alone says whether it completed."""
+    """Gloo's state never moves; `retired` alone says whether it completed. Its timeout is in milliseconds."""
     (read,) = parse_recorder(recording(gloo_entry()))
-    assert read == collective(8, thread="140387276528512")
+    assert read == collective(8, thread="140387276528512", timeout_seconds=1800.0)
 
 
 def test_gloo_completion_is_in_retired() -> None:
@@ -272,3 +274,49 @@ def test_groups_of_one_name_without_a_common_rank_are_different() -> None:
     assert share_group(0, first, 1, first)
     assert not share_group(0, first, 2, collective())
     assert share_group(0, collective(), 2, collective())
+
+
+@pytest.mark.parametrize("said", [{}, {"timeout_ms": 0}, {"timeout_ms": -1}])
+def test_a_timeout_that_is_not_said_never_comes(said: dict[str, int]) -> None:
+    """Not one of no time at all, which would end every proof."""
+    entry = {key: value for key, value in gloo_entry().items() if key != "timeout_ms"} | said
+    (read,) = parse_recorder(recording(entry))
+    assert read.timeout_seconds == math.inf
+
+
+def numbered(*numbers: int, group: str = "5") -> list[dict[str, Any]]:
+    """All-reduces of one group with these sequence numbers."""
+    return [gloo_entry(collective_seq_id=number, process_group=[group, ""]) for number in numbers]
+
+
+def test_a_group_whose_numbers_fall_is_kept_from_proof() -> None:
+    """It was destroyed and made anew: before and after the fall, and no other group."""
+    read = parse_recorder(recording(*numbered(7, 8, 1, 2), *numbered(1, 2, 3, group="0")))
+    assert [(record.group, record.point_to_point) for record in read] == [("5", True)] * 4 + [
+        ("0", False)
+    ] * 3
+    found = parse_recorder(recording(*numbered(7, 1, 9)))
+    assert {record.point_to_point for record in found} == {True}
+
+
+def test_numbers_of_sends_and_of_backwards_do_not_fall() -> None:
+    """Sends count apart; a backward is a guess of a number that the next all-reduce has as well."""
+    send = gloo_entry(is_p2p=True, p2p_seq_id=1, process_group=["5", ""], profiling_name="gloo:send")
+    read = parse_recorder(recording(*numbered(7), send, *numbered(8)))
+    assert [record.point_to_point for record in read] == [False, True, False]
+    noted = [collective(9, BACKWARD), collective(8), collective(9)]
+    assert not any(record.point_to_point for record in merge([], noted))
+
+
+def test_notes_of_a_group_whose_numbers_fall_are_kept_from_proof() -> None:
+    """Also when the recorder, which holds fewer, saw the group's new life only."""
+    noted = [collective(number) for number in (7, 1)]
+    assert [record.point_to_point for record in merge([], noted)] == [True, True]
+
+
+def test_who_waits_is_taken_from_the_note() -> None:
+    """The recorder knows who issued it; another thread may wait."""
+    record = collective(thread="1", timeout_seconds=5.0)
+    (joined,) = merge([record], [collective(progress=Progress.waiting, waiter="2")])
+    assert (joined.thread, joined.waiter, joined.progress) == ("1", "2", Progress.waiting)
+    assert joined.timeout_seconds == 5.0

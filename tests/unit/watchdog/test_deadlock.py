@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,13 +139,59 @@ def test_a_mismatch_that_completed_is_none() -> None:
     assert judge(ran([GATHER], last=Progress.completed), ran([REDUCE], last=Progress.completed)) is None
 
 
-def test_a_noted_backward_against_a_gather_is_a_mismatch() -> None:
-    """DDP will all-reduce at the number where the other rank gathers."""
+@pytest.mark.parametrize("aborted", [0, 1])
+def test_a_noted_backward_against_a_gather_is_a_mismatch_once_a_rank_is_gone(aborted: int) -> None:
+    """DDP would have all-reduced at the number where the other rank gathers, and one of them was aborted there."""
     backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
-    found = judge(ran([*PAST, GATHER]), backward)
+    records = [ran([*PAST, GATHER]), backward]
+    positions = [Position(rank=r, records=records[r], gone=r == aborted) for r in (0, 1)]
+    found = judge(*positions)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
-    assert judge(ran([*PAST, LATER]), backward) is None
+    positions[0] = replace(positions[0], records=ran([*PAST, LATER]))
+    found = judge(*positions)
+    assert found is None or found.cause is not Cause.collective_mismatch
+
+
+def test_a_noted_backward_of_living_ranks_proves_no_mismatch() -> None:
+    """Where its all-reduces will be is a guess: with `no_sync`, or unused layers, there may be none. Nor does a third
+    rank's end make it more than that.
+    """
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
+    assert judge(ran([*PAST, GATHER]), backward) is None
+    third = Position(rank=2, records=None, gone=True)
+    assert judge(ran([*PAST, GATHER]), backward, third) is None
+
+
+@pytest.mark.parametrize("hasty", [0, 1])
+def test_a_collective_with_a_short_timeout_is_a_question(hasty: int) -> None:
+    """It fails by itself, and the script means to hear of it: no mismatch, whichever of the two it is."""
+    calls = [[*PAST, GATHER], [*PAST, LATER]]
+    timeouts = [math.inf, math.inf]
+    timeouts[hasty] = 59.9
+    records = [ran(c, timeout_seconds=t) for c, t in zip(calls, timeouts, strict=True)]
+    assert judge(*records) is None
+    patient = [ran(c, timeout_seconds=60.0) for c in calls]
+    assert judge(*patient) is not None
+
+
+def test_a_short_timeout_waits_in_no_cycle_and_for_nobody_gone() -> None:
+    """The same as a mismatch: it ends by itself."""
+    asks = ran([*PAST, GATHER, REDUCE], timeout_seconds=5.0)
+    assert judge(asks, ran([*PAST, GATHER, VOTE])) is None
+    assert judge(ran([*PAST, GATHER, REDUCE], timeout_seconds=60.0), ran([*PAST, GATHER, VOTE])) is not None
+    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=5.0)) is None
+    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=60.0)) is not None
+
+
+def test_the_blocked_thread_is_the_one_that_waits() -> None:
+    """Issued by one thread and waited for by another: what the other issued besides says who could still come."""
+    for waiter, proved in (("2", True), ("1", False)):
+        # rank 1 waits for its vote in thread `waiter`; its collectives of group 0 all came from thread 2
+        votes = [replace(record, thread="2") for record in ran([*PAST, GATHER, VOTE])]
+        votes[-1] = replace(votes[-1], thread="1", waiter=waiter)
+        found = judge(ran([*PAST, GATHER, REDUCE], thread="9", waiter=""), tuple(votes))
+        assert (found is not None) is proved
 
 
 def test_a_skipped_collective_ends_as_a_mismatch() -> None:

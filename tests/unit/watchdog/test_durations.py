@@ -153,3 +153,16 @@ def test_nonsense_in_the_journal_is_refused(bad: object) -> None:
 def test_the_good_form_is_accepted() -> None:
     """So that the refusals above are about what was changed."""
     assert Durations.from_json(GOOD).count == 2
+
+
+def test_what_lasted_long_without_being_counted_is_the_longest() -> None:
+    """It changes neither how often nor how long it usually takes."""
+    seen = Durations.of([9.0, 1.0, 2.0])
+    longer = seen.lasting(30.0)
+    assert (longer.max_seconds, longer.counts, longer.first_seconds) == (
+        30.0,
+        seen.counts,
+        seen.first_seconds,
+    )
+    assert seen.lasting(1.5) == seen
+    assert Durations.of([]).lasting(30.0) == Durations.of([])

@@ -286,3 +286,19 @@ def test_the_last_events_are_kept(incident: Path) -> None:
     collect(incident, {}, {}, events=[f'{{"event": {number}}}' for number in range(500)])
     lines = (incident / "events.jsonl").read_text().splitlines()
     assert (lines[0], lines[-1], len(lines)) == ('{"event": 300}', '{"event": 499}', evidence.MAX_EVENTS)
+
+
+def test_a_rank_that_may_not_be_signalled_is_named(
+    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It runs as another user: its stack is missing, and nothing else is."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    file = tmp_path / "rank0.stacks"
+    file.touch()
+    found = collect(incident, {0: ME}, {0: file})
+    assert found.stacks == {}
+    assert sum("another user's process, which may not be signalled" in line for line in found.missing) == 1

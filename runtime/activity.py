@@ -1,0 +1,62 @@
+"""Signs of life of ranks that say nothing: collectives they issue, processor time and bytes of their sessions.
+
+Slow is not hung. A rank that issues collectives gets on, whatever phase it is in; one that loads data, saves,
+evaluates or runs the user's own code gets on while its session computes, reads or writes. Generation, rewards and steps
+are not given that: a regular expression that never ends computes too. Asked by the watch while a phase is long.
+Reads /proc; judges nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.stalls import ProcessFacts
+
+OPEN_ENDED = frozenset({Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle})
+"""Phases in which the work is somebody else's, and shows only from outside."""
+BUSY_FRACTION = 0.02
+"""Of one core: more than an idle interpreter and its beat use (0.1 %)."""
+
+
+class Activity:
+    """What each rank was last seen to do. One an attempt."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, int] = {}
+        self._usage: dict[int, tuple[float, float, int]] = {}
+        self._alive_at: dict[int, float] = {}
+
+    def alive_at(self, rank: int) -> float:
+        """When the rank was last seen to get on, monotonic seconds; 0 for never."""
+        return self._alive_at.get(rank, 0.0)
+
+    def note(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Take a look at the slots into account; cheap, for every look."""
+        for rank, slot in slots.items():
+            if slot is not None and slot.notes != self._notes.get(rank, 0):
+                self._notes[rank] = slot.notes
+                self._alive_at[rank] = now
+
+    def look(self, rank: int, slot: Slot | None, pid: int | None, now: float) -> ProcessFacts | None:
+        """Look at the rank's process too; None when it cannot be read."""
+        thread = processes.read_main_thread(pid) if pid is not None else None
+        usage = processes.read_session(pid) if thread is not None and pid is not None else None
+        if thread is None or usage is None:
+            return None
+        io_bytes = usage.io_bytes or 0
+        before, self._usage[rank] = self._usage.get(rank), (now, usage.cpu_seconds, io_bytes)
+        if before is not None and _open_ended(slot):
+            since, cpu_seconds, then = before
+            if io_bytes != then or usage.cpu_seconds - cpu_seconds > BUSY_FRACTION * (now - since):
+                self._alive_at[rank] = now
+        age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else math.nan
+        return ProcessFacts(
+            state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=io_bytes, beat_age_seconds=age
+        )
+
+
+def _open_ended(slot: Slot | None) -> bool:
+    return slot is not None and (slot.phase is None or slot.phase in OPEN_ENDED)
