@@ -17,8 +17,12 @@ from grpo_run.watchdog.stalls import ProcessFacts
 
 OPEN_ENDED = frozenset({Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle})
 """Phases in which the work is somebody else's, and shows only from outside."""
-BUSY_FRACTION = 0.02
-"""Of one core: more than an idle interpreter and its beat use (0.1 %)."""
+BUSY_FRACTION = 0.05
+"""Of one core: more than an idle interpreter and its beat (0.1 %), or a logger beside it, use."""
+BUSY_SECONDS = 0.03
+"""Three ticks of the kernel's clock: less is its grain."""
+MOVED_BYTES = 64 * 1024
+"""Between two looks: what a logger writes in between is less, a shard or a checkpoint more."""
 
 
 class Activity:
@@ -50,7 +54,8 @@ class Activity:
         before, self._usage[rank] = self._usage.get(rank), (now, usage.cpu_seconds, io_bytes)
         if before is not None and _open_ended(slot):
             since, cpu_seconds, then = before
-            if io_bytes != then or usage.cpu_seconds - cpu_seconds > BUSY_FRACTION * (now - since):
+            busy = usage.cpu_seconds - cpu_seconds > max(BUSY_SECONDS, BUSY_FRACTION * (now - since))
+            if busy or abs(io_bytes - then) >= MOVED_BYTES:
                 self._alive_at[rank] = now
         age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else math.nan
         return ProcessFacts(

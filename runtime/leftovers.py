@@ -50,11 +50,11 @@ class Leftovers:
             self._quiet = (now, facts)
         if not quiet or elapsed < self._settings.exit_seconds:
             return None
-        if elapsed < self._settings.exit_connected_seconds and any(
-            processes.connected_elsewhere(pids[rank]) for rank in quiet if rank in pids
-        ):
-            return None  # it may wait for an answer: the kernel does not count what sockets carry
-        return _stall(quiet, elapsed, self._settings)
+        deadline = self._settings.exit_seconds
+        if any(processes.connected_elsewhere(pids[rank]) for rank in quiet if rank in pids):
+            # it may wait for an answer: the kernel does not count what sockets carry
+            deadline = max(deadline, self._settings.exit_connected_seconds)
+        return _stall(quiet, elapsed, deadline) if elapsed >= deadline else None
 
 
 def _facts(pid: int | None) -> ProcessFacts | None:
@@ -66,15 +66,15 @@ def _facts(pid: int | None) -> ProcessFacts | None:
     return ProcessFacts(state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=usage.io_bytes)
 
 
-def _stall(ranks: tuple[int, ...], quiet_seconds: float, settings: DeadlineSettings) -> Stall:
+def _stall(ranks: tuple[int, ...], quiet_seconds: float, deadline_seconds: float) -> Stall:
     who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
     return Stall(
         cause=Cause.no_progress,
         culprits=ranks,
         waiters=(),
         phase=Phase.idle,
-        deadline_seconds=settings.exit_seconds,
+        deadline_seconds=deadline_seconds,
         waited_seconds=quiet_seconds,
         sentence=f"{who} did not leave after the script's last line and did nothing for {quiet_seconds:.1f} s"
-        f" (deadline {settings.exit_seconds:.1f} s); the work was done.",
+        f" (deadline {deadline_seconds:.1f} s); the work was done.",
     )

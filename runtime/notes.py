@@ -93,7 +93,7 @@ class NoteWriter:
                 function.encode(errors="replace")[:24],
             )
             _NUMBER.pack_into(self._memory, at, number)
-            _NUMBER.pack_into(self._memory, self._number_at, number)
+            _NUMBER.pack_into(self._memory, self._number_at, self._number)
         return number
 
     def disown(self, nowhere: mmap.mmap) -> None:

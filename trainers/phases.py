@@ -7,6 +7,7 @@ Does not change arguments or results.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import zlib
@@ -114,13 +115,15 @@ def wrap_callbacks(handler: Any, base: type, slot: SlotWriter) -> Callable[[], N
             continue
         for name in events:
             own = getattr(type(callback), name, None)
-            if own is not None and own is not getattr(base, name) and name not in vars(callback):
-                setattr(callback, name, _as_idle(getattr(callback, name), slot))
-                wrapped.append((callback, name))
+            mine = name in getattr(callback, "__dict__", {})
+            if own is not None and own is not getattr(base, name) and not mine:
+                with contextlib.suppress(AttributeError, TypeError):  # frozen or slotted: it goes unmarked
+                    setattr(callback, name, _as_idle(getattr(callback, name), slot))
+                    wrapped.append((callback, name))
 
     def undo() -> None:
         for callback, name in wrapped:
-            vars(callback).pop(name, None)
+            callback.__dict__.pop(name, None)
 
     return undo
 

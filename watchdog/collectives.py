@@ -143,10 +143,12 @@ def parse_recorder(text: bytes | str) -> tuple[Collective, ...]:
         where = ".".join(str(part) for part in first["loc"]) or "the text"
         raise ValueError(f"Flight Recorder answer not understood at {where}: {first['msg']}") from error
     members = {name: _ranks(name, group.ranks) for name, group in recording.pg_config.items()}
-    backends: dict[str, set[str]] = {}
+    backends: dict[str, set[tuple[str, int]]] = {}
     for entry in recording.entries:
-        backends.setdefault(_group(entry), set()).add(entry.profiling_name.partition(":")[0])
-    # two backends in one group (`cpu:gloo,cuda:nccl`) count apart under one name: such numbers prove nothing
+        life = (entry.profiling_name.partition(":")[0], entry.pg_id)
+        backends.setdefault(_group(entry), set()).add(life)
+    # two backends in one group (`cpu:gloo,cuda:nccl`), or two groups that had the name one after the other, count
+    # apart: such numbers prove nothing
     ambiguous = {group for group, found in backends.items() if len(found) > 1}
     return _without_past_lives(tuple(_collective(entry, members, ambiguous) for entry in recording.entries))
 

@@ -18,6 +18,8 @@ from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 BEAT_LATE_SECONDS = 3.0
 """A thread of every rank's interpreter beats far more often; later than this, the interpreter does not run."""
+EXIT_BYTES = 64 * 1024
+"""In all that time: a logger's last words are less."""
 EXIT_BUSY_FRACTION = 0.01
 """Of one core: what an idle interpreter's own threads may use."""
 STRAGGLER_RATIO = 1.5
@@ -358,7 +360,7 @@ def hung_at_exit(
             continue
         quiet = (
             abs(now.cpu_seconds - before.cpu_seconds) <= EXIT_BUSY_FRACTION * quiet_seconds
-            and now.io_bytes == before.io_bytes
+            and abs(now.io_bytes - before.io_bytes) < EXIT_BYTES
         )
         if quiet and now.state != "Z" and quiet_seconds >= settings.exit_seconds:
             hung.append(rank)

@@ -91,7 +91,7 @@ def test_a_session_that_works_gets_on_in_an_open_ended_phase(
     if what == "cpu":
         session.cpu_seconds += 1.0
     else:
-        session.io_bytes = 1001
+        session.io_bytes = 1000 + 64 * 1024
     activity.look(0, here, PID, 110.0)
     assert activity.alive_at(0) == 110.0
     activity.look(0, here, PID, 120.0)

@@ -118,7 +118,7 @@ def test_one_that_works_or_is_not_known_is_no_hang(end: End, what: str) -> None:
         end.slots[1] = None
     for _ in range(20):
         if what == "io":
-            end.io_bytes[901] = (end.io_bytes[901] or 0) + 1
+            end.io_bytes[901] = (end.io_bytes[901] or 0) + 64 * 1024
         assert end.wait(5.0, busy=901 if what == "cpu" else None) is None
 
 

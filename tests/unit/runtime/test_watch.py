@@ -678,7 +678,7 @@ def test_a_checkpoint_that_still_writes_is_not_overdue(world: World) -> None:
     world.writers[1].replace(Phase.checkpoint)
 
     def write() -> None:
-        world.io[1] = (world.io[1] or 0) + 4096
+        world.io[1] = (world.io[1] or 0) + 64 * 1024
 
     assert world.go_on(100.0, every=0.5, doing=write) is None
     found = world.go_on(25.0, every=0.5)
@@ -881,7 +881,7 @@ def test_a_process_that_still_works_after_the_end_is_left_alone(world: World, wh
             if what == "cpu":
                 world.cpu[rank] += 0.5
             else:
-                world.io[rank] = (world.io[rank] or 0) + 100
+                world.io[rank] = (world.io[rank] or 0) + 64 * 1024
 
     assert world.go_on(600.0, every=0.5, doing=work) is None
 

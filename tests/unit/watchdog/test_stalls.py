@@ -345,7 +345,7 @@ def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: Make
 @pytest.mark.parametrize(
     "now",
     [
-        facts(io_bytes=1001), facts(io_bytes=500), facts(cpu_seconds=10.2), facts(cpu_seconds=2.0), facts("Z"), None,
+        facts(io_bytes=70_000), facts(io_bytes=-70_000), facts(cpu_seconds=10.2), facts(cpu_seconds=2.0), facts("Z"), None,
     ],
 )  # fmt: skip
 def test_work_at_the_exit_is_let_go_on(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
