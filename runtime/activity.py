@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, Slot
@@ -44,23 +45,41 @@ class Activity:
                 self._notes[rank] = slot.notes
                 self._alive_at[rank] = now
 
-    def look(self, rank: int, slot: Slot | None, pid: int | None, now: float) -> ProcessFacts | None:
-        """Look at the rank's process too; None when it cannot be read."""
+    def look(
+        self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float
+    ) -> dict[int, ProcessFacts | None]:
+        """Look at the ranks' processes too; None for one that cannot be read.
+
+        Sessions are read only where their work counts, and all at the price of one look around.
+        """
+        asked = {pids[rank] for rank, slot in slots.items() if rank in pids and _open_ended(slot)}
+        members = processes.members_by_session(asked) if asked else {}
+        return {
+            rank: self._look(rank, slot, pids.get(rank), members.get(pids.get(rank, -1)), now)
+            for rank, slot in slots.items()
+        }
+
+    def _look(
+        self, rank: int, slot: Slot | None, pid: int | None, members: list[int] | None, now: float
+    ) -> ProcessFacts | None:
         thread = processes.read_main_thread(pid) if pid is not None else None
-        usage = processes.read_session(pid) if thread is not None and pid is not None else None
-        if thread is None or usage is None:
+        if thread is None or pid is None:
             return None
+        age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else math.nan
+        facts = ProcessFacts(
+            state=thread.state, cpu_seconds=thread.cpu_seconds, io_bytes=0, beat_age_seconds=age
+        )
+        usage = processes.read_session(pid, members) if members is not None else None
+        if usage is None:
+            return facts
         io_bytes = usage.io_bytes or 0
         before, self._usage[rank] = self._usage.get(rank), (now, usage.cpu_seconds, io_bytes)
-        if before is not None and _open_ended(slot):
+        if before is not None:
             since, cpu_seconds, then = before
             busy = usage.cpu_seconds - cpu_seconds > max(BUSY_SECONDS, BUSY_FRACTION * (now - since))
             if busy or abs(io_bytes - then) >= MOVED_BYTES:
                 self._alive_at[rank] = now
-        age = now - slot.beat_seconds if slot is not None and slot.beat_seconds else math.nan
-        return ProcessFacts(
-            state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=io_bytes, beat_age_seconds=age
-        )
+        return replace(facts, cpu_seconds=usage.cpu_seconds, io_bytes=io_bytes)
 
 
 def _open_ended(slot: Slot | None) -> bool:

@@ -35,6 +35,8 @@ SECOND_POLL_SECONDS = 0.1
 SLOWEST_POLL_SECONDS = 5.0
 CLOCK_SECONDS = 0.5
 FETCH_SECONDS = 0.5
+SHOWN_SECONDS = 2.0
+"""How old the tallies may be by which a long phase is judged; it does not end meanwhile."""
 PATIENCE_GROWTH = 2.0
 """How much longer a phase may take after it was ended for its deadline once."""
 BLINDED_SECONDS = 2.0
@@ -105,6 +107,7 @@ class Watch:
         self._inside: set[int] = set()
         self._clocks_at = 0.0
         self._stalled: str | None = None
+        self._shown_last: tuple[float, dict[Phase, Durations], dict[int, frozenset[Phase]]] | None = None
         self._ended: tuple[Phase, float] | None = None
         self._deadlocked: str | None = None
         self._leftovers = Leftovers(self._settings)
@@ -311,9 +314,7 @@ class Watch:
         if now - max(oldest, self._not_before) < self._settings.floor_seconds / 2:
             self._stalled = None
             return None
-        facts = {
-            rank: self._activity.look(rank, slots.get(rank), self._pids.get(rank), now) for rank in slots
-        }
+        facts = self._activity.look(slots, self._pids, now)
         # first as if whoever is not known to wait did not; that asks nobody
         if self._find_stall(slots, now, facts, None) is None:
             self._stalled = None
@@ -342,6 +343,7 @@ class Watch:
         """Args:
         recorded: what was fetched; None to take ranks for working unless they are known to wait.
         """
+        learned, completed = self._shown(now)
         waits = {
             rank: self._waits(rank, slot, recorded.get(rank) if recorded is not None else ())
             for rank, slot in slots.items()
@@ -349,8 +351,8 @@ class Watch:
         return find(
             slots,
             now=now,
-            learned=self.learned(),
-            completed={rank: tally.keys() for rank, tally in self.tallies().items()},
+            learned=learned,
+            completed=completed,
             settings=self._settings,
             processes=facts,
             progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
@@ -358,6 +360,13 @@ class Watch:
             inner=self._inner,
             whole_world=len(slots) == self._world_size,
         )
+
+    def _shown(self, now: float) -> tuple[dict[Phase, Durations], dict[int, frozenset[Phase]]]:
+        """What phases took so far, and which of them each rank has ended; read anew every few seconds."""
+        if self._shown_last is None or now >= self._shown_last[0] + SHOWN_SECONDS:
+            completed = {rank: frozenset(tally) for rank, tally in self.tallies().items()}
+            self._shown_last = (now, self.learned(), completed)
+        return self._shown_last[1], self._shown_last[2]
 
     def _waits(self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None) -> bool | None:
         """Whether the rank is blocked in a collective; None where only its recorder could tell, and has not."""

@@ -24,7 +24,7 @@ from grpo_run.trainers.recorder import Recorder, beat, serve
 from grpo_run.trainers.settings import RankSettings
 
 CONNECT_DEADLINE_SECONDS = 300.0
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 1.0
 """How often a thread says that the interpreter runs; a stuck one is looked for only after seconds."""
 
 _current: Session | None = None

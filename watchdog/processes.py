@@ -78,11 +78,15 @@ def read_io_bytes(pid: int) -> int | None:
     return sum(map(int, numbers)) if len(numbers) == 2 else None
 
 
-def read_session(pid: int) -> SessionUsage | None:
-    """CPU and I/O of every process in the session that `pid` leads; None when the session has no member left."""
+def read_session(pid: int, members_of: Collection[int] | None = None) -> SessionUsage | None:
+    """CPU and I/O of every process in the session that `pid` leads; None when the session has no member left.
+
+    Args:
+        members_of: the session's processes, where `members_by_session` has told them already.
+    """
     cpu_seconds, members = 0.0, []
     io_bytes: int | None = 0
-    for member in session_members(pid):
+    for member in session_members(pid) if members_of is None else members_of:
         fields = _stat_fields(f"/proc/{member}/stat")
         if fields is None:
             continue  # ended since it was listed

@@ -13,6 +13,7 @@ from grpo_run.runtime.board import Board
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
+from grpo_run.watchdog.stalls import ProcessFacts
 
 PID = 900
 WORK = sorted(set(Phase) - OPEN_ENDED)
@@ -27,7 +28,7 @@ class Session:
         self.io_bytes: int | None = 1000
         self.readable = True
 
-    def usage(self, pid: int) -> SessionUsage | None:
+    def usage(self, pid: int, members: object = None) -> SessionUsage | None:
         """Of the session."""
         assert pid == PID
         if not self.readable:
@@ -41,6 +42,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     told = Session()
     monkeypatch.setattr(processes, "read_main_thread", lambda pid: told.thread)
     monkeypatch.setattr(processes, "read_session", told.usage)
+    monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
     return told
 
 
@@ -54,6 +56,13 @@ def slot(tmp_path: Path) -> Slot:
     return read
 
 
+def look(
+    activity: Activity, rank: int, slot: Slot | None, pid: int | None, now: float
+) -> ProcessFacts | None:
+    """One rank's part of a look."""
+    return activity.look({rank: slot}, {} if pid is None else {rank: pid}, now)[rank]
+
+
 def within(slot: Slot, *phases: Phase) -> Slot:
     """The same in these phases, outermost first."""
     return replace(slot, phases=tuple(OpenPhase(phase=phase, since_seconds=1.0) for phase in phases))
@@ -63,7 +72,7 @@ def test_a_rank_never_seen_to_do_anything_was_never_alive(session: Session, slot
     """The first look has nothing to compare with, and a missing slot tells nothing."""
     activity = Activity()
     activity.note({0: slot, 1: None}, 100.0)
-    activity.look(0, within(slot, Phase.data), PID, 100.0)
+    look(activity, 0, within(slot, Phase.data), PID, 100.0)
     assert (activity.alive_at(0), activity.alive_at(1), activity.alive_at(7)) == (0.0, 0.0, 0.0)
 
 
@@ -87,14 +96,14 @@ def test_a_session_that_works_gets_on_in_an_open_ended_phase(
     """Also before the first phase; a child's work counts, for sums are over the session."""
     activity = Activity()
     here = within(slot, phase) if phase is not None else within(slot)
-    activity.look(0, here, PID, 100.0)
+    look(activity, 0, here, PID, 100.0)
     if what == "cpu":
         session.cpu_seconds += 1.0
     else:
         session.io_bytes = 1000 + 64 * 1024
-    activity.look(0, here, PID, 110.0)
+    look(activity, 0, here, PID, 110.0)
     assert activity.alive_at(0) == 110.0
-    activity.look(0, here, PID, 120.0)
+    look(activity, 0, here, PID, 120.0)
     assert activity.alive_at(0) == 110.0
 
 
@@ -105,10 +114,10 @@ def test_computing_is_no_progress_in_the_trainers_own_work(
     """A regular expression that never ends computes too; the innermost phase decides."""
     activity = Activity()
     here = within(slot, Phase.data, phase)
-    activity.look(0, here, PID, 100.0)
+    look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 100.0
     session.io_bytes = 10**9
-    activity.look(0, here, PID, 110.0)
+    look(activity, 0, here, PID, 110.0)
     assert activity.alive_at(0) == 0.0
 
 
@@ -116,9 +125,9 @@ def test_an_open_ended_phase_inside_other_work_is_open_ended(session: Session, s
     """A user's callback in the middle of a step, say."""
     activity = Activity()
     here = within(slot, Phase.forward_backward, Phase.idle)
-    activity.look(0, here, PID, 100.0)
+    look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 5.0
-    activity.look(0, here, PID, 110.0)
+    look(activity, 0, here, PID, 110.0)
     assert activity.alive_at(0) == 110.0
 
 
@@ -126,21 +135,21 @@ def test_the_beat_of_an_idle_interpreter_is_no_progress(session: Session, slot: 
     """A tenth of a percent of a core is what a hung rank uses."""
     activity = Activity()
     here = within(slot, Phase.data)
-    for look in range(20):
+    for number in range(20):
         session.cpu_seconds += 0.01
-        activity.look(0, here, PID, 100.0 + 10.0 * look)
+        look(activity, 0, here, PID, 100.0 + 10.0 * number)
     assert activity.alive_at(0) == 0.0
     session.cpu_seconds += 10.0 * BUSY_FRACTION * 1.5
-    activity.look(0, here, PID, 300.0)
+    look(activity, 0, here, PID, 300.0)
     assert activity.alive_at(0) == 300.0
 
 
 def test_without_a_slot_work_is_no_progress(session: Session) -> None:
     """Nobody knows what it is."""
     activity = Activity()
-    activity.look(0, None, PID, 100.0)
+    look(activity, 0, None, PID, 100.0)
     session.cpu_seconds += 100.0
-    assert activity.look(0, None, PID, 110.0) is not None
+    assert look(activity, 0, None, PID, 110.0) is not None
     assert activity.alive_at(0) == 0.0
 
 
@@ -148,9 +157,9 @@ def test_ranks_are_told_apart(session: Session, slot: Slot) -> None:
     """One that is first looked at later is not compared with another's past."""
     activity = Activity()
     here = within(slot, Phase.data)
-    activity.look(0, here, PID, 100.0)
+    look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 100.0
-    activity.look(1, here, PID, 110.0)
+    look(activity, 1, here, PID, 110.0)
     assert (activity.alive_at(0), activity.alive_at(1)) == (0.0, 0.0)
 
 
@@ -159,12 +168,13 @@ def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, 
     """And a look that failed is not the past of the next one."""
     activity = Activity()
     here = within(slot, Phase.data)
-    activity.look(0, here, PID, 100.0)
+    look(activity, 0, here, PID, 100.0)
     if gone == "main thread":
         session.thread = None
     elif gone == "session":
         session.readable = False
-    assert activity.look(0, here, None if gone == "no process" else PID, 110.0) is None
+    facts = look(activity, 0, here, None if gone == "no process" else PID, 110.0)
+    assert facts is None or (gone == "session" and facts.io_bytes == 0)  # its state is known all the same
     assert activity.alive_at(0) == 0.0
 
 
@@ -172,13 +182,13 @@ def test_facts_are_the_ranks_state_and_its_sessions_sums(session: Session, slot:
     """The age of a beat that never was is unknown; bytes that cannot be read are not counted."""
     activity = Activity()
     session.thread = MainThread(state="D", cpu_seconds=1.0)
-    facts = activity.look(0, replace(slot, beat_seconds=97.0), PID, 100.0)
+    facts = look(activity, 0, replace(slot, beat_seconds=97.0), PID, 100.0)
     assert facts is not None
     assert (facts.state, facts.cpu_seconds, facts.io_bytes) == ("D", 10.0, 1000)
     assert facts.beat_age_seconds == 3.0
     session.io_bytes = None
     for unknown in (replace(slot, beat_seconds=0.0), None):
-        facts = activity.look(0, unknown, PID, 100.0)
+        facts = look(activity, 0, unknown, PID, 100.0)
         assert facts is not None
         assert math.isnan(facts.beat_age_seconds)
         assert facts.io_bytes == 0

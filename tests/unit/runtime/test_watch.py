@@ -45,6 +45,7 @@ class World:
         monkeypatch.setattr(recorders, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "read_session", self._session)
+        monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(processes, "connected_elsewhere", lambda pid: pid - 100 in self.connected)
         self.path = path
         self.board = Board.create(path, ranks)
@@ -145,7 +146,7 @@ class World:
         rank = pid - 100
         return MainThread(state=self.process_state[rank], cpu_seconds=self.cpu[rank])
 
-    def _session(self, pid: int) -> SessionUsage | None:
+    def _session(self, pid: int, members: object = None) -> SessionUsage | None:
         rank = pid - 100
         return SessionUsage(members=(pid,), cpu_seconds=self.cpu[rank], io_bytes=self.io[rank])
 
