@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.notes import RING_BYTES, NoteWriter, in_collective, read_notes
+from grpo_run.runtime.notes import RING_BYTES, NoteWriter, blocked, in_collective, read_notes
 from grpo_run.runtime.tallies import TALLIES_BYTES, TallyWriter, read_tallies
 from grpo_run.watchdog.collectives import Collective
 from grpo_run.watchdog.durations import Durations
@@ -309,6 +309,10 @@ class Board:
     def notes(self, index: int) -> tuple[Collective, ...]:
         """The collectives that local rank `index` issued from Python in this attempt, oldest first."""
         return read_notes(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT)
+
+    def blocked(self, index: int) -> bool:
+        """Whether a thread of local rank `index` waits for a collective."""
+        return blocked(self._memory, HEADER_BYTES + index * SLOT_BYTES + _NOTES_AT)
 
     def in_collective(self, index: int, number: int) -> bool:
         """Whether local rank `index` waits in a collective, or may on a device; `number` is its reading's `notes`."""

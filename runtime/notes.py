@@ -114,13 +114,18 @@ def _whole(text: str, room: int) -> bytes:
     return raw if len(raw) <= room else b""
 
 
+def blocked(memory: mmap.mmap, offset: int) -> bool:
+    """Whether a thread of the rank waits for a collective, perhaps not its newest; without reading the notes."""
+    return Progress.waiting in memory[offset + _PROGRESS_AT : offset + RING_BYTES : NOTE_BYTES]
+
+
 def in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
     """Whether a thread of the rank waits for a collective, or its last one runs on a device, where only torch knows.
 
     Args:
         number: of the rank's last note.
     """
-    if Progress.waiting in memory[offset + _PROGRESS_AT : offset + RING_BYTES : NOTE_BYTES]:
+    if blocked(memory, offset):
         return True
     at = offset + (number - 1) % NOTES * NOTE_BYTES
     return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)

@@ -372,8 +372,7 @@ class Watch:
         """Whether the rank is blocked in a collective; None where only its recorder could tell, and has not."""
         if slot is None:
             return None
-        notes = self._board.notes(self._places[rank])
-        if any(one.progress is Progress.waiting for one in notes):
+        if self._board.blocked(self._places[rank]):
             return True
         if slot.phase is not Phase.forward_backward and not self._board.in_collective(
             self._places[rank], slot.notes
