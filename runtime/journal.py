@@ -151,6 +151,8 @@ class JournalReader:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the events that have come since the last call, in order. A missing file is empty."""
         try:
+            if os.stat(self._path).st_size == self._position:
+                return
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read()

@@ -7,6 +7,7 @@ Does not parse or colour.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ class Follower:
     def read(self) -> list[str]:
         """Whole lines that have come since the last call."""
         try:
+            if os.stat(self._path).st_size == self._position:
+                return []  # asked ten times a second, a rank: a file that has not grown is not opened
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read(MAX_READ_BYTES)
