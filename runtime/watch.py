@@ -106,6 +106,7 @@ class Watch:
         self._last_poll: _Poll | None = None
         self._inside: set[int] = set()
         self._clocks_at = 0.0
+        self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._stalled: str | None = None
         self._shown_last: tuple[float, dict[Phase, Durations], dict[int, frozenset[Phase]]] | None = None
         self._ended: tuple[Phase, float] | None = None
@@ -247,8 +248,15 @@ class Watch:
         self.recorder, failures = recorders.fetch(sockets, FETCH_SECONDS)
         recorded = {}
         for rank, text in self.recorder.items():
+            before = self._parsed.get(rank)
+            if before is not None and before[0] == text:
+                recorded[rank] = before[
+                    1
+                ]  # ranks that stand still answer alike: reading it again costs most of a poll
+                continue
             try:
                 recorded[rank] = parse_recorder(text)
+                self._parsed[rank] = (text, recorded[rank])
             except ValueError as error:
                 failures[rank] = str(error)
         self.blind = {rank: why for rank, why in self.blind.items() if why.startswith("its slot")}
