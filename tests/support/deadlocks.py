@@ -65,7 +65,7 @@ def campaign(
     rows = []
     incidents = run.events("incident")
     for (rank, phase), step in zip(places, steps, strict=True):
-        planted = [e for e in run.events("fault_injected") if f":step{step}" in e["injection"]]
+        planted = [e for e in run.events("fault_injected") if e["step"] == step]
         assert len(planted) == 1, (kind, phase, step, run.tail())
         found = [e for e in incidents if e["time"] > planted[0]["time"]][:1]
         assert found, (kind, phase, step, run.tail())
