@@ -294,7 +294,9 @@ class Board:
         return SlotWriter(self._memory, offset, rank=rank, local_rank=index, pid=pid, attempt=attempt)
 
     def read(self, index: int) -> Slot | None:
-        """One consistent reading of a slot, or None: never written, or torn at every try (unknown, not healthy)."""
+        """One consistent reading of a slot, or None: never written, cut off, or torn at every try (unknown)."""
+        if not self.intact:
+            return None
         offset = HEADER_BYTES + index * SLOT_BYTES
         for _ in range(READ_ATTEMPTS):
             (before,) = _SEQUENCE.unpack_from(self._memory, offset)

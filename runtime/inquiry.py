@@ -79,16 +79,14 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     folder: Path | None = None
     try:
         folder = incident.open_incident(run.incidents)
-        stuck = case.finding.stall.culprits if case.finding is not None and case.finding.stall else ()
+        stall = case.finding.stall if case.finding is not None else None
         gathered = evidence.collect(
             folder,
             alive,
             case.stack_files,
-            interpreter_stuck=[
-                rank
-                for rank in stuck
-                if case.finding.stall.cause is Cause.interpreter_stuck  # type: ignore[union-attr]
-            ],
+            interpreter_stuck=list(stall.culprits)
+            if stall is not None and stall.cause is Cause.interpreter_stuck
+            else [],
             recorder=case.watch.recorder,
             notes=case.watch.notes(),
             events=last_lines(run.journal),

@@ -222,7 +222,7 @@ class Supervisor:
             state=state,
             sentence=self.sentence or verdict_sentence(state, self.history),
             history=self.history,
-            slots=tuple(self.board.read_all()) if self.board.intact else (None,) * self.board.slots,
+            slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
             blind=dict(self.watch.blind),
         )
@@ -230,8 +230,6 @@ class Supervisor:
     # inside
 
     def _slots(self) -> dict[int, Slot | None]:
-        if not self.board.intact:
-            return dict.fromkeys(self._ranks_by_place.values())
         return {rank: self.board.read(place) for place, rank in self._ranks_by_place.items()}
 
     def _note_commits(self, slots: dict[int, Slot | None]) -> None:

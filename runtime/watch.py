@@ -60,7 +60,6 @@ class Finding:
 class _Poll:
     """What one poll saw; two that are equal over time make a proof."""
 
-    at: float
     movement: tuple[object, ...]
     recorded: dict[int, tuple[Collective, ...]]
     main: dict[int, processes.MainThread | None]
@@ -218,7 +217,7 @@ class Watch:
         if now < self._poll_at:
             return None
         self._inside = inside
-        poll = self._poll(slots, now)
+        poll = self._poll(slots)
         last, self._last_poll = self._last_poll, poll
         unchanged = last is not None and (last.movement, last.recorded) == (poll.movement, poll.recorded)
         deadlock = self._prove(slots, last if unchanged else None, poll)
@@ -235,10 +234,9 @@ class Watch:
         began = max(self._moved[rank][1] for rank in deadlock.at if rank in self._moved)
         return Finding(deadlock=deadlock, began_at_seconds=began, recorder=dict(self.recorder))
 
-    def _poll(self, slots: Mapping[int, Slot | None], now: float) -> _Poll:
+    def _poll(self, slots: Mapping[int, Slot | None]) -> _Poll:
         alive = {rank: path for rank, path in self._sockets.items() if rank in slots}
         return _Poll(
-            at=now,
             movement=tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots)),
             recorded=self._fetch(alive),
             main={rank: processes.read_main_thread(pid) for rank, pid in self._pids.items()},

@@ -39,7 +39,7 @@ class Verdict:
 
     `confidence` is `proved` (by exits or collective records), `deadline` (a learned one has passed) or `unknown`.
     `locations` holds the line of user code of culprits and waiters, as far as known. `uninterruptible` says that a
-    culprit is in the kernel and cannot be killed. `signature` is equal for two incidents that are the same
+    culprit was inside the kernel when it was looked at. `signature` is equal for two incidents that are the same
     failure at the same place, so that the policy does not repeat a restart that cannot help.
     """
 
