@@ -124,15 +124,14 @@ class Injector:
         due = [injection for injection in here if injection.step == step]
         common = [injection for injection in here if KINDS[injection.kind].common]
         part = next((injection for injection in common if injection.step == step), None)
-        if part is not None and part.rank != self.rank:
-            self._armed.remove(part)
-            _common(self)
-        elif (
-            part is None
-            # once a step: a phase may be entered several times, and the history is to look like one call a step
-            and self._common_step.get(phase) != step
-            and any(FIRST_COMMON_STEP <= step < injection.step for injection in common)
-        ):
+        # once a step: a phase may be entered several times, and the history is to look like one call a step
+        first_entry = self._common_step.get(phase) != step
+        if part is not None:
+            self._common_step[phase] = step
+            if part.rank != self.rank:
+                self._armed.remove(part)
+                _common(self)
+        elif first_entry and any(FIRST_COMMON_STEP <= step < injection.step for injection in common):
             self._common_step[phase] = step
             _common(self)
         own = [injection for injection in due if injection.rank == self.rank]

@@ -192,6 +192,15 @@ def test_ranks_make_equally_many_calls_with_several_departures(log: Log) -> None
 
 
 @pytest.mark.usefixtures("deeds")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_of_departure_has_no_second_call(log: Log, rank: int) -> None:
+    """A phase entered again after the departure must not make a call for the next one: it would blame the wrong rank."""
+    injector = make(log, "skip@rank1:step5:phase=reward", "skip@rank1:step7:phase=reward", rank=rank)
+    steps(injector, 5, 5)
+    assert [line for line in log.lines if "common" in line] == ["common on 0"] * (rank == 0)
+
+
+@pytest.mark.usefixtures("deeds")
 def test_ranks_agree_on_what_has_fired(log: Log) -> None:
     """One that knows it from its node's journal is enough; the list is gone through in one order everywhere."""
     asked: list[int] = []
