@@ -216,6 +216,7 @@ class Board:
     def __init__(self, memory: mmap.mmap, slots: int, descriptor: int | None = None) -> None:
         self._memory = memory
         self._descriptor = descriptor
+        self._readings: dict[int, tuple[bytes, Slot]] = {}
         self.slots = slots
 
     @classmethod
@@ -305,7 +306,10 @@ class Board:
             raw = self._memory[offset : offset + READING_BYTES]
             (after,) = _SEQUENCE.unpack_from(self._memory, offset)
             if before == after and before % 2 == 0:
-                return _decode(raw, before)
+                last = self._readings.get(index)
+                if last is None or last[0] != raw:  # between two looks most slots do not change
+                    last = self._readings[index] = raw, _decode(raw, before)
+                return last[1]
         return None
 
     def notes(self, index: int) -> tuple[Collective, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpo_run.runtime import recorders
 from grpo_run.runtime.activity import Activity
@@ -47,13 +47,12 @@ BLINDED_SECONDS = 2.0
 class Finding:
     """What the watch is sure of: exactly one of `deadlock` and `stall`.
 
-    `began_at_seconds` is when it began by the ranks' own marks (monotonic); `recorder` is what the ranks' Flight Recorders said.
+    `began_at_seconds` is when it began by the ranks' own marks (monotonic). What the Flight Recorders said is `Watch.recorder`.
     """
 
     deadlock: Deadlock | None = None
     stall: Stall | None = None
     began_at_seconds: float
-    recorder: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -232,15 +231,18 @@ class Watch:
             self._poll_at = now + SECOND_POLL_SECONDS
             return None
         began = max(self._moved[rank][1] for rank in deadlock.at if rank in self._moved)
-        return Finding(deadlock=deadlock, began_at_seconds=began, recorder=dict(self.recorder))
+        return Finding(deadlock=deadlock, began_at_seconds=began)
 
     def _poll(self, slots: Mapping[int, Slot | None]) -> _Poll:
         alive = {rank: path for rank, path in self._sockets.items() if rank in slots}
         return _Poll(
-            movement=tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots)),
+            movement=self._movement(slots),
             recorded=self._fetch(alive),
             main={rank: processes.read_main_thread(pid) for rank, pid in self._pids.items()},
         )
+
+    def _movement(self, slots: Mapping[int, Slot | None]) -> tuple[object, ...]:
+        return tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots))
 
     def _fetch(self, sockets: Mapping[int, str]) -> dict[int, tuple[Collective, ...]]:
         self.recorder, failures = recorders.fetch(sockets, FETCH_SECONDS)
@@ -248,9 +250,8 @@ class Watch:
         for rank, text in self.recorder.items():
             before = self._parsed.get(rank)
             if before is not None and before[0] == text:
-                recorded[rank] = before[
-                    1
-                ]  # ranks that stand still answer alike: reading it again costs most of a poll
+                # ranks that stand still answer alike: reading it again costs most of a poll
+                recorded[rank] = before[1]
                 continue
             try:
                 recorded[rank] = parse_recorder(text)
@@ -326,8 +327,14 @@ class Watch:
             self._stalled = None
             return None
         # worth a fetch now: who waits inside C++ or on a device only the recorders know
-        recorded = self._fetch({rank: path for rank, path in self._sockets.items() if rank in slots})
+        sockets = {rank: path for rank, path in self._sockets.items() if rank in slots}
+        last = self._last_poll
+        fresh = last is None or last.movement != self._movement(slots)
+        recorded = self._fetch(sockets) if fresh or last is None else last.recorded
         stall = self._find_stall(slots, now, facts, recorded)
+        if stall is not None and not fresh:
+            # what the last poll read may have been true then only: a device gets on without a slot that moves
+            stall = self._find_stall(slots, now, facts, self._fetch(sockets))
         if stall is None:
             self._stalled = None
             self._clocks_at = now + SLOWEST_POLL_SECONDS
@@ -337,7 +344,7 @@ class Watch:
             self._clocks_at = now  # by the next look: a single one may have met a rank on its way
             return None
         self._ended = (stall.phase, stall.waited_seconds)
-        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds, recorder=dict(self.recorder))
+        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def _find_stall(
         self,

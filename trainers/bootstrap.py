@@ -31,6 +31,7 @@ from grpo_run.trainers.session import Session, current, open_session
 from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.evidence import STACK_SIGNAL
 from grpo_run.watchdog.observation import RankState
+from grpo_run.watchdog.source import is_users
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 TEARDOWN_SECONDS = 3.0
@@ -166,7 +167,7 @@ def _write_error(session: Session, error: BaseException) -> None:
     error.__traceback__ = _user_frames(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
+    own = [frame for frame in frames if is_users(frame.filename)]
     last = next(reversed(own or list(frames)), None)
     record = {
         "type": type(error).__name__,
@@ -182,14 +183,6 @@ def _write_error(session: Session, error: BaseException) -> None:
     with os.fdopen(descriptor, "w") as file:
         json.dump(record, file)
     os.replace(temporary, session.settings.error)
-
-
-def _is_users(file: str) -> bool:
-    """Not an installed library's, nor ours; a planted fault stands for the user's own."""
-    own = os.path.dirname(__file__) + os.sep
-    if file.startswith(own):
-        return file == own + "injection.py"
-    return "site-packages" not in file
 
 
 def _message(error: BaseException) -> str:

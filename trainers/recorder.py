@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,17 +21,13 @@ from typing import Any
 from grpo_run.runtime.board import SlotWriter
 from grpo_run.trainers import upstream
 from grpo_run.watchdog.collectives import Progress
+from grpo_run.watchdog.source import is_telling
 
 MAX_UNWAITED = 256
 """Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""
 MAX_FRAMES = 60
 MAX_TENSORS = 4
 """Of more, sizes are not noted: a coalesced call of hundreds would take longer to write down than to do."""
-
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_RUNTIME = os.path.join(os.path.dirname(_OWN.rstrip(os.sep)), "runtime") + os.sep
-_PASSED_OVER = tuple(f"-packages/{name}/" for name in ("torch", "accelerate", "deepspeed", "wrapt"))
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class Recorder:
@@ -170,7 +165,7 @@ class Recorder:
             code = frame.f_code
             plain = self._plain.get(code)
             if plain is None:
-                plain = self._plain[code] = _is_plain(code.co_filename)
+                plain = self._plain[code] = is_telling(code.co_filename)
             if plain:
                 return frame
             frame = frame.f_back
@@ -199,16 +194,6 @@ class Recorder:
         finally:
             if number:
                 self._notes.mark(number, Progress.completed)
-
-
-def _is_plain(file: str) -> bool:
-    if file.startswith(_OWN):
-        return file == _OWN + "injection.py"
-    if file.startswith("<") or (file.startswith(_STDLIB) and "site-packages" not in file):
-        return False
-    if file.startswith(_RUNTIME):
-        return False
-    return not any(part in file for part in _PASSED_OVER)
 
 
 def _facts(group: Any) -> tuple[int, bool, bool]:

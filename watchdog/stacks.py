@@ -1,30 +1,19 @@
 """Stacks of threads: read from what `faulthandler` and py-spy write, reduced to the user's line, folded over ranks.
 
-Called by `evidence.py` (which asks for the dumps) and by the report. Pure but for where this package and the
-standard library lie, which is looked up once. Does not ask anybody for a stack and does not judge.
+Called by `evidence.py` (which asks for the dumps) and by the report. Pure. Does not ask anybody for a stack and
+does not judge.
 """
 
 from __future__ import annotations
 
 import re
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.watchdog.source import BOOTSTRAP, LIBRARIES, STANDARD_LIBRARY, is_telling, is_users
 from grpo_run.watchdog.verdict import Location
 
-OUR_ROOT = str(Path(__file__).parents[1])  # as ranks name it: links are not followed
-OUR_FOLDERS = tuple(
-    f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
-)
-BOOTSTRAP = f"{OUR_ROOT}/trainers/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/trainers/injection.py"
-"""Faults planted for tests stand for the user's own code."""
-STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
-LIBRARIES = ("/site-packages/", "/dist-packages/")
-TRANSPARENT = ("torch", "accelerate", "grpo_run")
-"""Installed packages that every stack passes through: no line of theirs says what a rank was doing."""
 NATIVE_SUFFIX = re.compile(r"\.(?:so[.\d]*|c|cc|cpp|cxx|cu|h|hpp|rs|S)$")
 
 _HEADER = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
@@ -111,9 +100,9 @@ def user_location(stack: Stack) -> Location | None:
     (a recipe has no script) the innermost one outside torch, accelerate, this project and the standard library, as
     `trl/trainer/grpo_trainer.py`. None where neither is found.
     """
-    for belongs in (_is_user_code, _is_telling):
+    for belongs in (is_users, is_telling):
         for frame in stack.frames:
-            if belongs(frame):
+            if _is_source(frame) and belongs(frame.file):
                 return Location(file=frame.file, line=frame.line, function=frame.function)
     return None
 
@@ -178,32 +167,7 @@ def _stacks(threads: Sequence[tuple[str, Sequence[Frame]]], main: int = -1) -> t
 
 
 def _is_source(frame: Frame) -> bool:
-    return (
-        frame.line > 0
-        and bool(frame.file)
-        and not frame.file.startswith("<")
-        and not NATIVE_SUFFIX.search(frame.file)
-    )
-
-
-def _is_user_code(frame: Frame) -> bool:
-    if frame.file == INJECTION:
-        return True
-    return (
-        _is_source(frame)
-        and not any(folder in frame.file for folder in LIBRARIES)
-        and not frame.file.startswith((*STANDARD_LIBRARY, *OUR_FOLDERS))
-    )
-
-
-def _is_telling(frame: Frame) -> bool:
-    if not _is_source(frame) or frame.file.startswith(OUR_FOLDERS):
-        return False
-    for folder in LIBRARIES:
-        _, found, rest = frame.file.rpartition(folder)
-        if found:
-            return rest.partition("/")[0] not in TRANSPARENT
-    return not frame.file.startswith(STANDARD_LIBRARY)
+    return frame.line > 0 and bool(frame.file) and not NATIVE_SUFFIX.search(frame.file)
 
 
 def _place(frame: Frame) -> str:

@@ -291,7 +291,7 @@ def _stall(
     blamed = [late.rank for late in culprits]
     sleeping = [rank for rank in blamed if (look := processes.get(rank)) is not None and look.state == "D"]
     others = f", and {_ranks(blamed[1:])} as well" if len(blamed) > 1 else ""
-    kernel = f"; {_ranks(sleeping)} cannot be killed (uninterruptible sleep)" if sleeping else ""
+    kernel = f"; {_ranks(sleeping)} slept uninterruptibly when looked at" if sleeping else ""
     basis = _basis(durations, first.occurrence)
     return Stall(
         cause=cause,

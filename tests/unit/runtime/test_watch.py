@@ -184,7 +184,7 @@ def test_two_collectives_that_cannot_meet_are_found_within_a_second(world: World
     assert found.deadlock.cause is Cause.collective_mismatch
     assert {rank: place.line for rank, place in found.deadlock.locations.items()} == {0: 88, 1: 91}
     assert 1000.0 <= found.began_at_seconds <= 1000.1 + 1e-6
-    assert set(found.recorder) == {0, 1}
+    assert set(world.watch.recorder) == {0, 1}
 
 
 def test_a_deadlock_needs_two_polls(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.watchdog import stacks
+from grpo_run.watchdog import source, stacks
 from grpo_run.watchdog.stacks import Frame, Stack
 
 SITE = "/venv/lib/python3.11/site-packages"
@@ -21,7 +21,7 @@ MAIN = f"""Current thread 0x00007f582f9f1b80 (most recent call first):
   File "{SITE}/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
   File "/home/me/train.py", line 88 in reward
   File "/home/me/train.py", line 120 in <module>
-  File "{stacks.BOOTSTRAP}", line 100 in main
+  File "{source.BOOTSTRAP}", line 100 in main
   File "<string>", line 1 in <module>
 """
 PY_SPY = """Process 18911: python train.py
@@ -133,8 +133,8 @@ def test_no_text_is_too_strange(text: str) -> None:
         ([("/usr/lib/python3/dist-packages/numpy/a.py", 1, "f"), ("train.py", 2, "g")], 2),
         ([("<frozen runpy>", 1, "f"), ("<string>", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
         ([("/lib/libcuda.so.1", 0, "f"), ("/src/k.cpp", 4, "f"), ("/home/me/train.py", 2, "g")], 2),
-        ([(f"{stacks.OUR_ROOT}/trainers/phases.py", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
-        ([(stacks.INJECTION, 9, "hang"), ("/home/me/train.py", 2, "g")], 9),
+        ([(f"{source.OUR_ROOT}/trainers/phases.py", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
+        ([(source.INJECTION, 9, "hang"), ("/home/me/train.py", 2, "g")], 9),
         # a recipe has no script of the user's: the innermost telling line of a library
         (
             [
@@ -142,7 +142,7 @@ def test_no_text_is_too_strange(text: str) -> None:
                 (f"{SITE}/accelerate/x.py", 2, "f"),
                 (f"{SITE}/trl/trainer/grpo_trainer.py", 3, "_generate"),
                 (f"{SITE}/transformers/trainer.py", 4, "train"),
-                (f"{stacks.OUR_ROOT}/trainers/recipes/training.py", 5, "main"),
+                (f"{source.OUR_ROOT}/trainers/recipes/training.py", 5, "main"),
             ],
             3,
         ),
@@ -157,7 +157,7 @@ def test_the_users_line(frames: list[tuple[str, int, str]], line: int) -> None:
 
 def test_no_line_is_better_than_a_wrong_one() -> None:
     """A stack of nothing but torch and this project says nothing of the user's code."""
-    assert stacks.user_location(made((f"{SITE}/torch/x.py", 1, "f"), (stacks.BOOTSTRAP, 2, "main"))) is None
+    assert stacks.user_location(made((f"{SITE}/torch/x.py", 1, "f"), (source.BOOTSTRAP, 2, "main"))) is None
     assert stacks.user_location(made()) is None
 
 

@@ -249,7 +249,7 @@ def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
     stall = look(slots, processes={0: facts("D")})
     assert stall is not None
     assert stall.uninterruptible
-    assert "rank 0 cannot be killed" in stall.sentence
+    assert "rank 0 slept uninterruptibly" in stall.sentence
     assert look(slots, processes={}) is not None  # not seen: a hang all the same
 
 
