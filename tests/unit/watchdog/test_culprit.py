@@ -153,6 +153,15 @@ def test_branches_on_the_rank_are_no_difference() -> None:
                     [*step(20) * 3, ("0", "broadcast", 20, 2), REDUCE]) == (1,)  # fmt: skip
 
 
+def test_one_of_several_calls_from_a_line_shows_by_its_place_among_other_groups() -> None:
+    """Every second step saves; what comes after the skipped call is usual in both kinds of steps."""
+    again, end = REDUCE, ("0", "all_gather", 97, 3)
+    plain, saving = [GATHER, again, VOTE, again, end], [GATHER, again, again, VOTE, again, again, end]
+    past = [*plain, *saving, *plain, *saving, *plain]
+    assert culprits([*past, *saving[:-1]], [*past, GATHER, again, VOTE, again, again, end]) == (1,)
+    assert culprits([*past, GATHER, again, VOTE, again, again, end], [*past, *saving[:-1]]) == (0,)
+
+
 def test_ranks_outside_a_group_do_not_vote_on_it() -> None:
     """Rank 1 skipped its pair's collective; two ranks of another pair stand with it and do not make it right."""
     pair: Call = ("pair", "all_reduce", 50, 2)
