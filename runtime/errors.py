@@ -7,6 +7,7 @@
     │   └── UntestedVersionError      a library outside the range this release was tested with
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint that cannot be trusted (names the file and why)
+    ├── NoRoomError                   no memory to hold a checkpoint in (names the limit); write it to disk instead
     ├── IllegalTransition             a lifecycle event in a state that does not allow it; our own bug
     └── ProcessError                  a process that could not be started, or would not die
 
@@ -55,6 +56,10 @@ class ConsensusError(GrpoRunError):
 
 class CheckpointError(GrpoRunError):
     """A checkpoint is incomplete or does not match its manifest."""
+
+
+class NoRoomError(GrpoRunError):
+    """There is no memory to hold a checkpoint in; nothing was taken, and it can be written directly instead."""
 
 
 class IllegalTransition(GrpoRunError):

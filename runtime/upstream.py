@@ -1,7 +1,7 @@
 """Every private name of Python and of torch that the runtime leans on.
 
 One place, so that a contract test (`tests/unit/runtime/test_upstream.py`) says at once what a new release
-moved. Called by `forkserver.py`, `agent.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
+moved. Called by `forkserver.py`, `agent.py`, `materialize.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import multiprocessing.process
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 AGENT_METHODS = (
@@ -107,3 +107,42 @@ def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeo
     options.group_name = name
     options.global_ranks_in_group = list(range(world_size))
     return gloo(store, rank, world_size, options)
+
+
+# ---- torch's file format, for `materialize.py` ----
+
+
+@contextlib.contextmanager
+def torch_archive(
+    path: str, *, compute_crc32: bool, storage_alignment: int
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Write an archive as `torch.save(…, path)` does; yields what writes one record: name, address, bytes.
+
+    `torch.save` opens the path itself when it is ASCII, and then names the archive after it; else it writes
+    through a file of Python's, and the archive is called "archive".
+
+    Raises:
+        RuntimeError: torch cannot write.
+        OSError: the path is not ASCII and cannot be opened.
+    """
+    import ctypes
+
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        target = path if path.isascii() else stack.enter_context(open(path, "wb"))
+        writer: Any = torch._C.PyTorchFileWriter(target, compute_crc32, storage_alignment)
+
+        def write_record(name: str, address: int, size_bytes: int) -> None:
+            if size_bytes == 0:
+                writer.write_record(name, b"", 0)
+                return
+            # torch takes a storage, and makes one of read-only memory only with a warning: it reads it alone
+            memory = (ctypes.c_ubyte * size_bytes).from_address(address)
+            storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+            writer.write_record(name, storage, size_bytes)
+
+        try:
+            yield write_record
+        finally:
+            writer.write_end_of_file()

@@ -7,12 +7,14 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.process
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import AllreduceOptions, HashStore, ProcessGroupGloo, ReduceOp
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.utils.serialization import config
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.agent import Agent
@@ -139,3 +141,28 @@ def test_a_named_group_reduces_under_its_name() -> None:
     group.allreduce([tensor], options).wait()
     assert tensor.tolist() == [3, -3]
     assert group._get_sequence_number_for_group() == 1
+
+
+# ---- torch's file format ----
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "höher.pt"])
+@pytest.mark.parametrize("settings", [(True, 64), (False, 64), (True, 4096)])
+def test_an_archive_is_what_torch_save_writes(tmp_path: Path, name: str, settings: tuple[bool, int]) -> None:
+    """The same records give the same bytes, whatever torch's settings; a path beyond ASCII is written by Python."""
+    compute_crc32, storage_alignment = settings
+    saved, copied = tmp_path / "saved" / name, tmp_path / "copied" / name
+    for path in (saved, copied):
+        path.parent.mkdir()
+    with config.patch({"save.compute_crc32": compute_crc32, "save.storage_alignment": storage_alignment}):
+        torch.save({"weight": torch.arange(1000.0), "empty": torch.empty(0)}, saved)
+    reader = torch._C.PyTorchFileReader(str(saved))
+    order = ["data.pkl", ".format_version", ".storage_alignment", "byteorder", "data/0", "data/1"]
+    with upstream.torch_archive(
+        str(copied), compute_crc32=compute_crc32, storage_alignment=storage_alignment
+    ) as write_record:
+        for record in order:
+            content = reader.get_record(record)
+            buffer = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+            write_record(record, buffer.data_ptr(), len(content))
+    assert copied.read_bytes() == saved.read_bytes()

@@ -1,0 +1,72 @@
+"""A model large enough to measure checkpoints with: made on the spot, trained for one real step, nothing downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from trl import SFTConfig, SFTTrainer
+
+VOCABULARY = 32_000
+HIDDEN = 1024
+FEED_FORWARD = 2816
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """As many words as a real one has, so that saving it takes as long."""
+    words = ["<pad>", "<eos>", "<unk>"]
+    words += [f"w{number}" for number in range(VOCABULARY - len(words))]
+    model = WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    inner = Tokenizer(model)
+    inner.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def trained(layers: int, output_dir: Path) -> Any:
+    """An SFTTrainer after one step of AdamW in float32 on the CPU: weights and two moments of each are there.
+
+    Args:
+        layers: about 12.8 million parameters each, beside 33 million of the embeddings.
+        output_dir: where it saves.
+    """
+    set_seed(7)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=FEED_FORWARD,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    trainer = SFTTrainer(
+        model=Qwen2ForCausalLM(config),
+        args=SFTConfig(
+            output_dir=str(output_dir),
+            max_steps=1,
+            per_device_train_batch_size=1,
+            save_strategy="no",
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            disable_tqdm=True,
+            max_length=16,
+        ),
+        train_dataset=Dataset.from_dict({"text": ["w1 w2 w3 w4"] * 4}),
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    return trainer
