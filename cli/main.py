@@ -19,16 +19,17 @@ COMMANDS = {
     "report": "one incident as one page: verdict, timeline, stacks, collectives, memory",
     "stop": "ask a run to save on an agreed step and leave",
     "save": "ask a run for a checkpoint at the next agreed step",
+    "checkpoints": "list, verify or prune the checkpoints of a run or a directory",
     "demo": "train the arithmetic recipe, kill a rank half-way, recover, draw the picture",
 }
 
 USAGE = "usage: grpo-run COMMAND ...\n\n" + "\n".join(
-    f"  {name:<8} {text}" for name, text in COMMANDS.items()
+    f"  {name:<11} {text}" for name, text in COMMANDS.items()
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0, 2, 75 or 93)."""
+    """Run one command; returns the exit code (0, 1, 2, 75 or 93)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)

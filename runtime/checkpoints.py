@@ -1,14 +1,19 @@
 """Which checkpoints are complete, whose they are, and whether their bytes are what was written.
 
-A checkpoint is Hugging Face's directory plus `MANIFEST.json`, written last and by rename: digest and size of
-every file, step, world size, the run and the `train()` call it belongs to, versions. No manifest, no
-checkpoint. Called by the guard when it saves and when it resumes. Does not write weights, rotate or stage.
+A checkpoint is Hugging Face's directory plus `MANIFEST.json`, written last and by rename, once every other file is
+on disk: digest and size of every file, step, world size and batch, the run and the `train()` call it belongs to,
+versions, and a digest of the manifest itself. No manifest, no checkpoint. Called by the guard when it saves and when
+it resumes, and by `grpo-run checkpoints`. Does not write weights, rotate, stage or move directories (`partials.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,11 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rundir import write_json
 
 MANIFEST = "MANIFEST.json"
+LOCK = ".partial.lock"
+"""Held by whoever still writes the directory; never part of a checkpoint."""
 SCHEMA = 1
+NAME = re.compile(r"checkpoint-([0-9]+)")
+"""Transformers' own name of a checkpoint's directory; `fullmatch` it."""
 
 
 class FileEntry(pydantic.BaseModel):
@@ -41,17 +50,30 @@ class TrainCall(pydantic.BaseModel):
 
 
 class Manifest(pydantic.BaseModel):
-    """The contents of `MANIFEST.json`. `finished` says that the call it belongs to ran to its end here."""
+    """The contents of `MANIFEST.json`.
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+    `finished` says that the call it belongs to ran to its end here; `scheduled` is false when we took it for recovery
+    and the script's own schedule did not ask for it. `global_batch` is in samples an optimizer step. `layout` names
+    how the state is cut over ranks (`ddp`, `deepspeed-zero3`, `fsdp2`), `model_shape` is `model_shape.digest`'s. All
+    but the first are None in manifests older than these fields. `seal` is the digest of the rest of the manifest.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
     schema_version: int = SCHEMA
     run_id: str
     train_call: TrainCall
     step: int
     world_size: int
     finished: bool = False
+    scheduled: bool = True
+    global_batch: int | None = None
+    per_device_train_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    layout: str | None = None
+    model_shape: str | None = None
     versions: dict[str, str]
     files: dict[str, FileEntry]
+    seal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +82,17 @@ class FoundCheckpoint:
 
     path: Path
     manifest: Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A directory `checkpoint-N`. `problem` says why there is no manifest; `corrupt` that it is there and was changed."""
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    problem: str | None = None
+    corrupt: bool = False
 
 
 def digest(path: Path) -> FileEntry:
@@ -72,31 +105,106 @@ def digest(path: Path) -> FileEntry:
 
 
 def write_manifest(
-    path: Path, *, run_id: str, train_call: TrainCall, step: int, world_size: int, versions: dict[str, str]
+    path: Path,
+    *,
+    run_id: str,
+    train_call: TrainCall,
+    step: int,
+    world_size: int,
+    versions: dict[str, str],
+    scheduled: bool = True,
+    global_batch: int | None = None,
+    per_device_train_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    layout: str | None = None,
+    model_shape: str | None = None,
 ) -> Manifest:
-    """Digest every file under `path` and publish the manifest. All ranks must have finished writing.
+    """Put every file under `path` on disk, digest it, and publish the manifest. All ranks must have finished writing.
+
+    Args:
+        global_batch: samples an optimizer step, over all ranks.
+        layout, model_shape: see `Manifest`.
 
     Raises:
         CheckpointError: there is nothing to publish.
+        OSError: a file could not be put on disk; there is no manifest then.
     """
     files = {
         str(file.relative_to(path)): digest(file)
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != MANIFEST and not file.name.startswith(f".{MANIFEST}")
+        if file.is_file() and not _is_ours(file.name)
     }
     if not files:
         raise CheckpointError(f"{path} is empty: nothing to publish")
+    sync_tree(path)
     manifest = Manifest(
-        run_id=run_id, train_call=train_call, step=step, world_size=world_size, versions=versions, files=files
+        run_id=run_id,
+        train_call=train_call,
+        step=step,
+        world_size=world_size,
+        versions=versions,
+        files=files,
+        scheduled=scheduled,
+        global_batch=global_batch,
+        per_device_train_batch_size=per_device_train_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        layout=layout,
+        model_shape=model_shape,
     )
-    write_json(path / MANIFEST, manifest.model_dump())
-    return manifest
+    return _write(path, manifest)
+
+
+def _is_ours(name: str) -> bool:
+    return name in (MANIFEST, LOCK) or name.startswith(f".{MANIFEST}")
+
+
+def _write(path: Path, manifest: Manifest) -> Manifest:
+    fields = manifest.model_dump()
+    sealed = manifest.model_copy(update={"seal": _seal(fields)})
+    write_json(path / MANIFEST, sealed.model_dump())
+    sync_directory(path)
+    return sealed
+
+
+def _seal(fields: Mapping[str, Any]) -> str:
+    """Over every field as it was written, also those that only a later release knows."""
+    rest = {key: value for key, value in fields.items() if key != "seal"}
+    return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sync_tree(path: Path) -> None:
+    """Put every file and directory under `path` on disk, leaves first.
+
+    Raises:
+        OSError: the disk refused one of them.
+    """
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # another rank's temporary file, gone by now
+                _sync(Path(folder) / name, os.O_RDONLY)
+        sync_directory(Path(folder))
+
+
+def sync_directory(path: Path) -> None:
+    """Put a directory's names on disk; a file system that cannot do that for directories is left to its own ways."""
+    try:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def mark_finished(path: Path) -> None:
     """Say in the manifest that the call it belongs to ran to its end."""
-    manifest = read_manifest(path)
-    write_json(path / MANIFEST, manifest.model_copy(update={"finished": True}).model_dump())
+    _write(path, read_manifest(path).model_copy(update={"finished": True}))
 
 
 def withdraw(path: Path) -> None:
@@ -105,10 +213,10 @@ def withdraw(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint directory.
+    """The manifest of a checkpoint directory, unchanged since it was written.
 
     Raises:
-        CheckpointError: there is none, or it is not one of ours.
+        CheckpointError: there is none, it is not one of ours, or it does not match its own digest.
     """
     try:
         raw = (path / MANIFEST).read_bytes()
@@ -119,26 +227,28 @@ def read_manifest(path: Path) -> Manifest:
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{path / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
     if manifest.schema_version != SCHEMA:
-        raise CheckpointError(
+        raise _UnknownSchema(
             f"{path / MANIFEST} has schema {manifest.schema_version}, this release knows {SCHEMA}"
         )
+    fields = json.loads(raw)
+    # the seal came together with `scheduled`: a manifest with one of them alone was changed
+    if ("seal" in fields) != ("scheduled" in fields) or (manifest.seal and _seal(fields) != manifest.seal):
+        raise CheckpointError(f"{path / MANIFEST} does not match its digest")
     return manifest
+
+
+class _UnknownSchema(CheckpointError):
+    """Another release's manifest: nothing is known about it, so neither is that it is bad."""
 
 
 def verify(path: Path, manifest: Manifest) -> None:
     """Compare every file with the manifest, sizes first.
 
     Raises:
-        CheckpointError: names the first file that is missing or differs.
+        CheckpointError: names the first file that is missing or differs; caused by an OSError when the file could
+            not be looked at.
     """
-    for name, entry in manifest.files.items():
-        file = path / name
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{file} is missing: {error.strerror}") from error
-        if size != entry.size:
-            raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry.size}")
+    verify_sizes(path, manifest)
     for name, entry in manifest.files.items():
         try:
             found = digest(path / name)
@@ -148,22 +258,57 @@ def verify(path: Path, manifest: Manifest) -> None:
             raise CheckpointError(f"{path / name} does not match its digest")
 
 
-def find(output_dir: Path) -> Iterator[FoundCheckpoint]:
-    """Every directory `checkpoint-N` of `output_dir` with a manifest, newest step first."""
-    steps = []
-    try:
-        names = os.listdir(output_dir)
-    except OSError:
-        return
-    for name in names:
-        prefix, _, number = name.rpartition("-")
-        if prefix == "checkpoint" and number.isdecimal():
-            steps.append((int(number), output_dir / name))
-    for _, path in sorted(steps, reverse=True):
+def verify_sizes(path: Path, manifest: Manifest) -> None:
+    """Compare the sizes alone, which reads no file; raises as `verify`."""
+    for name, entry in manifest.files.items():
+        file = path / name
         try:
-            yield FoundCheckpoint(path=path, manifest=read_manifest(path))
-        except CheckpointError:
-            continue  # incomplete: not a checkpoint
+            size = file.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{file} is missing: {error.strerror}") from error
+        if size != entry.size:
+            raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry.size}")
+
+
+def could_not_look(error: CheckpointError) -> bool:
+    """The file could not be read, which says nothing about its bytes; a missing one is certain."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a directory's name, None when it is not `checkpoint-N`."""
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def candidates(*directories: Path) -> Iterator[Candidate]:
+    """Every directory `checkpoint-N` of `directories`, newest step first; at one step in the order of `directories`."""
+    found = []
+    for place, directory in enumerate(dict.fromkeys(directories)):
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue  # not made yet, or not to be had: it holds nothing that could be loaded
+        for name in names:
+            step = step_of(Path(name))
+            if step is not None:
+                found.append((-step, place, directory / name))
+    for negative, _, path in sorted(found):
+        if not path.is_dir():
+            continue
+        try:
+            yield Candidate(path=path, step=-negative, manifest=read_manifest(path))
+        except CheckpointError as error:
+            corrupt = not isinstance(error, _UnknownSchema) and not isinstance(error.__cause__, OSError)
+            yield Candidate(path=path, step=-negative, manifest=None, problem=str(error), corrupt=corrupt)
+
+
+def find(*directories: Path) -> Iterator[FoundCheckpoint]:
+    """Every checkpoint with a manifest in `directories`, newest step first; at one step the first directory's."""
+    for candidate in candidates(*directories):
+        if candidate.manifest is not None:
+            yield FoundCheckpoint(path=candidate.path, manifest=candidate.manifest)
 
 
 def versions() -> dict[str, str]:

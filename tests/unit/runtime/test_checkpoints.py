@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,7 +157,8 @@ def test_finished_is_marked_and_nothing_else(checkpoint: Path) -> None:
     before = checkpoints.read_manifest(checkpoint)
     checkpoints.mark_finished(checkpoint)
     after = checkpoints.read_manifest(checkpoint)
-    assert after == before.model_copy(update={"finished": True})
+    assert after == before.model_copy(update={"finished": True, "seal": after.seal})
+    assert after.seal != before.seal
     checkpoints.verify(checkpoint, after)
 
 
@@ -227,3 +229,143 @@ def test_a_manifest_can_be_printed(checkpoint: Path) -> None:
     """As JSON."""
     manifest = checkpoints.read_manifest(checkpoint)
     assert Manifest.model_validate(json.loads(json.dumps(checkpoints.manifest_as_json(manifest)))) == manifest
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change fields of a manifest as nobody of ours would; None takes one away."""
+    raw = json.loads((path / MANIFEST).read_text()) | changes
+    (path / MANIFEST).write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": 7}, {"world_size": 3}, {"run_id": "run-2"}, {"finished": True}, {"seal": None}]
+)
+def test_a_changed_manifest_is_not_trusted(checkpoint: Path, change: dict[str, object]) -> None:
+    """It still is JSON with every field; its own digest is what tells, and it cannot be left out."""
+    rewrite(checkpoint, **change)
+    with pytest.raises(CheckpointError, match="does not match its digest"):
+        checkpoints.read_manifest(checkpoint)
+    (candidate,) = checkpoints.candidates(checkpoint.parent)
+    assert candidate.corrupt
+
+
+def test_a_manifest_of_the_first_release_still_reads(checkpoint: Path) -> None:
+    """Without the fields that came later, and without a digest of its own."""
+    old = ("schema_version", "run_id", "train_call", "step", "world_size", "finished", "versions", "files")
+    raw = json.loads((checkpoint / MANIFEST).read_text())
+    (checkpoint / MANIFEST).write_text(json.dumps({key: raw[key] for key in old}))
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert (manifest.scheduled, manifest.global_batch, manifest.layout, manifest.seal) == (
+        True,
+        None,
+        None,
+        None,
+    )
+    checkpoints.verify(checkpoint, manifest)
+
+
+def test_a_field_of_a_later_release_is_covered_and_does_no_harm(checkpoint: Path) -> None:
+    """The digest is over what is written, not over what this release knows."""
+    raw = json.loads((checkpoint / MANIFEST).read_text()) | {"colour": "blue"}
+    raw["seal"] = checkpoints._seal(raw)
+    (checkpoint / MANIFEST).write_text(json.dumps(raw))
+    assert checkpoints.read_manifest(checkpoint).step == 5
+    rewrite(checkpoint, colour="green")
+    with pytest.raises(CheckpointError):
+        checkpoints.read_manifest(checkpoint)
+
+
+def test_batch_layout_and_shape_come_back(tmp_path: Path) -> None:
+    """As they were given."""
+    fields = {
+        "scheduled": False, "global_batch": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
+        "layout": "ddp", "model_shape": "abc",
+    }  # fmt: skip
+    path = fill(tmp_path / "checkpoint-5")
+    checkpoints.write_manifest(
+        path,
+        run_id="r",
+        train_call=CALL,
+        step=5,
+        world_size=2,
+        versions={},
+        **fields,  # type: ignore[arg-type]
+    )
+    read = checkpoints.read_manifest(path).model_dump()
+    assert {name: read[name] for name in fields} == fields
+
+
+def test_every_byte_is_on_disk_before_the_manifest_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and each folder was synced while there was no manifest, and the manifest's name after it was."""
+    path = fill(tmp_path / "checkpoint-5")
+    real, synced = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((Path(name), (path / MANIFEST).exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoints.os, "fsync", fsync)
+    checkpoints.write_manifest(path, run_id="r", train_call=CALL, step=5, world_size=1, versions={})
+    before = {name for name, published in synced if not published}
+    assert {path / name for name in FILES} | {path, path / "global_step5"} <= before
+    assert (path, True) in synced
+
+
+def test_no_manifest_when_the_disk_refuses_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may say only now that it is full."""
+    path = fill(tmp_path / "checkpoint-5")
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write_manifest(path, run_id="r", train_call=CALL, step=5, world_size=1, versions={})
+    assert not (path / MANIFEST).exists()
+
+
+def test_several_directories_are_one_list(tmp_path: Path) -> None:
+    """Newest first over all; at one step the directory named first."""
+    for folder, steps in (("a", (5, 20)), ("b", (10, 20))):
+        for step in steps:
+            publish(tmp_path / folder / f"checkpoint-{step}", step=step)
+    found = [found.path.relative_to(tmp_path) for found in checkpoints.find(tmp_path / "a", tmp_path / "b")]
+    assert list(map(str, found)) == [
+        "a/checkpoint-20",
+        "b/checkpoint-20",
+        "b/checkpoint-10",
+        "a/checkpoint-5",
+    ]
+    assert next(checkpoints.find(tmp_path / "b", tmp_path / "a")).path.parent.name == "b"
+
+
+def test_candidates_say_what_is_wrong(tmp_path: Path) -> None:
+    """No manifest is no damage; one that was changed is; one of a later release is neither."""
+    for step in (1, 2, 3):
+        publish(tmp_path / f"checkpoint-{step}", step=step)
+    checkpoints.withdraw(tmp_path / "checkpoint-1")
+    rewrite(tmp_path / "checkpoint-2", step=9)
+    rewrite(tmp_path / "checkpoint-3", schema_version=2)
+    found = {one.step: (one.corrupt, one.manifest) for one in checkpoints.candidates(tmp_path)}
+    assert found == {3: (False, None), 2: (True, None), 1: (False, None)}
+
+
+def test_only_bytes_prove_a_file_bad(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file does; a disk that does not answer says nothing about what is on it."""
+    manifest = checkpoints.read_manifest(checkpoint)
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "digest", broken)
+        with pytest.raises(CheckpointError) as unreadable:
+            checkpoints.verify(checkpoint, manifest)
+    assert checkpoints.could_not_look(unreadable.value)
+    remove(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError) as gone:
+        checkpoints.verify(checkpoint, manifest)
+    assert not checkpoints.could_not_look(gone.value)

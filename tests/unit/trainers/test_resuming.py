@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import checkpoint_files as made
 
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.checkpoints import FoundCheckpoint, TrainCall
-from grpo_run.runtime.errors import UsageError
-from grpo_run.trainers.resuming import Question, Resume, choose
+from grpo_run.runtime import checkpoints, partials
+from grpo_run.runtime.checkpoints import MANIFEST, TrainCall
+from grpo_run.runtime.errors import CheckpointError, UsageError
+from grpo_run.runtime.model_shape import model_shape
+from grpo_run.runtime.world_size import Batch
+from grpo_run.trainers.resuming import PassedOver, Question, Resume, choose
 
 STARTED_AT = 2_000_000_000.0
 Save = Callable[..., Path]
@@ -46,12 +49,9 @@ def save(output: Path) -> Save:
     return make
 
 
-def plain(folder: Path, step: int, *, written_at: float | None = None) -> Path:
+def plain(folder: Path, step: int, *, written_at: float | None = None, ranks: int = 2) -> Path:
     """A checkpoint as transformers writes it, without a manifest."""
-    path = folder / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    (path / "trainer_state.json").write_text("{}")
-    (path / "model.safetensors").write_bytes(b"weights")
+    path = made.plain(folder, step, ranks=ranks)
     if written_at is not None:
         os.utime(path, (written_at, written_at))
     return path
@@ -59,7 +59,14 @@ def plain(folder: Path, step: int, *, written_at: float | None = None) -> Path:
 
 def spoil(path: Path) -> None:
     """One byte of the weights is another."""
-    (path / "model.safetensors").write_bytes(b"weightz")
+    content = bytearray((path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "model.safetensors").write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Half written, as by a killed process."""
+    (path / "optimizer.pt").unlink()
 
 
 @pytest.fixture
@@ -83,16 +90,19 @@ def rejected() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def ask(rejected: list[tuple[str, str]]) -> Callable[[Question], Resume]:
-    """Chooses, taking down what is rejected."""
+def ask(rejected: list[tuple[str, str]]) -> Callable[..., Resume]:
+    """Chooses, taking down what is passed over; every checkpoint can be reshaped unless said otherwise."""
 
-    def note(found: FoundCheckpoint, why: str) -> None:
-        rejected.append((found.path.name, why))
+    def answer(question: Question, can_reshape: Callable[[Path, int], str | None] | None = None) -> Resume:
+        def note(one: PassedOver) -> None:
+            rejected.append((one.path.name, one.reason))
 
-    return lambda question: choose(question, note)
+        return choose(question, note, can_reshape or (lambda folder, ranks: None))
+
+    return answer
 
 
-Ask = Callable[[Question], Resume]
+Ask = Callable[..., Resume]
 Rejected = list[tuple[str, str]]
 
 
@@ -149,13 +159,6 @@ def test_a_half_written_checkpoint_is_not_taken(
     assert ask(question).argument == str(older)
 
 
-def test_another_world_size_is_rejected(question: Question, ask: Ask, save: Save, rejected: Rejected) -> None:
-    """With both numbers."""
-    save(10, world_size=4)
-    assert ask(question).argument is None
-    assert rejected == [("checkpoint-10", "written by 4 ranks, this run has 2")]
-
-
 @pytest.mark.parametrize("other", [{"ordinal": 2}, {"trainer_class": "SFTTrainer"}])
 def test_another_calls_checkpoint_is_not_ours(
     question: Question, ask: Ask, save: Save, rejected: Rejected, other: dict[str, Any]
@@ -181,7 +184,7 @@ def test_another_runs_checkpoints_are_noticed_and_left_alone(
 def test_no_notice_when_the_script_itself_asks(question: Question, ask: Ask, save: Save) -> None:
     """It knows what it does."""
     path = save(10, run_id="run-0")
-    assert ask(replace(question, script_asks=str(path))) == Resume(argument=str(path))
+    assert ask(replace(question, script_asks=str(path))) == Resume(argument=str(path), notice=None)
 
 
 @pytest.mark.parametrize("wish", ["elsewhere/checkpoint-3", True])
@@ -189,7 +192,7 @@ def test_what_the_script_asks_is_done_on_the_first_attempt(
     question: Question, ask: Ask, wish: str | bool
 ) -> None:
     """As without us."""
-    assert ask(replace(question, script_asks=wish)) == Resume(argument=wish)
+    assert ask(replace(question, script_asks=wish)) == Resume(argument=wish, as_asked=True)
 
 
 def test_an_explicit_path_is_asked_for_again_when_there_is_none_of_ours(question: Question, ask: Ask) -> None:
@@ -222,22 +225,6 @@ def test_a_finished_call_is_restored(question: Question, ask: Ask, save: Save) -
     newest = save(20, finished=True)
     answer = ask(question)
     assert (answer.argument, answer.finished) == (str(newest), True)
-
-
-def test_other_ranks_follow_the_step_that_was_chosen(
-    question: Question, ask: Ask, save: Save, rejected: Rejected
-) -> None:
-    """Without reading every byte again: rank 0 has verified it."""
-    older = save(5)
-    spoil(save(10))
-    assert ask(replace(question, only_step=5)).argument == str(older)
-    assert rejected == []
-
-
-def test_other_ranks_take_none_when_rank_0_took_none(question: Question, ask: Ask, save: Save) -> None:
-    """Whatever they see."""
-    save(5)
-    assert ask(replace(question, only_step=-1)).own is None
 
 
 def test_resuming_from_another_run_takes_its_newest(question: Question, ask: Ask, save: Save) -> None:
@@ -274,9 +261,14 @@ def test_resuming_from_a_checkpoint_directory_takes_it(
 
 
 def test_resuming_from_a_plain_directory_takes_it(question: Question, ask: Ask, tmp_path: Path) -> None:
-    """As transformers wrote it."""
+    """As transformers wrote it, when it has all its parts; that there are no digests is said."""
     path = plain(tmp_path / "other", 5)
-    assert ask(replace(question, resume_from=str(path))) == Resume(argument=str(path))
+    answer = ask(replace(question, resume_from=str(path)))
+    assert (answer.argument, answer.own) == (str(path), None)
+    assert "accepted without digests" in (answer.notice or "")
+    cut(path)
+    with pytest.raises(UsageError, match=r"optimizer\.pt is missing"):
+        ask(replace(question, resume_from=str(path)))
 
 
 def test_resuming_from_a_corrupt_directory_is_refused(
@@ -309,4 +301,204 @@ def test_a_later_call_without_a_checkpoint_elsewhere_does_as_the_script_says(
 ) -> None:
     """The other run may not have come that far."""
     second = replace(question, resume_from="run-0", call=question.call.model_copy(update={"ordinal": 2}))
-    assert ask(second) == Resume(argument=None)
+    assert ask(second) == Resume(argument=None, as_asked=True)
+
+
+def test_the_directory_of_a_damaged_manifest_is_refused(question: Question, ask: Ask, save: Save) -> None:
+    """It is not taken for one that never had a manifest."""
+    path = save(5, run_id="run-0")
+    (path / MANIFEST).write_text("{")
+    with pytest.raises(UsageError, match="not a manifest"):
+        ask(replace(question, resume_from=str(path)))
+    with pytest.raises(UsageError, match="not a manifest"):
+        ask(replace(question, script_asks=str(path)))
+
+
+def test_a_damaged_manifest_is_corrupt_and_an_older_one_taken(question: Question, save: Save) -> None:
+    """Whose it was cannot be known any more; nobody should load it."""
+    older = save(5)
+    (save(10) / MANIFEST).write_text("{")
+    seen: list[PassedOver] = []
+    assert choose(question, seen.append).argument == str(older)
+    assert [(one.path.name, one.corrupt, one.ours) for one in seen] == [("checkpoint-10", True, True)]
+
+
+def test_another_runs_corrupt_checkpoint_is_left_to_its_owner(question: Question, save: Save) -> None:
+    """It is passed over, and not ours to move."""
+    save(5, run_id="run-0")
+    spoil(save(10, run_id="run-0"))
+    seen: list[PassedOver] = []
+    choose(replace(question, resume_from="run-0"), seen.append)
+    assert [(one.corrupt, one.ours) for one in seen] == [(True, False)]
+
+
+def test_a_disk_that_does_not_answer_proves_nothing(
+    question: Question, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one is taken, and the newer one keeps its name."""
+    older, newest = save(5), save(10)
+    real = checkpoints.digest
+
+    def digest(path: Path) -> checkpoints.FileEntry:
+        if path.parent == newest:
+            raise OSError(116, "Stale file handle")
+        return real(path)
+
+    monkeypatch.setattr(checkpoints, "digest", digest)
+    seen: list[PassedOver] = []
+    assert choose(question, seen.append).argument == str(older)
+    assert [one.corrupt for one in seen] == [False]
+
+
+def test_other_places_hold_checkpoints_too(question: Question, ask: Ask, save: Save, tmp_path: Path) -> None:
+    """The newest of all; at one step the output directory's, unless that is spoiled."""
+    memory = tmp_path / "memory"
+    both = replace(question, also_in=(memory,))
+    here, there = save(5), save(5, folder=memory)
+    assert ask(both).argument == str(here)
+    newest = save(10, folder=memory)
+    assert ask(both).argument == str(newest)
+    spoil(newest)
+    spoil(here)
+    assert ask(both).argument == str(there)
+
+
+def test_true_takes_the_newest_complete_one(
+    question: Question, ask: Ask, output: Path, rejected: Rejected
+) -> None:
+    """Transformers would take the highest number and train on without an optimizer."""
+    whole = plain(output, 6)
+    cut(plain(output, 9))
+    answer = ask(replace(question, script_asks=True))
+    assert answer.argument == str(whole)
+    assert "checkpoint-9 is not complete: optimizer.pt is missing" in (answer.notice or "")
+    assert "checkpoint-6 is used instead" in (answer.notice or "")
+    assert "accepted without digests" in (answer.notice or "")
+    assert rejected == [("checkpoint-9", "optimizer.pt is missing")]
+    assert (output / "checkpoint-9").is_dir()
+
+
+def test_what_get_last_checkpoint_gave_the_script_is_no_better(
+    question: Question, ask: Ask, output: Path
+) -> None:
+    """A directory of the output directory means the newest up to there."""
+    oldest, middle, newest = plain(output, 3), plain(output, 6), plain(output, 9)
+    cut(middle)
+    assert ask(replace(question, script_asks=str(newest))).argument == str(newest)
+    assert ask(replace(question, script_asks=str(middle))).argument == str(oldest)
+
+
+def test_when_none_is_complete_that_is_said(question: Question, ask: Ask, output: Path) -> None:
+    """Neither a damaged one nor, in silence, none."""
+    cut(plain(output, 9))
+    with pytest.raises(UsageError, match=r"none of 1 checkpoints.*optimizer\.pt is missing"):
+        ask(replace(question, script_asks=True))
+
+
+def test_a_checkpoint_named_elsewhere_is_used_whole_or_not_at_all(
+    question: Question, ask: Ask, tmp_path: Path
+) -> None:
+    """The script named it: no other is put in its place."""
+    path = plain(tmp_path / "other", 5)
+    answer = ask(replace(question, script_asks=str(path)))
+    assert (answer.argument, answer.as_asked) == (str(path), True)
+    cut(path)
+    with pytest.raises(UsageError, match="from_pretrained"):
+        ask(replace(question, script_asks=str(path)))
+
+
+def test_another_runs_corrupt_checkpoint_is_not_given_to_the_script(
+    question: Question, ask: Ask, save: Save
+) -> None:
+    """By its digests; the older one of that run is."""
+    older = save(5, run_id="run-0")
+    spoil(save(10, run_id="run-0"))
+    assert ask(replace(question, script_asks=True)).argument == str(older)
+
+
+BATCH = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "global_batch": 8,
+    "layout": "ddp",
+}
+ONE = {"world_size": 1, "batch": Batch(ranks=1, per_device=8, accumulation=1)}
+
+
+def test_fewer_ranks_go_on_with_the_same_batch(question: Question, ask: Ask, save: Save) -> None:
+    """And what is not kept is said."""
+    path = save(10, **BATCH)
+    answer = ask(replace(question, **ONE))
+    assert answer.argument == str(path)
+    assert "random numbers" in (answer.notice or "")
+
+
+def test_another_batch_is_refused_with_what_fits(question: Question, ask: Ask, save: Save) -> None:
+    """Before anything is loaded, and never by starting anew."""
+    save(10, **BATCH)
+    smaller = replace(question, world_size=1, batch=Batch(ranks=1, per_device=4, accumulation=1))
+    with pytest.raises(
+        UsageError, match="set per_device_train_batch_size=8 or gradient_accumulation_steps=2"
+    ):
+        ask(smaller)
+    save(20)
+    with pytest.raises(UsageError, match="does not say with what batch: start 2 ranks"):
+        ask(smaller)
+
+
+def test_cut_state_is_refused(question: Question, ask: Ask, save: Save) -> None:
+    """With the number of ranks that fits."""
+    save(10, **(BATCH | {"layout": "deepspeed-zero3"}))
+    with pytest.raises(UsageError, match=r"deepspeed-zero3 .* start 2 ranks"):
+        ask(replace(question, **ONE))
+
+
+def test_within_a_rollout_the_next_older_boundary_is_taken(
+    question: Question, ask: Ask, save: Save, rejected: Rejected
+) -> None:
+    """What was passed over and why is said; with none left, the ranks that fit are."""
+    boundary = save(5, **BATCH)
+    save(10, **BATCH)
+
+    def can_reshape(folder: Path, ranks: int) -> str | None:
+        return "it lies within a rollout of 2 ranks" if folder.name == "checkpoint-10" else None
+
+    answer = ask(replace(question, **ONE), can_reshape)
+    assert answer.argument == str(boundary)
+    assert rejected == [("checkpoint-10", "it lies within a rollout of 2 ranks")]
+    with pytest.raises(UsageError, match="within a rollout; start 2 ranks"):
+        ask(replace(question, **ONE), lambda folder, ranks: "it lies within a rollout")
+
+
+SHAPES = (("weight", (4, 2), "float32"),)
+
+
+def test_another_model_is_refused_before_it_is_loaded(question: Question, ask: Ask, save: Save) -> None:
+    """With what differs; the same one is not."""
+    path = save(10, model_shape=model_shape(SHAPES))
+    assert ask(replace(question, parameters=SHAPES)).argument == str(path)
+    other = (("weight", (4, 3), "float32"),)
+    for where in (
+        {},
+        {"run_id": "run-9", "resume_from": "run-1"},
+        {"run_id": "run-9", "resume_from": str(path)},
+    ):
+        with pytest.raises(UsageError, match=r"weight is \[4, 2\] there and \[4, 3\] here"):
+            ask(replace(question, parameters=other, **where))
+
+
+def test_the_choice_travels_to_the_other_ranks(
+    question: Question, ask: Ask, save: Save, tmp_path: Path
+) -> None:
+    """All of it; a rank that cannot see the checkpoint says so."""
+    save(10, finished=True)
+    for answer in (ask(question), ask(replace(question, run_id="run-9")), Resume(argument=None)):
+        assert Resume.from_text(answer.to_text(), script_asks=None) == answer
+    theirs = Resume.from_text(Resume(argument="a", as_asked=True).to_text(), script_asks="b")
+    assert theirs.argument == "b"
+    text = ask(question).to_text()
+    partials.reject(Path(ask(question).argument), "gone")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError):
+        Resume.from_text(text, script_asks=None)
+    with pytest.raises(CheckpointError):
+        Resume.from_text(Resume(argument=str(tmp_path / "none")).to_text(), script_asks=None)

@@ -1,0 +1,201 @@
+"""`grpo-run checkpoints list|verify|prune [DIR or RUN]`: what can be gone on from, whether it is sound, what may go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_run.runtime import checkpoints, inventory, partials
+from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
+from grpo_run.runtime.inventory import ASIDE, Entry, State
+from grpo_run.runtime.journal import read_journal
+from grpo_run.runtime.retention import superfluous
+from grpo_run.runtime.rundir import find_run
+
+EXIT_BAD = 1
+"""`verify` found a checkpoint that must not be loaded; `prune` could not delete everything."""
+TITLES = ["name", "step", "when", "size", "ranks", "scheduled", "run", "state"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List, verify or prune; 1 when something is bad."""
+    parser = argparse.ArgumentParser(prog="grpo-run checkpoints", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|verify|prune")
+    for name, text in (
+        ("list", "every checkpoint, newest first; looks at names and sizes"),
+        ("verify", "read every byte and compare; exit code 1 when one is bad"),
+        ("prune", "say what may be deleted; with --yes, delete it"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument(
+            "target",
+            nargs="?",
+            metavar="DIR|RUN",
+            help="an output_dir, one checkpoint-N, a run directory or a run id; default: the newest run under runs/",
+        )
+        action.add_argument("--json", action="store_true", help="one JSON object")
+        if name == "prune":
+            action.add_argument(
+                "--keep", type=int, default=2, metavar="N", help="newest verified ones to keep; default 2"
+            )
+            action.add_argument(
+                "--rejected", action="store_true", help="rejected and abandoned partial ones too"
+            )
+            action.add_argument("--yes", action="store_true", help="delete, rather than show")
+    options = parser.parse_args(arguments)
+    directories = find_directories(options.target)
+    if options.action == "prune":
+        return _prune(directories, options)
+    entries = [
+        entry
+        for directory in directories
+        for entry in inventory.take(directory, verify=options.action == "verify")
+    ]
+    if not entries:
+        raise UsageError(f"no checkpoint in {', '.join(map(str, directories))}")
+    if options.action == "list":
+        _show(entries, as_json=options.json)
+        return 0
+    return _verify(entries, as_json=options.json)
+
+
+def find_directories(target: str | None) -> list[Path]:
+    """The directories that a person means.
+
+    Raises:
+        UsageError: there is nothing of that name, or a run that has published nothing.
+    """
+    if target is not None:
+        path = Path(target)
+        if path.is_dir() and not (path / "run.json").is_file():
+            return [path]
+    try:
+        run = find_run(target)
+    except RunDirectoryError as error:
+        if target is None:
+            raise
+        raise RunDirectoryError(f"{target} is neither a directory nor a run") from error
+    places = inventory.output_directories(read_journal(run.journal))
+    if not places:
+        raise UsageError(f"run {run.path.name} has published no checkpoint yet")
+    return places
+
+
+def _show(entries: Sequence[Entry], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"checkpoints": [entry.as_json() for entry in entries]}, indent=2))
+        return
+    for directory in dict.fromkeys(entry.path.parent for entry in entries):
+        print(directory)
+        rows = [TITLES, *(_row(entry) for entry in entries if entry.path.parent == directory)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:  # one line each, however long: a pipe may read it
+            print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(entry: Entry) -> list[str]:
+    manifest = entry.manifest
+    return [
+        entry.path.name,
+        str(entry.step),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when)),
+        size(entry.size_bytes),
+        "" if entry.ranks is None else str(entry.ranks),
+        "" if manifest is None else "yes" if manifest.scheduled else "no",
+        "" if manifest is None else manifest.run_id,
+        str(entry.state) + (f": {entry.problem}" if entry.problem else ""),
+    ]
+
+
+def _verify(entries: Sequence[Entry], *, as_json: bool) -> int:
+    looked = [entry for entry in entries if entry.state not in ASIDE]
+    bad = [entry for entry in looked if entry.state in (State.damaged, State.incomplete)]
+    if as_json:
+        print(json.dumps({"bad": len(bad), "checkpoints": [entry.as_json() for entry in looked]}, indent=2))
+    else:
+        for entry in looked:
+            if entry in bad:
+                print(f"{entry.path}: {entry.state}: {entry.problem}")
+            elif entry.manifest is not None:
+                print(f"{entry.path}: verified, {len(entry.manifest.files)} files, {size(entry.size_bytes)}")
+            else:
+                print(f"{entry.path}: all parts there, no manifest to compare with")
+        print(f"{len(looked) - len(bad)} of {len(looked)} sound")
+    return EXIT_BAD if bad else 0
+
+
+def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
+    if options.keep < 1:
+        raise ConfigError(f"--keep {options.keep}: must be 1 or more; the last verified one is never deleted")
+    for directory in directories:
+        if checkpoints.step_of(directory) is not None:
+            raise UsageError(f"{directory} is one checkpoint: prune its directory, {directory.parent}")
+    entries = [entry for directory in directories for entry in inventory.take(directory, verify=True)]
+    going = [
+        entry
+        for entry in superfluous(entries, keep=options.keep, best=_best(entries), aside=options.rejected)
+        if entry.state is not State.partial or partials.is_abandoned(entry.path)
+    ]
+    left = [entry for entry in going if options.yes and not _delete(entry)]
+    gone = [entry for entry in going if options.yes and entry not in left]
+    if options.json:
+        value = {
+            "would_delete": [] if options.yes else [str(entry.path) for entry in going],
+            "deleted": [str(entry.path) for entry in gone],
+            "not_deleted": [str(entry.path) for entry in left],
+            "bytes": sum(entry.size_bytes for entry in (gone if options.yes else going)),
+        }
+        print(json.dumps(value, indent=2))
+        return EXIT_BAD if left else 0
+    for entry in going:
+        done = "would delete" if not options.yes else "could not delete" if entry in left else "deleted"
+        print(f"{done} {entry.path} ({entry.state}, {size(entry.size_bytes)})")
+    total = size(sum(entry.size_bytes for entry in (gone if options.yes else going)))
+    if not going:
+        print("nothing to delete")
+    else:
+        print(f"{total} freed" if options.yes else f"{total} would be freed; delete with --yes")
+    return EXIT_BAD if left else 0
+
+
+def _best(entries: Sequence[Entry]) -> set[str]:
+    """The checkpoints that trainers have written down as their best, by name."""
+    names = set()
+    for entry in entries:
+        if entry.state is not State.published:
+            continue
+        try:
+            best = json.loads((entry.path / "trainer_state.json").read_bytes()).get("best_model_checkpoint")
+        except (OSError, ValueError, AttributeError):
+            continue  # another trainer's: it has no best
+        if isinstance(best, str):
+            names.add(Path(best).name)
+    return names
+
+
+def _delete(entry: Entry) -> bool:
+    """Delete a directory; one that somebody still writes stays."""
+    if entry.state is State.partial:
+        partials.clean_partials(entry.path.parent)
+        return not entry.path.exists()
+    try:
+        if entry.state is State.published:
+            checkpoints.withdraw(entry.path)  # first, so that a deletion cut short leaves no checkpoint
+        shutil.rmtree(entry.path)
+    except OSError:
+        return not entry.path.exists()
+    return True
+
+
+def size(count: int) -> str:
+    """Bytes for a person: `1.4 GiB`."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,200 @@
+"""A checkpoint's directory while it is written, and the rename that makes it a checkpoint.
+
+    .checkpoint-40.partial-1f3a     being written; `.partial.lock` in it is locked for as long as somebody does
+    checkpoint-40                   published: its manifest and every byte were on disk before this name was
+    .checkpoint-40.replaced-1f3a    the one that had the name before, for the length of two renames
+    replaced-checkpoint-40          another run's complete one, whose name was taken; kept
+    rejected-checkpoint-40          found bad; kept, with the reason in REJECTED.json
+
+None of the other names is one that transformers takes for a checkpoint or counts when it rotates (it globs
+`checkpoint-*`). Called by who saves, and by the guard for `reject`. Does not decide what is bad or kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from grpo_run.runtime.checkpoints import LOCK, NAME, read_manifest, sync_directory
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.rundir import write_json
+
+PARTIAL = re.compile(r"\.(checkpoint-[0-9]+)\.partial-[0-9a-f]+")
+REPLACING = re.compile(r"\.(checkpoint-[0-9]+)\.replaced-[0-9a-f]+")
+REPLACED = re.compile(r"replaced-checkpoint-([0-9]+)(\.[0-9]+)?")
+REJECTED = re.compile(r"rejected-checkpoint-([0-9]+)(\.[0-9]+)?")
+REASON = "REJECTED.json"
+_TRIES = 100
+
+
+@contextmanager
+def partial_directory(output_dir: Path, step: int) -> Iterator[Path]:
+    """A new hidden directory to write `checkpoint-<step>` into, locked while the block runs.
+
+    Publish it inside the block. What was not published by its end is removed.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    path, descriptor = _make(output_dir, step)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)  # nothing there when it was published
+        os.close(descriptor)
+
+
+def _make(output_dir: Path, step: int) -> tuple[Path, int]:
+    for _ in range(_TRIES):
+        path = output_dir / f".checkpoint-{step}.partial-{secrets.token_hex(4)}"
+        with suppress(FileExistsError):
+            path.mkdir()
+            descriptor = _locked(path, create=True)
+            if descriptor is not None:
+                return path, descriptor
+    raise CheckpointError(f"no directory to write a checkpoint into could be made in {output_dir}")
+
+
+def _locked(path: Path, *, create: bool) -> int | None:
+    """The lock of a partial directory, or None when somebody else has it, or it is gone."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Give a written directory, its manifest included, its name.
+
+    An older directory of that name is moved out of the way first and is put back when the rename fails; a crash
+    between the two leaves both on disk, and `clean_partials` puts the older one back. Then a complete one of another
+    run is kept under `replaced-checkpoint-N`; anything else, superseded or half written, is removed.
+
+    Raises:
+        CheckpointError: `partial` has no manifest.
+        OSError: the rename failed; the older one is where it was.
+    """
+    read_manifest(partial)
+    aside: Path | None = final.with_name(f".{final.name}.replaced-{secrets.token_hex(4)}")
+    assert aside is not None
+    try:
+        os.rename(final, aside)
+    except FileNotFoundError:
+        aside = None
+    try:
+        os.rename(partial, final)
+    except OSError:
+        if aside is not None:
+            os.rename(aside, final)
+        raise
+    sync_directory(final.parent)
+    if aside is not None:
+        _dispose(aside, final)
+    with suppress(OSError):  # in the way of nobody
+        (final / LOCK).unlink()
+
+
+def _dispose(aside: Path, final: Path) -> None:
+    """Remove what a published checkpoint has replaced, unless it is another run's and complete."""
+    try:
+        old, new = read_manifest(aside), read_manifest(final)
+        keep = (old.run_id, old.train_call.ordinal) != (new.run_id, new.train_call.ordinal)
+    except CheckpointError:
+        keep = False
+    if keep:
+        _rename_to_free(aside, final.with_name(f"replaced-{final.name}"))
+        sync_directory(final.parent)
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rename_to_free(path: Path, wanted: Path) -> Path:
+    """Rename to `wanted`, or `wanted.2`, `.3` … when it is taken. Raises OSError."""
+    for number in range(1, _TRIES + 1):
+        target = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
+        if target.exists() or target.is_symlink():
+            continue
+        os.rename(path, target)
+        return target
+    raise FileExistsError(f"{wanted} and {_TRIES - 1} names after it are taken")
+
+
+def is_abandoned(path: Path) -> bool:
+    """Nobody holds the lock of a partial directory, so nobody writes it any more."""
+    descriptor = _locked(path, create=False)
+    if descriptor is None:
+        return not (path / LOCK).exists()
+    os.close(descriptor)
+    return True
+
+
+def clean_partials(output_dir: Path) -> list[Path]:
+    """Remove what died half written, and put back what a crash left without its name.
+
+    Leaves alone every partial directory whose lock somebody holds, and everything of the same step.
+
+    Returns:
+        what was removed or renamed, by its old name.
+    """
+    try:
+        names = sorted(os.listdir(output_dir))
+    except OSError:
+        return []
+    done, busy = [], set()
+    for name in names:
+        match = PARTIAL.fullmatch(name)
+        if match is None or not (output_dir / name).is_dir():
+            continue
+        # made when it is not there: who had just made the directory finds it taken, and makes another
+        descriptor = _locked(output_dir / name, create=True)
+        if descriptor is None:
+            busy.add(match[1])
+            continue
+        shutil.rmtree(output_dir / name, ignore_errors=True)
+        os.close(descriptor)
+        done.append(output_dir / name)
+    for name in names:
+        match = REPLACING.fullmatch(name)
+        if match is None or match[1] in busy:
+            continue
+        aside, final = output_dir / name, output_dir / match[1]
+        with suppress(OSError):  # another process has just done the same
+            if final.exists():
+                _dispose(aside, final)
+            else:
+                os.rename(aside, final)
+                sync_directory(output_dir)
+            done.append(aside)
+    return done
+
+
+def reject(path: Path, reason: str) -> Path | None:
+    """Rename a bad checkpoint so that nobody takes it for one, and leave the reason in it. Deletes nothing.
+
+    Returns:
+        where it lies now; None when it could not be renamed (a read-only file system), which is no error: who
+        asked passes it over.
+    """
+    assert NAME.fullmatch(path.name), path
+    try:
+        moved = _rename_to_free(path, path.with_name(f"rejected-{path.name}"))
+    except OSError:
+        return None
+    with suppress(OSError):  # a full disk: the journal has the reason too
+        write_json(moved / REASON, {"reason": reason, "was": str(path), "time": round(time.time(), 3)})
+        sync_directory(moved.parent)
+    return moved

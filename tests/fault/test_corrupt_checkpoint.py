@@ -1,0 +1,52 @@
+"""A checkpoint goes bad between a kill and the resume: it is set aside, and the run ends with the undisturbed weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from support.runs import SCRIPTS, Run, digest, torchrun
+
+from grpo_run.runtime import checkpoints
+
+VICTIM = "model.safetensors"
+"""Nothing but a digest finds a flipped bit in it: it has no checksum, and loads."""
+
+
+def flip_middle(file: Path) -> None:
+    """One bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Supervisor and ranks killed, one bit flipped, the same command again: the older one is gone on from."""
+    script, steps = str(SCRIPTS / "grpo.py"), ("--max-steps", "12", "--save-steps", "4")
+    torchrun(tmp_path, ["--nproc-per-node", "2", script, "--output-dir", "reference", *steps])
+    run = runs(
+        "--nproc-per-node", "2", script, "--output-dir", "ours", *steps, "--step-seconds", "0.3"
+    ).start()
+    run.until_step(9)
+    run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] == 8 for e in events))
+    run.close()  # SIGKILL; the kernel ends the ranks with it
+    output = tmp_path / "ours"
+    newest = next(found.path for found in checkpoints.find(output))
+    assert newest.name == "checkpoint-8"
+    flip_middle(newest / VICTIM)
+    run.start()
+    assert run.wait() == 0, run.tail()
+    assert digest(output) == digest(tmp_path / "reference")
+    (rejected,) = run.events("checkpoint_rejected")
+    assert (rejected["step"], rejected["cause"]) == (8, "checkpoint_corrupt")
+    assert VICTIM in rejected["reason"]
+    aside = output / "rejected-checkpoint-8"
+    assert Path(rejected["moved_to"]).name == aside.name
+    assert VICTIM in json.loads((aside / "REJECTED.json").read_text())["reason"]
+    resumed = [e["step"] for e in run.events("train_started") if e["attempt"] == 1 and e["rank"] == 0]
+    assert resumed == [4]
+    rewritten = output / "checkpoint-8"
+    checkpoints.verify(rewritten, checkpoints.read_manifest(rewritten))

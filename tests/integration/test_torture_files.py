@@ -1,0 +1,161 @@
+"""Files of real checkpoints are flipped and cut at random: no damaged one is ever chosen, always the newest intact."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from grpo_run.runtime import checkpoints, parts
+from grpo_run.runtime.checkpoints import MANIFEST, TrainCall
+from grpo_run.trainers import layout
+from grpo_run.trainers.resuming import PassedOver, Question, choose
+
+STEPS = (2, 4, 6)
+TRIALS = 200
+
+
+class Sum(torch.nn.Module):
+    """A model of eight numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def forward(self, numbers: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss of guessing their sum."""
+        return {"loss": ((self.layer(numbers).squeeze(-1) - labels) ** 2).mean()}
+
+
+class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Thirty-two rows."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        numbers = torch.arange(8, dtype=torch.float32) + index
+        return {"numbers": numbers, "labels": numbers.sum()}
+
+
+class Publish(TrainerCallback):
+    """Writes the manifest once transformers has written the rest."""
+
+    def __init__(self, trainer: Any, call: TrainCall) -> None:
+        self.trainer, self.call = trainer, call
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """As the guard does."""
+        checkpoints.write_manifest(
+            Path(args.output_dir) / f"checkpoint-{state.global_step}", run_id="run-1", train_call=self.call,
+            step=state.global_step, world_size=1, versions=checkpoints.versions(),
+            **layout.manifest_fields(self.trainer, 1),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output directory with three checkpoints that a trainer has written."""
+    folder = tmp_path_factory.mktemp("written")
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=max(STEPS), save_steps=2, per_device_train_batch_size=4, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model=Sum(), args=arguments, train_dataset=Samples())
+    call = TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder))
+    trainer.add_callback(Publish(trainer, call))
+    trainer.train()
+    assert [found.manifest.step for found in checkpoints.find(folder)] == sorted(STEPS, reverse=True)
+    return folder
+
+
+def question(folder: Path, **changes: Any) -> Question:
+    """A later attempt of the run that wrote them."""
+    fields: dict[str, Any] = {
+        "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
+        "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_asks": None, "resume_from": None,
+    }  # fmt: skip
+    return Question(**(fields | changes))
+
+
+def flip(content: bytes, dice: random.Random) -> bytes:
+    """One bit anywhere."""
+    changed = bytearray(content)
+    changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
+    return bytes(changed)
+
+
+def cut(content: bytes, dice: random.Random) -> bytes:
+    """Shorter, down to nothing."""
+    return content[: dice.randrange(len(content))]
+
+
+def files(folder: Path) -> list[Path]:
+    """Every file of every checkpoint, the manifests among them."""
+    return [file for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> None:
+    """One to three files damaged at random, 200 times: the newest untouched checkpoint, or none when there is none."""
+    dice, folder = random.Random(200), tmp_path / "out"
+    shutil.copytree(written, folder)
+    everything = files(folder)
+    assert {MANIFEST, "model.safetensors", "optimizer.pt", "rng_state.pth"} <= {
+        file.name for file in everything
+    }
+    chosen: list[int | None] = []
+    for trial in range(TRIALS):
+        # newer ones more often: what is hit is what would be taken
+        newest = [file for file in everything if file.parent.name == f"checkpoint-{max(STEPS)}"]
+        hit = {dice.choice(newest if count == 0 else everything) for count in range(dice.randint(1, 3))}
+        sound = {file: file.read_bytes() for file in hit}
+        for file, content in sound.items():
+            harm: Callable[[bytes, random.Random], bytes] = dice.choice([flip, cut])
+            file.write_bytes(harm(content, dice))
+        harmed = {file.parent for file in hit}
+        intact = [step for step in STEPS if folder / f"checkpoint-{step}" not in harmed]
+        passed_over: list[PassedOver] = []
+        answer = choose(question(folder), passed_over.append)
+        expected = str(folder / f"checkpoint-{max(intact)}") if intact else None
+        assert answer.argument == expected, (trial, hit)
+        newer = {path for path in harmed if not intact or int(path.name.split("-")[1]) > max(intact)}
+        assert {one.path for one in passed_over if one.corrupt} == newer, (trial, hit, passed_over)
+        chosen.append(max(intact, default=None))
+        for file, content in sound.items():
+            file.write_bytes(content)
+    assert set(chosen) == {None, *STEPS[:-1]}
+    assert choose(question(folder), lambda one: None).argument == str(folder / f"checkpoint-{max(STEPS)}")
+
+
+def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
+    written: Path, tmp_path: Path
+) -> None:
+    """`resume_from_checkpoint=True` over what transformers alone has written, a file cut or missing at random."""
+    dice, folder = random.Random(60), tmp_path / "out"
+    shutil.copytree(written, folder)
+    for step in STEPS:
+        checkpoints.withdraw(folder / f"checkpoint-{step}")
+    asking = question(folder, script_asks=True, first_attempt=True)
+    newest = folder / f"checkpoint-{max(STEPS)}"
+    assert choose(asking, lambda one: None).argument == str(newest)
+    assert {file.name for file in files(newest)} >= {
+        "model.safetensors",
+        "trainer_state.json",
+        "scheduler.pt",
+    }
+    for _ in range(60):
+        file = dice.choice(files(newest))
+        content = file.read_bytes()
+        if dice.random() < 0.3 and file.name != "training_args.bin":
+            file.unlink()
+        else:
+            file.write_bytes(cut(content, dice))
+        assert choose(asking, lambda one: None).argument == str(folder / "checkpoint-4"), file
+        file.write_bytes(content)
+    assert parts.missing(newest, 1, deep=True) == []
