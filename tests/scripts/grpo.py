@@ -18,13 +18,14 @@ def main() -> None:
     tiny.check_rollout_boundaries(arguments)
     tiny.use_test_shims()
 
-    config = GRPOConfig(**tiny.settings(arguments), **tiny.rollout_settings(arguments))
+    config = GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)})
     tokenizer = tiny.tokenizer()
     trainer = GRPOTrainer(
-        model=tiny.model(len(tokenizer), arguments.seed),
+        model=tiny.policy(len(tokenizer), arguments),
         reward_funcs=tiny.rewards(arguments.step_seconds),
         args=config,
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
+        eval_dataset=tiny.evaluation(arguments),
         processing_class=tokenizer,
         callbacks=tiny.callbacks(arguments),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import random
 import string
@@ -62,6 +63,10 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
     )
+    parser.add_argument("--texts", type=int, default=None, help="how many; one long epoch if not given")
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, metavar="JSON", help="more of the trainer's arguments"
+    )
     parser.add_argument("--exit-at-step", type=int, default=None, help="leave without a word after this step")
     return parser
 
@@ -72,6 +77,16 @@ def rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iterations", type=int, default=1)
     parser.add_argument("--steps-per-generation", type=int, default=None)
     parser.add_argument("--max-completion-length", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=None, help="how many; one long epoch if not given")
+    parser.add_argument("--eval-prompts", type=int, default=None, help="evaluate on as many")
+    parser.add_argument(
+        "--save-inside-rollouts", action="store_true", help="what was launched keeps rollouts in checkpoints"
+    )
+
+
+def evaluation(arguments: argparse.Namespace) -> Dataset | None:
+    """The prompts to evaluate on, if the arguments ask for any."""
+    return prompts(arguments.eval_prompts) if arguments.eval_prompts else None
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -94,6 +109,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "disable_tqdm": True,
         "report_to": [],
+        **arguments.settings,
     }
 
 
@@ -106,11 +122,14 @@ def rollout_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "max_completion_length": arguments.max_completion_length,
         "temperature": 1.0,
         "beta": 0.0,
+        **arguments.settings,
     }
 
 
 def check_rollout_boundaries(arguments: argparse.Namespace) -> None:
     """Stop a run whose checkpoints would fall inside a rollout: TRL does not save the rollout it is in."""
+    if arguments.save_inside_rollouts:
+        return
     micro_steps = arguments.save_steps * arguments.gradient_accumulation_steps
     steps_per_generation = arguments.steps_per_generation or arguments.gradient_accumulation_steps
     if micro_steps % (steps_per_generation * arguments.num_iterations):
@@ -147,6 +166,27 @@ def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(configuration)
 
 
+def policy(vocabulary_size: int, arguments: argparse.Namespace) -> Qwen2ForCausalLM:
+    """`model`, and where the settings ask for a reference model also on disk, which TRL reads the reference from."""
+    made = model(vocabulary_size, arguments.seed)
+    if arguments.settings.get("beta"):
+        folder = arguments.output_dir / "initial"
+        if os.environ.get("RANK", "0") == "0" and not folder.is_dir():
+            made.save_pretrained(folder.with_name("initial.partial"))
+            folder.with_name("initial.partial").rename(folder)
+        deadline = time.monotonic() + 60
+        while not folder.is_dir():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"rank 0 did not write {folder}")
+            time.sleep(0.01)
+        made.config._name_or_path = str(folder)
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            import deepspeed
+
+            deepspeed.init_distributed("gloo")  # or it reads the reference model as one rank of one
+    return made
+
+
 def prompts(count: int) -> Dataset:
     """`count` prompts of equal length, all different in expectation."""
     source = random.Random(3)
@@ -165,12 +205,14 @@ def texts(count: int) -> Dataset:
 
 
 def prompts_for_one_epoch(arguments: argparse.Namespace) -> int:
-    """How many prompts make one epoch a little longer than the run, whatever the number of ranks."""
-    return -(-texts_for_one_epoch(arguments) // arguments.num_generations)
+    """How many prompts were asked for, or make one epoch a little longer than the run, whatever the number of ranks."""
+    return arguments.prompts or -(-texts_for_one_epoch(arguments) // arguments.num_generations)
 
 
 def texts_for_one_epoch(arguments: argparse.Namespace) -> int:
-    """How many samples make one epoch a little longer than the run, whatever the number of ranks."""
+    """How many samples were asked for, or make one epoch a little longer than the run, whatever the number of ranks."""
+    if arguments.texts:
+        return int(arguments.texts)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     samples_per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks
     return (arguments.max_steps + 2) * samples_per_step

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import json
+import pickle
+import sys
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from packaging.specifiers import SpecifierSet
 from torch._C import _distributed_c10d
+from torch.serialization import get_crc32_options
+from torch.utils.serialization import config
 
 from grpo_run.runtime.errors import UntestedVersionError
 from grpo_run.trainers import upstream
@@ -152,3 +161,176 @@ def test_torch_has_a_worker_server() -> None:
     server = getattr(_distributed_c10d, upstream.WORKER_SERVER)
     assert callable(server.shutdown)
     assert "host_or_file: str" in (server.__init__.__doc__ or "")
+
+
+# ---- what writes tensors to files ----
+
+
+def test_torch_save_has_the_parameters_that_are_looked_at() -> None:
+    """By name and with their defaults; `_save` takes what it is given by place."""
+    save = inspect.signature(torch.save).parameters
+    assert list(save) == [
+        "obj",
+        "f",
+        "pickle_module",
+        "pickle_protocol",
+        "_use_new_zipfile_serialization",
+        "_disable_byteorder_record",
+    ]
+    assert save["pickle_module"].default is pickle
+    assert save["_use_new_zipfile_serialization"].default is True
+    inner = inspect.signature(torch.serialization._save)  # type: ignore[no-untyped-call, unused-ignore]
+    assert list(inner.parameters) == [
+        "obj",
+        "zip_file",
+        "pickle_module",
+        "pickle_protocol",
+        "_disable_byteorder_record",
+    ]
+
+
+def test_torch_save_is_looked_up_where_it_is_replaced() -> None:
+    """The same function under both names."""
+    assert [getattr(sys.modules[module], name) for module, name in upstream.TORCH_SAVE] == [torch.save] * 2
+
+
+def test_torch_save_writes_the_records_that_are_listed(tmp_path: Path) -> None:
+    """The same names, in the same order, of the same sizes; torch's writer adds two of its own at the end."""
+    obj = {"weight": torch.arange(10.0), "empty": torch.empty(0), "text": "x"}
+    torch.save(obj, tmp_path / "x.pt")
+    listed = upstream.archive_records(obj, pickle, 2, False)
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        written = [(entry.filename, entry.file_size) for entry in archive.infolist()]
+    sizes = [content if isinstance(content, int) else len(content) for _, content in listed]
+    names = [f"x/{name}" for name, _ in listed]
+    assert written[:-2] == list(zip(names, sizes, strict=True))
+    assert [name for name, _ in written[-2:]] == ["x/version", "x/.data/serialization_id"]
+
+
+def test_torchs_settings_of_archives_are_read() -> None:
+    """Both are what `torch.save` would use."""
+    assert upstream.archive_settings() == (get_crc32_options(), torch.serialization._get_storage_alignment())
+    with config.patch({"save.compute_crc32": False, "save.storage_alignment": 4096}):
+        assert upstream.archive_settings() == (False, 4096)
+
+
+def test_skipping_data_is_seen() -> None:
+    """Only while it is asked for."""
+    assert not upstream.skips_data()
+    with torch.serialization.skip_data():
+        assert upstream.skips_data()
+
+
+def test_safetensors_checks_are_its_own() -> None:
+    """Those that it makes before writing."""
+    upstream.check_safetensors({"weight": torch.ones(2)})
+    for tensors in ([torch.ones(1)], {"weight": "text"}, {"weight": torch.eye(2).to_sparse()}):
+        with pytest.raises(ValueError, match=r"Expected a dict|is invalid|sparse"):
+            upstream.check_safetensors(tensors)
+
+
+def test_safetensors_takes_what_is_looked_at() -> None:
+    """By these names."""
+    assert list(inspect.signature(safetensors.torch.save_file).parameters) == [
+        "tensors",
+        "filename",
+        "metadata",
+    ]
+
+
+def test_safetensors_types_are_named_and_ordered_as_it_does() -> None:
+    """One tensor of each type, in the order of the file."""
+    tensors = {name: torch.empty(1, dtype=getattr(torch, name)) for name in upstream.SAFETENSORS_TYPES}
+    content = safetensors.torch.save(tensors)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert [(name, entry["dtype"]) for name, entry in header.items()] == list(
+        upstream.SAFETENSORS_TYPES.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "name"),
+    [
+        ("transformers", "modeling_utils.py", "safe_save_file"),
+        ("transformers", "integrations/accelerate.py", "save_file"),
+        ("accelerate", "utils/other.py", "safe_save_file"),
+    ],
+)
+def test_the_library_keeps_a_name_of_its_own_for_save_file(package: str, file: str, name: str) -> None:
+    """Under which it is replaced."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    kept = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "safetensors.torch"
+        for alias in node.names
+        if alias.name == "save_file"
+    }
+    assert kept == {name}
+    module = ".".join([package, *file.removesuffix(".py").split("/")])
+    assert (module, name) in upstream.SAFETENSORS_SAVE
+
+
+@pytest.mark.parametrize("name", [upstream.LOAD_RNG, upstream.FINALIZE])
+def test_the_trainer_has_what_the_exact_state_calls(name: str) -> None:
+    """Called, or wrapped to sum up the training time of all attempts."""
+    expected = {upstream.LOAD_RNG: "checkpoint", upstream.FINALIZE: "start_time"}[name]
+    assert parameters(methods("transformers", "trainer.py", "Trainer")[name])[-1] == expected
+
+
+def assigned(function: ast.FunctionDef) -> set[str]:
+    """The attributes of `self` that a method sets."""
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+@pytest.mark.parametrize("name", upstream.TRAINER_ATTRIBUTES)
+def test_the_trainer_sets_the_attribute_when_its_loop_begins(name: str) -> None:
+    """Before `on_train_begin`, where it is put back."""
+    loop = methods("transformers", "trainer.py", "Trainer")["_inner_training_loop"]
+    assert name in assigned(loop)
+    lines = {
+        node.attr: node.lineno
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Attribute) and node.attr in (name, "on_train_begin")
+    }
+    assert lines[name] < lines["on_train_begin"]
+
+
+def test_the_trainer_loads_its_random_numbers_where_the_guard_expects_it() -> None:
+    """Before an epoch that is resumed at its beginning, and after reading the batches of one resumed inside."""
+    source = ast.unparse(methods("transformers", "trainer.py", "Trainer")["_run_epoch"])
+    at_the_beginning, after_the_batches = (
+        source.index(f"self.{upstream.LOAD_RNG}("),
+        source.rindex(f"self.{upstream.LOAD_RNG}("),
+    )
+    assert at_the_beginning < source.index("iter(train_dataloader)")
+    assert source.index("get_batch_samples(") < after_the_batches < source.index("on_step_begin(")
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize("attribute", [upstream.MICRO_STEP, upstream.BUFFERED_INPUTS, *upstream.TABLES])
+def test_trls_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
+    """What a checkpoint of TRL leaves out, and ours holds."""
+    assert attribute in assigned(methods("trl", f"trainer/{file}.py", name)["__init__"])
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+def test_a_rollout_is_made_when_its_micro_steps_are_used_up(file: str, name: str) -> None:
+    """Counted as the exact state counts them: one that is used up is not written."""
+    source = ast.unparse(methods("trl", f"trainer/{file}.py", name)["_prepare_inputs"])
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
+    assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
+
+
+def test_sft_gathers_metrics_under_the_same_name() -> None:
+    """It makes no rollouts, and counts the tokens it has trained on."""
+    found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
+    assert {upstream.METRICS, upstream.TRAIN_TOKENS} <= found

@@ -1,0 +1,110 @@
+"""The run that survives equals the run that was never hurt: killed at every step of two epochs, nothing differs.
+
+Weights, losses, rewards and every other logged number are those of torchrun's undisturbed run of the same script, for
+each trainer, way of spreading and fit of rollouts to steps. A few cells that diagnose run every time; the matrix is
+a campaign, one row of a markdown table a cell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from support.equality import MODES, Cell, differences, reference, row, supervised
+from support.runs import Run
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configurations name their DeepSpeed files from there, as accelerate reads them."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+def geometry(
+    algorithm: str, mode: str, numbers: tuple[int, int, int], name: str = "", **more: object
+) -> Cell:
+    steps_per_generation, num_iterations, accumulation = numbers
+    return Cell(
+        algorithm=algorithm,
+        mode=mode,
+        steps_per_generation=steps_per_generation,
+        num_iterations=num_iterations,
+        accumulation=accumulation,
+        name_of_settings=name,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+DIAGNOSTIC = [
+    geometry("grpo", "ddp", (4, 2, 2)),
+    geometry("rloo", "ddp-1", (1, 2, 1)),
+    geometry("grpo", "zero3", (4, 1, 1), kills=(2, 5, 7)),
+    geometry("grpo", "fsdp2", (4, 1, 2), kills=(1, 4, 6)),
+    geometry(
+        "grpo", "ddp-1", (4, 1, 1), "reference-follows-logs-of-3",
+        settings={"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "logging_steps": 3},
+    ),
+]  # fmt: skip
+MATRIX = [
+    geometry(algorithm, mode, numbers)
+    for algorithm, mode, numbers in product(("grpo", "rloo"), MODES, product((1, 4), (1, 2), (1, 2)))
+]
+WORKERS = {"dataloader_num_workers": 1}
+KEPT_WORKERS = {**WORKERS, "dataloader_persistent_workers": True}
+SEVERAL_RANKS = {"ddp_find_unused_parameters": False}
+VARIANTS = [
+    geometry("grpo", "ddp", (4, 1, 2), "workers", settings=WORKERS),
+    geometry("grpo", "ddp", (1, 2, 1), "persistent-workers", settings=KEPT_WORKERS),
+    geometry(
+        "rloo", "ddp-1", (4, 2, 1), "evaluation-between",
+        settings={"eval_strategy": "steps", "eval_steps": 1}, arguments=("--eval-prompts", "2"),
+    ),
+    geometry("grpo", "ddp", (4, 2, 1), "logs-of-3", settings={"logging_steps": 3}),
+    geometry("sft", "ddp-1", (1, 1, 2)),
+    geometry("sft", "ddp", (1, 1, 1)),
+    geometry("grpo", "ddp", (1, 1, 1), "three-ranks", ranks_asked=3, settings=SEVERAL_RANKS),
+    geometry("grpo", "zero2", (1, 1, 1), "three-ranks", ranks_asked=3),
+    geometry("grpo", "fsdp2", (1, 1, 1), "three-ranks", ranks_asked=3),
+    *(
+        geometry(
+            "grpo", mode, (1, 2, 1), "reference-follows",
+            settings={"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2},
+        )
+        for mode in ("ddp", "zero3", "fsdp2")
+    ),
+]  # fmt: skip
+
+
+def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: bool) -> str:
+    """Compare, and give the cell's row of the table."""
+    began = time.monotonic()
+    expected = reference(cell, tmp_path)
+    different = differences(cell, supervised(cell, tmp_path, runs, kills=True), expected)
+    if undisturbed:
+        different += differences(cell, supervised(cell, tmp_path, runs, kills=False), expected)
+    found = row(cell, different, time.monotonic() - began)
+    assert not different, "\n".join([found, *different])
+    return found
+
+
+@pytest.mark.parametrize("cell", DIAGNOSTIC, ids=str)
+def test_a_run_killed_at_every_step_equals_one_never_hurt(
+    cell: Cell, tmp_path: Path, runs: Callable[..., Run]
+) -> None:
+    """Against torchrun: the rollout in use, the second epoch's order, pending logs, the synced reference."""
+    check(cell, tmp_path, runs, undisturbed=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", [*MATRIX, *VARIANTS], ids=str)
+def test_the_matrix(
+    cell: Cell, tmp_path: Path, runs: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every trainer, way of spreading and geometry; once a way, the undisturbed supervised run too."""
+    first = (cell.steps_per_generation, cell.num_iterations, cell.accumulation) == (1, 1, 1)
+    found = check(cell, tmp_path, runs, undisturbed=first)
+    with capsys.disabled():
+        print(f"\n{found}")

@@ -1,0 +1,181 @@
+"""One cell of the equality matrix: a short run over two epochs, killed at every one of its steps, and its reference.
+
+A cell names a trainer, a way of spreading it and how its rollouts fit its steps. Data are so few that two epochs are
+some eight optimizer steps, with a rollout that serves several of them, and prompts left over that another epoch's
+order would have taken. What is compared are the final weights' digest and every line the Trainer logged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.parallelism import load_parallelism
+from support.runs import CONFIGS, SCRIPTS, Run, digest, torchrun
+
+ROOT = CONFIGS.parent.parent
+MODES = ("ddp-1", "ddp", "zero2", "zero3", "fsdp2")
+"""`ddp-1` is one rank; the others have two."""
+BATCH_SIZE, GENERATIONS, LONGEST = 4, 4, 12
+"""Samples a micro-batch and rank, completions a prompt, optimizer steps a cell."""
+CLOCKED = (
+    "step_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "eval_runtime",
+    "eval_samples_per_second",
+    "eval_steps_per_second",
+)
+"""What is logged and depends on the clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """See the module. `settings` are further arguments of the trainer's configuration."""
+
+    algorithm: str
+    mode: str
+    steps_per_generation: int
+    num_iterations: int
+    accumulation: int
+    ranks_asked: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    leftover_prompts: int = 1
+    kills: tuple[int, ...] | None = None
+    """Steps to be killed at; all of them if not given."""
+    name_of_settings: str = ""
+
+    def __str__(self) -> str:
+        geometry = f"{self.steps_per_generation}-{self.num_iterations}-{self.accumulation}"
+        return "-".join(part for part in (self.algorithm, self.mode, geometry, self.name_of_settings) if part)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train."""
+        return self.ranks_asked or (1 if self.mode == "ddp-1" else 2)
+
+    @property
+    def texts(self) -> int:
+        """Samples of a trainer without rollouts: three whole optimizer steps, a part of one, and a batch of one."""
+        return BATCH_SIZE * self.ranks * (3 * self.accumulation + 1) + 1
+
+    @property
+    def rollouts_an_epoch(self) -> int:
+        """Enough for three whole optimizer steps and a part of one."""
+        return -(-(3 * self.accumulation + 1) // (self.steps_per_generation * self.num_iterations))
+
+    @property
+    def prompts(self) -> int:
+        """In the data, some of them left over in each epoch."""
+        a_rollout = BATCH_SIZE * self.ranks * self.steps_per_generation // GENERATIONS
+        return a_rollout * self.rollouts_an_epoch + min(self.leftover_prompts, a_rollout - 1)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of two epochs, or as many of them as are allowed."""
+        micro_steps = self.rollouts_an_epoch * self.steps_per_generation * self.num_iterations
+        if self.algorithm == "sft":
+            micro_steps = -(-self.texts // (BATCH_SIZE * self.ranks))
+        return min(2 * -(-micro_steps // self.accumulation), LONGEST)
+
+    @property
+    def words(self) -> list[str]:
+        """The script and its arguments, less the output directory."""
+        words = [
+            str(SCRIPTS / f"{self.algorithm}.py"),
+            "--max-steps", str(self.steps), "--save-steps", "1", "--logging-steps", "1",
+            "--per-device-train-batch-size", str(BATCH_SIZE),
+            "--gradient-accumulation-steps", str(self.accumulation),
+            "--settings", json.dumps(self.settings), *self.arguments,
+        ]  # fmt: skip
+        if self.algorithm == "sft":
+            return [*words, "--texts", str(self.texts)]
+        return [
+            *words, "--save-inside-rollouts", "--prompts", str(self.prompts),
+            "--num-generations", str(GENERATIONS), "--steps-per-generation", str(self.steps_per_generation),
+            "--num-iterations", str(self.num_iterations),
+        ]  # fmt: skip
+
+
+def reference(cell: Cell, folder: Path) -> Path:
+    """Train the cell under torchrun, with no part of grpo-run in a rank; gives its output directory."""
+    output = folder / "torchrun"
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if cell.mode != "ddp-1":
+        parallelism = load_parallelism(
+            Path("tests") / "configs" / f"{cell.mode}.yaml",
+            nproc_per_node=cell.ranks,
+            nnodes=1,
+            has_accelerator=False,
+            allow_ineffective=cell.mode == "fsdp2",
+        )
+        variables |= parallelism.environment
+    if cell.mode == "fsdp2":
+        variables["TEST_FSDP_ON_CPU"] = "1"
+    words = ["--standalone", "--nproc-per-node", str(cell.ranks), *cell.words, "--output-dir", str(output)]
+    try:
+        torchrun(ROOT, words, environment=variables, timeout_seconds=240)
+    except AssertionError:
+        if not (
+            output / "weights.sha256"
+        ).exists():  # else torch aborted when its processes ended, after the script
+            raise
+    return output
+
+
+def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: bool) -> Path:
+    """Train the cell under `grpo-run launch`, a rank killed in every step or in none; gives its output directory."""
+    name = "killed" if kills else "undisturbed"
+    steps = (cell.kills or range(1, cell.steps + 1)) if kills else ()
+    injections = [word for step in steps for word in ("--inject", f"kill@rank{step % cell.ranks}:step{step}")]
+    spread = [] if cell.mode == "ddp-1" else ["--accelerate-config", str(CONFIGS / f"{cell.mode}.yaml")]
+    run = runs(
+        *(("--allow-untested",) if cell.mode == "fsdp2" else ()),
+        *spread, *injections, "--nproc-per-node", str(cell.ranks), *cell.words,
+        "--output-dir", str(folder / name),
+        name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if cell.mode == "fsdp2" else None, cwd=ROOT,
+    ).start()  # fmt: skip
+    assert run.wait(400) == 0, run.tail()
+    assert len(run.events("fault_injected")) == len(list(steps)), run.tail()
+    return folder / name
+
+
+def logged(output: Path, steps: int) -> list[dict[str, Any]]:
+    """Every line the Trainer logged up to the last checkpoint, without what the clock decides."""
+    state = json.loads((output / f"checkpoint-{steps}" / "trainer_state.json").read_text())
+    return [
+        {key: value for key, value in line.items() if key not in CLOCKED} for line in state["log_history"]
+    ]
+
+
+def differences(cell: Cell, found: Path, expected: Path) -> list[str]:
+    """What the run in `found` has otherwise than the one in `expected`, in words; nothing, if all is well."""
+    theirs, ours = logged(expected, cell.steps), logged(found, cell.steps)
+    different = []
+    for ours_line, theirs_line in zip(ours, theirs, strict=False):
+        # text, so that a NaN equals itself
+        for key in sorted(ours_line.keys() | theirs_line.keys()):
+            if repr(ours_line.get(key)) != repr(theirs_line.get(key)):
+                different.append(
+                    f"step {theirs_line['step']}: {key} is {ours_line.get(key)}, not {theirs_line.get(key)}"
+                )
+    if len(ours) != len(theirs):
+        different.append(f"{len(ours)} lines were logged, not {len(theirs)}")
+    if digest(found) != digest(expected):
+        different.append(f"the weights end as {digest(found)[:12]}, not {digest(expected)[:12]}")
+    return different
+
+
+def row(cell: Cell, different: list[str], seconds: float) -> str:
+    """One line of the campaign's table."""
+    verdict = "equal" if not different else different[0]
+    return (
+        f"| {cell.algorithm} | {cell.mode} | {cell.steps_per_generation} | {cell.num_iterations} |"
+        f" {cell.accumulation} | {cell.name_of_settings or '-'} | {len(cell.kills or range(cell.steps))} |"
+        f" {verdict} | {seconds:.0f} s |"
+    )
