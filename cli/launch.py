@@ -18,6 +18,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, ProcessError, UsageError
 from grpo_run.runtime.history import History
 from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.staging import Staging
 from grpo_run.runtime.supervisor import Supervisor
 from grpo_run.trainers.settings import RankSettings
 
@@ -78,6 +79,7 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
         rank_environment=_rank_environment,
         say=terminal.say,
         attempt_output=output.follow,
+        staging=Staging(config.snapshot_directory) if config.snapshot_directory is not None else None,
     )
     agent = _build_agent(launch, supervisor)
     server = None
@@ -145,6 +147,9 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         allow_untested=config.allow_untested,
         expected_distributed_type=config.expected_distributed_type,
         vote_timeout_seconds=config.timeouts.vote_seconds,
+        staging=str(config.snapshot_directory) if config.snapshot_directory is not None else None,
+        snapshot_every=config.snapshot_every,
+        failure_seconds=supervisor.history.mean_time_between_failures(),
         injections=tuple(map(str, config.injections)),
         injections_fired=tuple(supervisor.history.injections_fired),
     )

@@ -24,6 +24,7 @@ from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.policy import Budget
 from grpo_run.runtime.rundir import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.script import needs_fresh_interpreter, source_of
+from grpo_run.runtime.staging import MEMORY_ROOT, place
 from grpo_run.trainers import caps
 from grpo_run.trainers.upstream import check_versions
 from grpo_run.watchdog.deadlines import DeadlineSettings
@@ -38,6 +39,7 @@ NODE_FLAGS = frozenset(
         "--metrics-addr",
         "--show-ranks",
         "--fresh",
+        "--snapshot-dir",
     ]
 )
 """Flags that differ between the nodes of one run, or say only where to look at it: no part of its identity."""
@@ -106,6 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--allow-untested", action="store_true", help="go on with library versions this was not tested with"
     )
     group.add_argument("--hygiene-every", type=int, default=100, metavar="STEPS", help="clean garbage and caches on the same step everywhere; 0 for never; default 100")  # fmt: skip
+    group.add_argument("--snapshot-every", default="auto", metavar="STEPS|auto", help="copy everything needed to go on into memory; 0 for never; auto, the default, weighs what one costs against what a fault would")  # fmt: skip
+    group.add_argument("--snapshot-dir", default=str(MEMORY_ROOT), metavar="DIR|off", help=f"a file system in memory for checkpoints on their way to disk; 'off' makes training wait for the disk; default {MEMORY_ROOT}")  # fmt: skip
     group.add_argument("--generation", action="append", default=[], metavar="KEY=VALUE", help=f"cap generation: {', '.join(caps.KEYS)}; repeat the flag, or end the list with --")  # fmt: skip
     group.add_argument("--inject", action=_Inject, default=[], metavar=GRAMMAR.partition("[")[0], help=f"a drill: hurt one rank once, as kill@rank1:step7; {GRAMMAR}; repeat the flag; '--inject help' lists the kinds")  # fmt: skip
     group.add_argument("--metrics-addr", default="127.0.0.1:9460", metavar="HOST:PORT", help="Prometheus; the next free port when taken; 'off' for none")  # fmt: skip
@@ -185,6 +189,8 @@ def parse(arguments: Sequence[str]) -> Launch:
         deadlines=_deadlines(options),
         injections=injections,
         hygiene_every=options.hygiene_every,
+        snapshot_every=_snapshot_every(options.snapshot_every),
+        snapshot_directory=_snapshot_directory(options.snapshot_dir, path, run_id, nodes[1]),
         generation=generation,
         resume_from=options.resume_from,
         allow_untested=options.allow_untested,
@@ -192,6 +198,33 @@ def parse(arguments: Sequence[str]) -> Launch:
         shown_ranks=_shown(options.show_ranks, processes * nodes[1]),
     )
     return Launch(elastic=options, config=config, metrics_address=options.metrics_addr)
+
+
+def _snapshot_every(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--snapshot-every {text}: a number of steps, 0 for never, or auto")
+    return int(text)
+
+
+def _snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int) -> Path | None:
+    """Where snapshots go; None when checkpoints are to be written directly, by wish or because they must."""
+    if text == "off" or nodes > 1:
+        return None  # of several nodes each would have a part of a checkpoint, and nobody the whole
+    root = Path(text)
+    if not root.is_dir():
+        if text == str(MEMORY_ROOT):
+            return None  # no such file system here
+        raise UsageError(
+            f"--snapshot-dir {text}: not a directory; name one on a file system in memory, or off"
+        )
+    found = place(run_directory, run_id, root)
+    if found is None and text != str(MEMORY_ROOT):
+        raise UsageError(
+            f"--snapshot-dir {text}: cannot be written, or grpo-run-{os.getuid()} in it is not yours alone"
+        )
+    return found
 
 
 def _deadlines(options: argparse.Namespace) -> DeadlineSettings:

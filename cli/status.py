@@ -47,6 +47,10 @@ def print_for_person(status: RunStatus) -> None:
         if checkpoint is None
         else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
     )
+    if fields["snapshot_step"] is not None:
+        facts.add_row("in memory", f"step {fields['snapshot_step']}")
+    if fields["checkpoint_trouble"] is not None:
+        facts.add_row("disk", fields["checkpoint_trouble"])
     console.print(facts)
     for rank, slot in enumerate(status.slots):
         if slot is None:

@@ -62,6 +62,17 @@ RESTART_LOOP = {
     },
 }
 
+CHECKPOINT_TROUBLE = {
+    "alert": "GrpoRunCheckpointTrouble",
+    "expr": "grpo_checkpoint_trouble == 1",
+    "labels": {"severity": "critical"},
+    "annotations": {
+        "summary": "{{ $labels.run_id }}: checkpoints do not reach the disk",
+        "description": "It is full or does not answer; training goes on from snapshots in this machine's memory."
+        " `grpo-run status` has the reason. Writing goes on by itself when there is room.",
+    },
+}
+
 EXPORTER_BLIND = {
     "alert": "GrpoRunExporterBlind",
     "expr": "grpo_observation_failed == 1 or time() - grpo_observation_timestamp_seconds > 120",
@@ -104,6 +115,7 @@ RULES: tuple[dict[str, Any], ...] = (
     NO_PROGRESS,
     RANK_LOST,
     RESTART_LOOP,
+    CHECKPOINT_TROUBLE,
     EXPORTER_BLIND,
     EXPORTER_VANISHED,
     SUPERVISOR_LOST,

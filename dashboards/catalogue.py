@@ -91,6 +91,15 @@ def _checkpoint_step(seen: Observation) -> float | None:
     return None if checkpoint is None else float(checkpoint.step)
 
 
+def _snapshot_step(seen: Observation) -> float | None:
+    step = seen.status.history.snapshot_step
+    return None if step is None else float(step)
+
+
+def _checkpoint_trouble(seen: Observation) -> float:
+    return float(seen.status.history.checkpoint_trouble is not None)
+
+
 def _checkpoint_verified(seen: Observation) -> float | None:
     checkpoint = seen.status.history.checkpoint
     return None if checkpoint is None else float(checkpoint.verified)
@@ -192,6 +201,14 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
     Metric(
         name="grpo_checkpoint_step", kind="gauge", unit="steps", read=_one(_checkpoint_step),
         help="Step of the last published checkpoint; absent before the first.",
+    ),
+    Metric(
+        name="grpo_snapshot_step", kind="gauge", unit="steps", read=_one(_snapshot_step),
+        help="Step of the newest snapshot in memory; absent before the first.",
+    ),
+    Metric(
+        name="grpo_checkpoint_trouble", kind="gauge", unit="boolean", read=_one(_checkpoint_trouble),
+        help="1 while the disk does not take checkpoints (full, or not moving), 0 while it does.",
     ),
     Metric(
         name="grpo_checkpoint_verified", kind="gauge", unit="boolean", read=_one(_checkpoint_verified),

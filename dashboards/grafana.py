@@ -148,6 +148,7 @@ def _progress() -> list[BuiltPanel]:
             queries={
                 "committed": f"max(grpo_step{{{RUN}}})",
                 "checkpoint": f"max(grpo_checkpoint_step{{{RUN}}})",
+                "snapshot": f"max(grpo_snapshot_step{{{RUN}}})",
                 "target": f"max(grpo_target_steps{{{RUN}}})",
             },
             description="A fall is work that a recovery has to do again.",

@@ -49,6 +49,9 @@ class RunConfig:
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
     injections: tuple[Injection, ...] = ()
     hygiene_every: int = 100
+    snapshot_every: int | None = None
+    """Steps between snapshots in memory; None to choose, 0 for none."""
+    snapshot_directory: Path | None = None
     generation: dict[str, int | float] = field(default_factory=dict)
     resume_from: str | None = None
     allow_untested: bool = False
@@ -58,6 +61,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.hygiene_every < 0:
             raise ConfigError(f"--hygiene-every must be 0 (never) or more, not {self.hygiene_every}")
+        if self.snapshot_every is not None and self.snapshot_every < 0:
+            raise ConfigError(
+                f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
+            )
         try:
             # a watchdog faster than a timeout it watches would kill what was about to say why it failed
             self.deadlines.check_against({"the vote's timeout": self.timeouts.vote_seconds})
@@ -74,6 +81,7 @@ class RunConfig:
             "command": list(self.command),
             "preload": self.preload,
             "hygiene_every": self.hygiene_every,
+            "snapshot_every": self.snapshot_every,
             "generation": self.generation,
             "resume_from": self.resume_from,
             "expected_distributed_type": self.expected_distributed_type,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.interval import mean_time_between_failures
 from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import Phase
 
@@ -72,6 +73,10 @@ class History:
     first_time: float | None = None
     last_time: float | None = None
     checkpoint: Checkpoint | None = None
+    snapshot_step: int | None = None
+    """Of the newest snapshot in memory."""
+    checkpoint_trouble: str | None = None
+    """Why the disk does not take checkpoints; None while it does."""
     recoveries: list[Recovery] = field(default_factory=list)
     exit_code: int | None = None
     sentence: str = ""
@@ -176,6 +181,19 @@ class History:
         self.checkpoint = Checkpoint(
             step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
         )
+        if record.get("durable", True):
+            self.checkpoint_trouble = None
+        self._progressed(call, step)
+
+    def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
+        # it outlives the ranks, and is made loadable before the next attempt
+        self.snapshot_step = int(record["step"])
+        self._progressed(int(record.get("train_call") or 0), int(record["step"]))
+
+    def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
+        self.checkpoint_trouble = str(record.get("reason"))
+
+    def _progressed(self, call: int, step: int) -> None:
         if (call, step) > self._progress_at:
             self._progress_at = (call, step)
             self.failures_without_progress = 0
@@ -228,7 +246,7 @@ class History:
 
     @property
     def progress_checkpoint(self) -> tuple[int, int]:
-        """(train call, step) of the highest checkpoint ever published: what the restart budget refills on."""
+        """(train call, step) of the highest checkpoint ever taken: what the restart budget refills on."""
         return self._progress_at
 
     @property
@@ -239,6 +257,11 @@ class History:
     def productive_seconds(self) -> float:
         """Seconds spent on steps that count: committed, and not done again after a recovery."""
         return sum(span[2] for span in self._spans)
+
+    def mean_time_between_failures(self) -> float:
+        """Seconds between failures as the run has shown so far, supervisors' absences left out."""
+        elapsed = (self.last_time or 0.0) - (self.first_time or 0.0) - self._idle_seconds
+        return mean_time_between_failures(max(0.0, elapsed), len(self.recoveries))
 
     def goodput(self, now: float | None = None) -> float | None:
         """Share of wall time, supervisors' absences left out, spent on steps that count; 0 to 1, None before any."""

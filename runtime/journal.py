@@ -30,6 +30,8 @@ EVENTS = frozenset(
         "checkpoint_staged",
         "checkpoint_published",
         "checkpoint_rejected",
+        "checkpoint_failed",
+        "snapshot_interval",
         "suspicion",
         "fault_injected",
         "incident",

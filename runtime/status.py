@@ -48,6 +48,8 @@ class RunStatus:
             "checkpoint": None
             if checkpoint is None
             else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified},
+            "snapshot_step": history.snapshot_step,
+            "checkpoint_trouble": history.checkpoint_trouble,
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
             "sentence": self.sentence,
             "exit_code": history.exit_code,

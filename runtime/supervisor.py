@@ -18,6 +18,7 @@ from grpo_run.runtime.attempt import AttemptFiles
 from grpo_run.runtime.board import Board
 from grpo_run.runtime.commits import newest_commit
 from grpo_run.runtime.config import RunConfig
+from grpo_run.runtime.drains import Drains
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.exits import Exits
 from grpo_run.runtime.history import History
@@ -25,9 +26,10 @@ from grpo_run.runtime.inquiry import Case, inquire
 from grpo_run.runtime.journal import Journal, JournalReader
 from grpo_run.runtime.lifecycle import Event, Lifecycle, State
 from grpo_run.runtime.notices import Notices
-from grpo_run.runtime.policy import RESTARTS, Action, decide
+from grpo_run.runtime.policy import RESTARTS, Action, Decision, decide
 from grpo_run.runtime.ranks import RankGroup
 from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.staging import Staging
 from grpo_run.runtime.status import RunStatus, verdict_sentence
 from grpo_run.runtime.watch import Finding, Watch
 from grpo_run.watchdog import diagnosis
@@ -52,6 +54,7 @@ class Supervisor:
         local_world_size: ranks on this node.
         rank_environment: our own variables for a rank, from (rank, attempt, world size, first attempt).
         say: prints a line for the person.
+        staging: where ranks put snapshots; None where they save directly.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Supervisor:
         rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         say: Callable[[str], None],
         attempt_output: Callable[[dict[int, Path]], None] = lambda files: None,
+        staging: Staging | None = None,
     ) -> None:
         self.config = config
         self.run = run
@@ -79,6 +83,16 @@ class Supervisor:
         self._learned_at = time.monotonic()
         self.journal = Journal(run.journal, config.run_id)
         self._notices = Notices(self._warn)
+        self._drains = (
+            Drains(
+                staging,
+                write=self._write,
+                warn=lambda text: self._warn(None, text),
+                preloaded=config.preload,
+            )
+            if staging is not None
+            else None
+        )
         self.lifecycle = Lifecycle(self._state_changed)
         self.attempt = self.history.attempts - 1
         self.files = AttemptFiles(run, self.attempt)
@@ -114,6 +128,9 @@ class Supervisor:
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> None:
         """A new attempt: its number, its directory, an empty board."""
+        if self._drains is not None:
+            self._drains.settle(restore=True)
+            self._catch_up()
         self.attempt += 1
         self.journal.attempt = self.attempt
         self.files = AttemptFiles(self.run, self.attempt)
@@ -205,6 +222,8 @@ class Supervisor:
         self._timeline.note(slots, self._observed_at)
         self._note_commits(slots)
         self._catch_up()
+        if self._drains is not None:
+            self._drains.look()
         for exit in exits:
             self.watch.rank_left(exit.rank)
         self._exits.add(exits, slots)
@@ -324,7 +343,11 @@ class Supervisor:
             return self._left_over(verdict)
         self.lifecycle.fire(Event.evidence_written)
         self._catch_up()
-        decision = decide(self.history, verdict, self.config.budget, stopping=self._stop_asked)
+        usage = next((exit.error for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
+        if usage is not None:
+            decision = Decision(action=Action.stop, reason="the settings are wrong, and would be again")
+        else:
+            decision = decide(self.history, verdict, self.config.budget, stopping=self._stop_asked)
         self._write("action", action=str(decision.action), reason=decision.reason)
         self._write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         self.journal.sync()
@@ -337,10 +360,9 @@ class Supervisor:
             self._say(verdict.sentence)
             return self._end(Event.stopped, EXIT_STOPPED)
         self.sentence = f"{verdict.sentence} Gave up: {decision.reason}."
-        usage = next((exit for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
-        if usage is not None and usage.error is not None:
+        if usage is not None:
             # the user's to mend, found only inside the rank: say it as the launcher would have
-            self.sentence = usage.error.message
+            self.sentence = usage.message
             return self._end(Event.gave_up, EXIT_USAGE)
         if verdict.traceback:
             self._say(verdict.traceback.rstrip())
@@ -381,6 +403,9 @@ class Supervisor:
     def _end(self, event: Event, code: int) -> Next:
         self.exit_code = code
         self.lifecycle.fire(event)
+        if self._drains is not None:
+            self._drains.settle(restore=False)
+            self._drains.close()
         self._catch_up()
         self.history.exit_code = code
         if not self.sentence:
@@ -397,7 +422,7 @@ class Supervisor:
     def _write(self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
         self.journal.write(name, rank=rank, step=step, **fields)
 
-    def _warn(self, rank: int, text: str) -> None:
+    def _warn(self, rank: int | None, text: str) -> None:
         self._write("warning", rank=rank, text=text)
         self._say(text)
 

@@ -2,7 +2,7 @@
 
 All ranks start it when their optimizer step is done and collect it before the next one, so it hides behind
 work. It says that every rank stands at the same step having taken the same path (minimum and maximum of step and
-fingerprint must agree), and carries every rank's requests to all: stop, save, a non-finite loss. The group is
+fingerprint must agree), and carries every rank's requests to all: stop, save, snapshot, a non-finite loss. The group is
 built by the bootstrap on a prefix of the attempt's store, so it lives before, beside and after whatever the
 script does with the default group, and a wedged NCCL cannot block it.
 
@@ -36,6 +36,7 @@ class Ballot:
     fingerprint: int = 0
     stop: bool = False
     save: bool = False
+    snapshot: bool = False
     nonfinite: bool = False
     oom: bool = False
 
@@ -50,6 +51,7 @@ class Ballot:
             int(self.save),
             int(self.nonfinite),
             int(self.oom),
+            int(self.snapshot),
         ]
 
 
@@ -60,6 +62,7 @@ class Outcome:
     step: int
     stop: bool
     save: bool
+    snapshot: bool
     nonfinite: bool
     oom: bool
 
@@ -86,6 +89,7 @@ def decode(vector: list[int]) -> Outcome:
         save=bool(vector[5]),
         nonfinite=bool(vector[6]),
         oom=bool(vector[7]),
+        snapshot=bool(vector[8]),
     )
 
 

@@ -8,22 +8,32 @@ Bodies of TRL's methods are never copied; methods are wrapped as they come.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-from grpo_run.runtime import checkpoints
+from grpo_run.runtime import checkpoints, partials
 from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.errors import ConfigError, Stopped
-from grpo_run.trainers import caps, phases, progress, resuming, saving, upstream
+from grpo_run.runtime.staging import RESTORE
+from grpo_run.trainers import agreement, caps, layout, phases, progress, resuming, upstream
 from grpo_run.trainers.session import Session, current
 from grpo_run.watchdog.observation import Phase, RankState
 
+if TYPE_CHECKING:
+    from grpo_run.trainers.saving import Saver
+
 _GUARDED = "_grpo_run_guard"
-_WRAPPED = (*upstream.ROLLOUT_METHODS, upstream.SAVE_CHECKPOINT, "evaluate", "training_step")
+_WRAPPED = (
+    *upstream.ROLLOUT_METHODS,
+    upstream.SAVE_CHECKPOINT,
+    upstream.AFTER_STEP,
+    "evaluate",
+    "training_step",
+)
 
 
 def install(session: Session) -> None:
@@ -92,7 +102,10 @@ def _guarded_train(
 ) -> Any:
     from transformers import TrainerCallback
 
+    # these import torch, which the script may want to be first to do
     from grpo_run.trainers.callback import GuardCallback
+    from grpo_run.trainers.exact import ExactState
+    from grpo_run.trainers.saving import Saver
 
     _check(session, trainer)
     session.train_calls += 1
@@ -102,16 +115,27 @@ def _guarded_train(
         output_dir=str(trainer.args.output_dir),
     )
     _warn_of_shared_directory(session, call)
-    resume = _agree_on_resume(session, call, script_asks or None)
+    resume = _agree_on_resume(session, call, script_asks or None, trainer)
     path = phases.Path()
-    callback = GuardCallback(session, call.ordinal, path, restoring=resume.finished and not resume.foreign)
+    exact = ExactState(
+        trainer, rank=session.rank, world_size=session.world_size, warn=functools.partial(_warn, session)
+    )
+    callback = GuardCallback(
+        session,
+        call.ordinal,
+        path,
+        restoring=resume.finished and not resume.foreign,
+        exact=exact,
+        resumed_from=_resumed_from(resume.argument, call),
+    )
     own = {name: trainer.__dict__[name] for name in _WRAPPED if name in trainer.__dict__}
     if session.injector is not None:
         session.injector.prepare(session.votes.maximum)
         session.injector.attach(trainer)
     _mark_phases(trainer, session, callback, path)
     undo_progress = progress.show_work(trainer, session)
-    saving.wrap_save(trainer, session, call, callback.collect)
+    saver = Saver(trainer, session, call, callback.collect, exact)
+    saver.wrap(callback.snapshot_due, callback.snapshot_taken)
     undo_callbacks = phases.wrap_callbacks(trainer.callback_handler, TrainerCallback, session.slot)
     trainer.add_callback(callback)
     undo_restore = _restore_only(trainer, only_at_end=resume.foreign) if resume.finished else None
@@ -120,9 +144,10 @@ def _guarded_train(
         if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
             raise Stopped(trainer.state.global_step)
         if not resume.finished or resume.foreign:
-            _finish(session, trainer, call)
+            _finish(session, trainer, call, saver)
     finally:
         trainer.remove_callback(callback)
+        exact.close()
         undo_progress()
         undo_callbacks()
         if undo_restore is not None:
@@ -132,6 +157,25 @@ def _guarded_train(
     session.slot.replace(Phase.idle)
     session.slot.touch()
     return result
+
+
+def _warn(session: Session, text: str) -> None:
+    """Say what a person should know of, once for all ranks."""
+    if session.is_main:
+        session.say(text)
+        session.journal.write("warning", rank=0, text=text)
+
+
+def _resumed_from(argument: str | bool | None, call: TrainCall) -> Path | None:
+    """The checkpoint directory that `train()` will load, as transformers finds it."""
+    if isinstance(argument, str):
+        return Path(argument)
+    if not argument:
+        return None
+    from transformers.trainer_utils import get_last_checkpoint
+
+    newest = get_last_checkpoint(call.output_dir)
+    return Path(newest) if newest else None
 
 
 def _warn_of_shared_directory(session: Session, call: TrainCall) -> None:
@@ -147,24 +191,15 @@ def _warn_of_shared_directory(session: Session, call: TrainCall) -> None:
     session.output_dirs.add(place)
 
 
-def _agree_on_resume(session: Session, call: TrainCall, script_asks: Any) -> resuming.Resume:
+def _agree_on_resume(
+    session: Session, call: TrainCall, script_asks: Any, trainer: Any = None
+) -> resuming.Resume:
     """Rank 0 chooses, all ranks take the same; a stop asked for before the call is obeyed here."""
     session.votes.collect()  # left under way when the script caught what ended its last train() call
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
     settings = session.settings
-
-    def rejected(found: checkpoints.FoundCheckpoint, reason: str) -> None:
-        session.journal.write(
-            "checkpoint_rejected",
-            rank=session.rank,
-            step=found.manifest.step,
-            path=str(found.path),
-            reason=reason,
-        )
-        session.say(f"checkpoint {found.path} is not used: {reason}")
-
     question = resuming.Question(
         call=call,
         run_id=settings.run_id,
@@ -173,21 +208,13 @@ def _agree_on_resume(session: Session, call: TrainCall, script_asks: Any) -> res
         run_started_at=settings.run_started_at,
         script_asks=script_asks,
         resume_from=settings.resume_from,
+        batch=layout.batch(trainer, session.world_size),
+        parameters=layout.named_shapes(trainer) if session.is_main else (),
+        also_in=(Path(settings.staging) / RESTORE,) if settings.staging is not None else (),
     )
-    step = -1
     if session.is_main:
-        choice = resuming.choose(question, rejected)
-        step = choice.own.manifest.step if choice.own is not None else -1
-    agreed = session.votes.maximum(step)
-    if not session.is_main:
-        choice = resuming.choose(dataclasses.replace(question, only_step=agreed), lambda found, reason: None)
-        step = choice.own.manifest.step if choice.own is not None else -1
-    highest, lowest = session.votes.maximum(step), -session.votes.maximum(-step)
-    if highest != lowest:
-        raise ConfigError(
-            f"ranks see different newest checkpoints in {call.output_dir} (steps {lowest} and {highest});"
-            " it must be a directory that all nodes share"
-        )
+        partials.clean_partials(Path(call.output_dir))  # what died between two renames has its name again
+    choice = agreement.agree(session, question)
     if choice.notice:
         session.say(choice.notice)
         if session.is_main:
@@ -196,7 +223,9 @@ def _agree_on_resume(session: Session, call: TrainCall, script_asks: Any) -> res
         what = "restored, it had finished" if choice.finished else "goes on"
         session.say(f"train() call {call.ordinal} ({call.trainer_class}) {what} from {choice.own.path}")
         if choice.finished and session.is_main:
-            session.journal.write("train_restored", rank=0, step=step, train_call=call.ordinal)
+            session.journal.write(
+                "train_restored", rank=0, step=choice.own.manifest.step, train_call=call.ordinal
+            )
     return choice
 
 
@@ -251,10 +280,11 @@ def _restore_only(trainer: Any, *, only_at_end: bool = False) -> Any:
     return lambda: trainer.__dict__.pop(upstream.RUN_EPOCH, None)
 
 
-def _finish(session: Session, trainer: Any, call: TrainCall) -> None:
+def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> None:
     """Record that the call ran to its end, beside the checkpoint that holds its end."""
-    path = saving.ensure_saved(trainer, session, call)
+    path = saver.finish()
     if session.is_main:
-        checkpoints.mark_finished(path)
+        if path is not None:
+            checkpoints.mark_finished(path)
         session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)
     session.votes.maximum(0)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path as FilePath
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_run.runtime.vote import Ballot, Outcome
 from grpo_run.trainers import hygiene
+from grpo_run.trainers.cadence import Cadence
+from grpo_run.trainers.exact import ExactState
 from grpo_run.trainers.phases import Path
 from grpo_run.trainers.session import Session
 from grpo_run.watchdog.observation import Phase, RankState
@@ -32,19 +35,44 @@ SHOWN = {
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """One a `train()` call. `stopping` is set once all ranks have agreed to stop and the step is saved."""
 
-    def __init__(self, session: Session, ordinal: int, path: Path, *, restoring: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        ordinal: int,
+        path: Path,
+        *,
+        restoring: bool = False,
+        exact: ExactState | None = None,
+        resumed_from: FilePath | None = None,
+    ) -> None:
         self._session = session
         self._ordinal = ordinal
         self._path = path
         self._restoring = restoring
+        self._exact = exact
+        self._resumed_from = resumed_from
         self._outcome: Outcome | None = None
+        self._snapshot_due = False
+        self.cadence: Cadence | None = None
+        """Of snapshots, once the call has begun; None where none are taken."""
         self.nonfinite = False
         self.stopping = False
+
+    def snapshot_due(self) -> bool:
+        """Whether all ranks take a snapshot after this step."""
+        return self._snapshot_due
+
+    def snapshot_taken(self, step: int, cost_seconds: float) -> None:
+        """A checkpoint of `step` is in memory."""
+        if self.cadence is not None:
+            self.cadence.taken(step, cost_seconds)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The call's model is loaded and its loop is about to start."""
+        if self._exact is not None:
+            self._exact.begin(self._resumed_from)
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal
@@ -53,6 +81,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
         slot.replace(Phase.data)
         slot.touch()
+        self.cadence = self._session.cadence(state.global_step)
         if self._restoring:
             return  # nothing starts here: the call's steps were all taken in an earlier attempt
         self._session.journal.write(
@@ -63,10 +92,19 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             target_steps=state.max_steps,
         )
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The epoch's order is about to be drawn."""
+        if self._exact is not None:
+            self._exact.begin_epoch()
+
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The step's batches are there."""
+        if self._exact is not None:
+            self._exact.begin_step()
         self._session.slot.replace(Phase.forward_backward)
 
     def on_pre_optimizer_step(
@@ -93,6 +131,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             stop=stop,
             # a save agreed on already, and made at this step's end, is what the request asked for
             save=saves > session.saves_seen and not (self._outcome is not None and self._outcome.save),
+            snapshot=self.cadence is not None and session.is_main and self.cadence.wanted(state.global_step),
             nonfinite=self.nonfinite,
         )
         session.saves_seen = saves
@@ -103,6 +142,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.replace(Phase.data)
         slot.touch()
         outcome, self._outcome = self._outcome, None
+        self._snapshot_due = self.cadence is not None and (
+            self.cadence.fixed(state.global_step) or (outcome is not None and outcome.snapshot)
+        )
         if state.global_step >= state.max_steps:
             control.should_save = True  # so that a finished call can be restored
         if outcome is not None and outcome.nonfinite and session.is_main:
@@ -141,6 +183,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The loop is over; the last step's vote is still to be read."""
+        if self._exact is not None:
+            self._exact.end()
         self.collect()
         self._session.slot.state = RankState.between
         self._session.slot.touch()
@@ -162,6 +206,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
                     step=outcome.step,
                     stop=outcome.stop or self._outcome.stop,
                     save=outcome.save or self._outcome.save,
+                    snapshot=outcome.snapshot or self._outcome.snapshot,
                     nonfinite=outcome.nonfinite or self._outcome.nonfinite,
                     oom=outcome.oom or self._outcome.oom,
                 )

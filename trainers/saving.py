@@ -1,118 +1,367 @@
-"""Makes a checkpoint complete: all ranks done, digests taken, manifest written last, rotation after that.
+"""Makes a trainer's checkpoints complete and verified, most of them without making training wait for a disk.
 
-Wraps a trainer's own checkpoint method and lets it write what it always writes. Called through the guard.
-Rotation is held back until the new checkpoint is published, so that a kill at any moment leaves one that
-is complete. Does not stage or compress.
+Wraps a trainer's own checkpoint method and lets it write what it always writes:
+
+    in memory    the usual way: a copy in the run's staging (`snapshot.py`), made durable by the supervisor
+    directly     where memory does not do: several nodes, no room, a script that reads the checkpoint while it saves
+
+Either way weights that are no numbers are never saved, the manifest comes last, and older checkpoints go only after it.
+Between the script's own checkpoints it takes snapshots of its own, when `callback.py` says so. Called through the guard.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime import checkpoints
+from grpo_run.runtime import checkpoints, rotation
 from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import upstream
+from grpo_run.runtime.staging import BatchFacts, Staged
+from grpo_run.trainers import layout, upstream
+from grpo_run.trainers.exact import ExactState
 from grpo_run.trainers.session import Session
+from grpo_run.trainers.snapshot import NO_ROOM, TAKEN, finite
 from grpo_run.watchdog.observation import Phase
 
+UPLOADS = ("WANDB_LOG_MODEL", "HF_MLFLOW_LOG_ARTIFACTS", "COMET_LOG_ASSETS", "CLEARML_LOG_MODEL")
+"""With one of these set, a callback of transformers' own reads the checkpoint as soon as it is saved."""
 
-def wrap_save(trainer: Any, session: Session, call: TrainCall, before: Any) -> None:
-    """Replace the trainer's checkpoint method by one that publishes.
+
+class Saver:
+    """The saves of one `train()` call. Every method is collective.
 
     Args:
+        trainer: guarded; its own methods are wrapped by `wrap`.
         before: called first, on every rank; collects the vote under way, so that ranks save after agreeing.
+        exact: writes this rank's part of what the trainer's own method leaves out.
     """
-    original = getattr(trainer, upstream.SAVE_CHECKPOINT)
 
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        before()
-        slot = session.slot
+    def __init__(
+        self, trainer: Any, session: Session, call: TrainCall, before: Callable[[], None], exact: ExactState
+    ) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
+        self._before = before
+        self._exact = exact
+        # now: wrapping the model for training casts and renames its parameters
+        self._facts = BatchFacts(**layout.manifest_fields(trainer, session.world_size))
+        self._original = getattr(trainer, upstream.SAVE_CHECKPOINT)
+        self._refused: int | None = None
+        if session.is_main:
+            self._check_room()
+        if session.snapshots is not None:
+            session.snapshots.prepare(self._own_bytes())
+        self._taken: Callable[[int, float], None] | None = None
+        self.saved_step = -1
+
+    def wrap(self, due: Callable[[], bool], taken: Callable[[int, float], None]) -> None:
+        """Replace the trainer's checkpoint method, and take snapshots after steps.
+
+        Args:
+            due: whether all ranks have agreed on a snapshot after this step.
+            taken: told of each checkpoint in memory: its step, and for how many seconds it blocked this rank.
+        """
+        self._taken = taken
+        after_step = getattr(self._trainer, upstream.AFTER_STEP)
+
+        @functools.wraps(self._original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            self._before()
+            with self._in_phase():
+                return self._save(args, kwargs)
+
+        @functools.wraps(after_step)
+        def after(*args: Any, **kwargs: Any) -> Any:
+            result = after_step(*args, **kwargs)
+            if due() and self.saved_step != self._trainer.state.global_step:
+                self._before()
+                with self._in_phase():
+                    self._snapshot()
+            return result
+
+        setattr(self._trainer, upstream.SAVE_CHECKPOINT, save)
+        setattr(self._trainer, upstream.AFTER_STEP, after)
+
+    def finish(self) -> Path | None:
+        """The durable checkpoint of the step where the call ended, saved now when the script's schedule did not.
+
+        Returns:
+            None when there is none: the weights are no numbers, or the disk does not take it.
+        """
+        session, step = self._session, self._trainer.state.global_step
+        path = Path(self._call.output_dir) / f"checkpoint-{step}"
+        with self._in_phase():
+            there = session.is_main and (self._is_coming(step) or self._is_durable(path))
+            if not session.votes.maximum(int(there)):
+                self._save((self._trainer.model_wrapped, None), {})
+            if self._refused == step:
+                return None
+            snapshots = session.snapshots
+            in_memory = session.votes.maximum(int(session.is_main and self._is_coming(step)))
+            if in_memory and (snapshots is None or not snapshots.wait_durable()):
+                if session.is_main:
+                    session.warn(
+                        f"{path} is not on disk yet; the supervisor goes on trying when the script has ended"
+                    )
+                return None
+            return path
+
+    # inside
+
+    def _check_room(self) -> None:
+        """Warn at the start of a disk that will be full tonight."""
+        folder = Path(self._call.output_dir)
+        while not folder.exists():
+            folder = folder.parent
+        free, one = shutil.disk_usage(folder).free, layout.checkpoint_bytes(self._trainer)
+        kept = self._trainer.args.save_total_limit
+        # one more than are kept, as an older one goes only when the newer is complete
+        if one and free < one * ((kept or 1) + 1):
+            self._session.warn(
+                f"{folder} has {free / 1e9:.1f} GB free, and a checkpoint of this model takes about {one / 1e9:.1f} GB:"
+                f" {f'save_total_limit={kept} needs' if kept else 'two need'} {one * ((kept or 1) + 1) / 1e9:.1f} GB"
+            )
+
+    def _own_bytes(self) -> int:
+        """About what this rank writes: with DDP rank 0 writes all, else all write a share, and rank 0 the whole model too."""
+        whole = layout.checkpoint_bytes(self._trainer)
+        if self._facts.layout == "ddp":
+            return whole if self._session.is_main else 0
+        return whole // self._session.world_size + (whole // 3 if self._session.is_main else 0)
+
+    @contextmanager
+    def _in_phase(self) -> Iterator[None]:
+        slot = self._session.slot
         try:
             slot.enter(Phase.checkpoint)
-            return publish(*args, **kwargs)
+            yield
         finally:
             slot.leave(Phase.checkpoint)
 
-    def publish(*args: Any, **kwargs: Any) -> Any:
-        slot = session.slot
+    def _is_coming(self, step: int) -> bool:
+        """Whether it is in memory and will be durable by itself; a snapshot nobody asked for may never be."""
+        last = self._session.snapshots.last if self._session.snapshots is not None else None
+        if last is None:
+            return False
+        staged: Staged = last[1]
+        return staged.scheduled and staged.step == step and staged.train_call == self._call
+
+    def _is_durable(self, path: Path) -> bool:
+        """Whether `path` holds a complete checkpoint of this run's call, not another's of the same number."""
+        try:
+            manifest = checkpoints.read_manifest(path)
+        except CheckpointError:
+            return False
+        ours = (self._session.settings.run_id, self._call.ordinal)
+        return (manifest.run_id, manifest.train_call.ordinal) == ours
+
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A checkpoint that the script, or a person, asked for."""
         began = time.perf_counter()
+        if not self._agree_on_finite():
+            return None
+        snapshots = self._session.snapshots
+        reader = self._reader()
+        if snapshots is None or reader == "inside":
+            return self._save_directly(args, kwargs, began)
+        outcome = self._take(args, kwargs, scheduled=True)
+        if outcome != TAKEN:
+            return self._save_directly(args, kwargs, began)
+        if reader == "after":
+            snapshots.wait_durable()
+        self._note(began)
+        return None
+
+    def _snapshot(self) -> None:
+        """One of our own: in memory, or not at all."""
+        began = time.perf_counter()
+        assert self._session.snapshots is not None, "none are due without"
+        if not self._agree_on_finite():
+            return
+        with _quiet(self._trainer), _nobody_reads(self._trainer.args):
+            outcome = self._take((self._trainer.model_wrapped, None), {}, scheduled=False)
+        if outcome == TAKEN:
+            self._note(began)
+
+    def _note(self, began: float) -> None:
+        slot = self._session.slot
+        self.saved_step = slot.checkpoint_step = self._trainer.state.global_step
+        slot.checkpoint_seconds += time.perf_counter() - began
+
+    def _agree_on_finite(self) -> bool:
+        """Weights that are no numbers are not saved; says so once a step."""
+        step = self._trainer.state.global_step
+        if not self._session.votes.maximum(int(not finite(self._trainer))):
+            return True
+        if self._session.is_main and self._refused != step:
+            self._session.journal.write(
+                "checkpoint_rejected",
+                rank=0,
+                step=step,
+                path=str(Path(self._call.output_dir) / f"checkpoint-{step}"),
+                reason="weights are not finite",
+                cause="nonfinite",
+            )
+            self._session.say(f"step {step} is not saved: weights are not finite")
+        self._refused = step
+        return False
+
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, scheduled: bool) -> int:
+        session, trainer = self._session, self._trainer
+        assert session.snapshots is not None
+        best = trainer.state.best_model_checkpoint
+        staged = Staged(
+            run_id=session.settings.run_id,
+            attempt=session.settings.attempt,
+            step=trainer.state.global_step,
+            train_call=self._call,
+            world_size=session.world_size,
+            output_dir=self._call.output_dir,
+            scheduled=scheduled,
+            limit=trainer.args.save_total_limit,
+            best=Path(best).name if best else None,
+            versions=_versions(),
+            facts=self._facts,
+            staged_at=time.time(),
+        )
+        outcome: int = session.snapshots.take(
+            trainer, staged, lambda folder: self._write(folder, args, kwargs)
+        )
+        if outcome == TAKEN and self._taken is not None:
+            self._taken(staged.step, session.snapshots.cost_seconds)
+        if session.is_main:
+            if outcome == TAKEN:
+                session.journal.write(
+                    "checkpoint_staged",
+                    rank=0,
+                    step=staged.step,
+                    train_call=self._call.ordinal,
+                    scheduled=scheduled,
+                    seconds=session.snapshots.cost_seconds,
+                )
+            elif outcome == NO_ROOM:
+                session.no_room(staged.step)
+        return outcome
+
+    def _write(self, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """All that this rank has to write of a checkpoint."""
+        arguments = self._trainer.args
+        limit, arguments.save_total_limit = arguments.save_total_limit, None
+        # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
+        bare, arguments.save_only_model = arguments.save_only_model, False
+        try:
+            result = self._original(*args, **kwargs)
+        finally:
+            arguments.save_total_limit = limit
+            arguments.save_only_model = bare
+        self._exact.save(folder)
+        return result
+
+    def _save_directly(self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float) -> Any:
+        session, trainer = self._session, self._trainer
         step = trainer.state.global_step
-        path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
+        path = Path(self._call.output_dir) / f"checkpoint-{step}"
         if session.is_main:
             checkpoints.withdraw(path)
-        limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
-        # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
-        bare, trainer.args.save_only_model = trainer.args.save_only_model, False
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            trainer.args.save_total_limit = limit
-            trainer.args.save_only_model = bare
+        result = self._write(path, args, kwargs)
         session.votes.maximum(step)  # every rank has written its files
         if session.is_main:
             manifest = checkpoints.write_manifest(
                 path,
                 run_id=session.settings.run_id,
-                train_call=call,
+                train_call=self._call,
                 step=step,
                 world_size=session.world_size,
                 versions=_versions(),
+                **self._facts.model_dump(),
             )
             session.journal.write(
                 "checkpoint_published",
                 rank=session.rank,
                 step=step,
-                path=str(path.resolve()),
+                path=str(path),
                 verified=True,
-                train_call=call.ordinal,
+                train_call=self._call.ordinal,
+                scheduled=True,
+                durable=True,
                 size_bytes=sum(entry.size for entry in manifest.files.values()),
                 seconds=time.perf_counter() - began,
             )
             session.journal.sync()
-        if limit is not None and trainer.args.should_save:
-            _rotate(trainer, limit)
-        slot.checkpoint_step = step
-        slot.checkpoint_seconds += time.perf_counter() - began
+            best = trainer.state.best_model_checkpoint
+            rotation.rotate(
+                Path(self._call.output_dir),
+                newest=path,
+                limit=trainer.args.save_total_limit,
+                best=Path(best).name if best else None,
+            )
+        self._note(began)
         return result
 
-    setattr(trainer, upstream.SAVE_CHECKPOINT, save)
+    def _reader(self) -> str | None:
+        """When something reads the checkpoint's directory: "inside" the trainer's own save, right "after" it, or not."""
+        arguments = self._trainer.args
+        if arguments.push_to_hub or arguments.metric_for_best_model is not None:
+            return "inside"
+        uploads = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in UPLOADS)
+        for callback in self._trainer.callback_handler.callbacks:
+            method = getattr(type(callback), "on_save", None)
+            library = type(callback).__module__.partition(".")[0] in ("transformers", "trl", "grpo_run")
+            if _overrides(method) and (uploads or not library):
+                return "after"
+        return None
+
+
+def _overrides(method: Any) -> bool:
+    from transformers import TrainerCallback
+
+    return method is not None and method is not TrainerCallback.on_save
+
+
+@contextmanager
+def _quiet(trainer: Any) -> Iterator[None]:
+    """No progress bar, no repeated warning and no new model card for what nobody asked for."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    card = trainer.__dict__.get("create_model_card")
+    trainer.create_model_card = lambda *args, **kwargs: None
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+        if card is None:
+            del trainer.create_model_card
+        else:
+            trainer.create_model_card = card
+
+
+@contextmanager
+def _nobody_reads(arguments: Any) -> Iterator[None]:
+    """No upload of a snapshot, and none becomes the best checkpoint: its directory in memory is not there for long."""
+    from transformers.trainer_utils import SaveStrategy
+
+    own = arguments.push_to_hub, arguments.save_strategy
+    arguments.push_to_hub, arguments.save_strategy = False, SaveStrategy.NO
+    try:
+        yield
+    finally:
+        arguments.push_to_hub, arguments.save_strategy = own
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
     return checkpoints.versions()
-
-
-def _rotate(trainer: Any, limit: int) -> None:
-    from transformers.trainer_utils import rotate_checkpoints
-
-    rotate_checkpoints(
-        output_dir=trainer.args.output_dir,
-        save_total_limit=limit,
-        best_model_checkpoint=trainer.state.best_model_checkpoint,
-        use_mtime=True,
-    )
-
-
-def _is_of(path: Path, session: Session, call: TrainCall) -> bool:
-    """Whether `path` holds a complete checkpoint of this run's call, not another's of the same number."""
-    try:
-        manifest = checkpoints.read_manifest(path)
-    except CheckpointError:
-        return False
-    return manifest.run_id == session.settings.run_id and manifest.train_call.ordinal == call.ordinal
-
-
-def ensure_saved(trainer: Any, session: Session, call: TrainCall) -> Path:
-    """The checkpoint of the step where the call ended, saved now when the script's schedule did not. Collective."""
-    step = trainer.state.global_step
-    path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
-    missing = int(session.is_main and not _is_of(path, session, call))
-    if session.votes.maximum(missing):
-        getattr(trainer, upstream.SAVE_CHECKPOINT)(trainer.model_wrapped, None)
-    return path

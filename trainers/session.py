@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Session:
         self.train_calls = 0
         self.output_dirs: set[str] = set()
         self.saves_seen = self.board.requests[1]
+        self._snapshots: Any = None
+        self._said_no_room = False
         self._votes: Any = None
         self._failure: BaseException | None = None
         self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
@@ -136,6 +139,56 @@ class Session:
         """A line for the person, in rank 0's output."""
         if self.is_main:
             print(f"grpo-run: {text}", file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Say and journal what a person should know of; call it on rank 0."""
+        self.say(text)
+        self.journal.write("warning", rank=self.rank, text=text)
+
+    @property
+    def snapshots(self) -> Any:
+        """This rank's `snapshot.Snapshots`; None where checkpoints are written directly."""
+        if self._snapshots is None and self.settings.staging is not None:
+            from grpo_run.runtime.staging import Staging
+            from grpo_run.trainers.snapshot import Snapshots
+
+            self._snapshots = Snapshots(self, Staging(Path(self.settings.staging)))
+        return self._snapshots
+
+    def cadence(self, first_step: int) -> Any:
+        """When snapshots are due in the `train()` call that begins after `first_step`; None for never."""
+        if self.settings.staging is None or self.settings.snapshot_every == 0:
+            return None
+        from grpo_run.trainers.cadence import Cadence
+
+        def say(text: str, steps: int, cost_seconds: float, step_seconds: float) -> None:
+            if self.is_main:
+                self.say(text)
+                self.journal.write(
+                    "snapshot_interval",
+                    rank=0,
+                    steps=steps,
+                    cost_seconds=cost_seconds,
+                    step_seconds=step_seconds,
+                    failure_seconds=self.settings.failure_seconds,
+                )
+
+        return Cadence(
+            self.settings.snapshot_every,
+            failure_seconds=self.settings.failure_seconds,
+            first_step=first_step,
+            say=say,
+            clock=time.monotonic,
+        )
+
+    def no_room(self, step: int) -> None:
+        """Say once an attempt that checkpoints cannot be kept in memory; call it on rank 0."""
+        if not self._said_no_room:
+            self._said_no_room = True
+            self.warn(
+                f"no memory for a snapshot at step {step}: the script's own checkpoints are written directly, and"
+                " a fault costs the steps since the last one"
+            )
 
     def close(self) -> None:
         """Let go of the vote group."""

@@ -10,6 +10,8 @@ import os
 
 import pydantic
 
+from grpo_run.runtime.interval import PRIOR_FAILURE_SECONDS
+
 VARIABLE = "GRPO_RUN_RANK"
 
 
@@ -17,7 +19,9 @@ class RankSettings(pydantic.BaseModel):
     """Settings of one rank in one attempt.
 
     `generation` overrides fields of the script's own GRPO or RLOO configuration; `hygiene_every` is in
-    optimizer steps, 0 for never; `resume_from` is a run id or a checkpoint directory.
+    optimizer steps, 0 for never; `resume_from` is a run id or a checkpoint directory. `staging` is where snapshots
+    go, None to save directly; one is taken every `snapshot_every` steps, None to choose from the mean time between
+    failures, 0 for never.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +46,9 @@ class RankSettings(pydantic.BaseModel):
     allow_untested: bool = False
     expected_distributed_type: str | None = None
     vote_timeout_seconds: float = 1800.0
+    staging: str | None = None
+    snapshot_every: int | None = None
+    failure_seconds: float = PRIOR_FAILURE_SECONDS
     injections: tuple[str, ...] = ()
     injections_fired: tuple[str, ...] = ()
 

@@ -31,12 +31,14 @@ PURE = (
     "watchdog.verdict",
     "runtime.commits",
     "runtime.injection",
+    "runtime.interval",
     "runtime.lifecycle",
     "runtime.policy",
     "runtime.history",
     "runtime.errors",
     "runtime.config",
     "runtime.script",
+    "runtime.world_size",
 )
 HEAVY = frozenset(
     {"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"}
@@ -50,6 +52,7 @@ OUTSIDE_WORLD = frozenset(
 READS_THE_SCRIPT = {"runtime.script": {"os"}}
 """`runtime.script` has one function that reads the script's source and one that looks where modules lie."""
 LIGHT = (
+    "trainers.attach",
     "trainers",
     "trainers.settings",
     "trainers.upstream",
@@ -58,6 +61,7 @@ LIGHT = (
     "cli.status",
     "cli.stop",
     "cli.save",
+    "cli.checkpoints",
     "runtime.status",
     "runtime.forkserver",
 )

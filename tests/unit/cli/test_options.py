@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from grpo_run.runtime.rundir import RunDirectory
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
     "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
-    "--run-dir", "--run-id", "--show-ranks", "--stop-timeout",
+    "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout",
 }  # fmt: skip
 """Frozen: a flag is a promise. Add one here, and to the documentation, when one is added to the parser."""
 
@@ -87,6 +88,12 @@ def error(*words: str) -> str:
         (["--generation", "max_completion_lenght=3", "train.py"], "did you mean max_completion_length"),
         (["--hygiene-every", "-1", "train.py"], "--hygiene-every"),
         (["--hygiene-every", "often", "train.py"], "--hygiene-every"),
+        (["--snapshot-every", "often", "train.py"], "--snapshot-every often"),
+        (["--snapshot-every=-1", "train.py"], "--snapshot-every -1"),
+        (["--snapshot-every", "1.5", "train.py"], "--snapshot-every 1.5"),
+        (["--snapshot-every", "", "train.py"], "--snapshot-every"),
+        (["--snapshot-dir", "missing", "train.py"], "--snapshot-dir missing: not a directory"),
+        (["--snapshot-dir", "train.py", "train.py"], "--snapshot-dir train.py: not a directory"),
         (["--stop-timeout", "0", "train.py"], "--stop-timeout"),
         (["--stop-timeout", "nan", "train.py"], "--stop-timeout"),
         (["--max-restarts", "-1", "train.py"], "--max-restarts"),
@@ -190,6 +197,7 @@ def test_only_our_own_list_is_split(words: list[str], split: list[str]) -> None:
 IDENTICAL = [
     ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--local_addr=10.0.0.1"],
     ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"],
+    ["--snapshot-dir", "off"],
 ]  # fmt: skip
 
 
@@ -328,3 +336,72 @@ def test_the_deadline_for_leaving_is_said_in_seconds(here: Path) -> None:
     default = parse(["train.py"]).config.deadlines
     assert (said.exit_seconds, default.exit_seconds) == (30.0, 8.0)
     assert replace(said, exit_seconds=8.0) == default
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ([], None),
+        (["--snapshot-every", "auto"], None),
+        (["--snapshot-every=0"], 0),
+        (["--snapshot-every", "25"], 25),
+    ],
+)
+def test_how_often_snapshots_are_taken(words: list[str], every: int | None) -> None:
+    """As often as pays, unless it is said."""
+    assert parse([*words, "train.py"]).config.snapshot_every == every
+
+
+def test_snapshots_lie_in_memory_unless_told_otherwise(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a place of the run's own, below the directory that was named; the same for the same run."""
+    memory, other = at_home / "memory", at_home / "other"
+    memory.mkdir()
+    other.mkdir()
+    monkeypatch.setattr(options, "MEMORY_ROOT", memory)
+    usual = parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory
+    named = parse(["--snapshot-dir", str(other), "train.py"]).config.snapshot_directory
+    assert usual is not None
+    assert named is not None
+    assert usual.relative_to(memory) == named.relative_to(other)
+    assert not usual.exists(), "parsing makes nothing of the run's"
+    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory == usual
+    assert parse(["--snapshot-dir", "off", "train.py"]).config.snapshot_directory is None
+
+
+@pytest.mark.usefixtures("at_home")
+def test_the_usual_place_is_in_memory() -> None:
+    """Where Linux keeps it."""
+    assert build_parser().get_default("snapshot_dir") == "/dev/shm"
+
+
+def test_of_several_nodes_none_has_the_whole_checkpoint(at_home: Path) -> None:
+    """Each writes its part directly."""
+    memory = at_home / "memory"
+    memory.mkdir()
+    words = ["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]
+    assert parse(words).config.snapshot_directory is None
+
+
+def test_a_machine_without_such_a_file_system_writes_directly(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or with one that somebody else has taken the place on: nobody asked for it, so nobody is refused."""
+    memory = at_home / "memory"
+    monkeypatch.setattr(options, "MEMORY_ROOT", memory)
+    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
+    memory.mkdir()
+    taken = memory / f"grpo-run-{os.getuid()}"
+    taken.mkdir()
+    taken.chmod(0o755)
+    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
+
+
+def test_a_place_that_was_named_and_cannot_be_used_is_refused(at_home: Path) -> None:
+    """It was asked for."""
+    taken = at_home / "memory" / f"grpo-run-{os.getuid()}"
+    taken.mkdir(parents=True)
+    taken.chmod(0o755)
+    assert "is not yours alone" in error("--snapshot-dir", str(taken.parent), "train.py")

@@ -44,6 +44,7 @@ def make_status() -> Callable[..., RunStatus]:
             run_id="night", state="running", step=7, target_steps=100, attempts=2, first_time=0.0,
             last_time=100.0, reward=0.5, warnings=3, failures_without_progress=1,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
+            snapshot_step=7,
             recoveries=[
                 Recovery(
                     cause="signal", rank=1, step=6, action="restart", detection_seconds=0.25,

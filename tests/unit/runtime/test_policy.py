@@ -62,7 +62,14 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
         ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
         ("again after another one", [BUG_TWICE, "!killed", BUG_TWICE], True, BUG, Action.stop),
         ("other exceptions", ["!a", "!b", BUG_TWICE], True, BUG, Action.restart),
-        ("the same with a newer checkpoint between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.restart),
+        ("the same with a newer checkpoint between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
+        (
+            "the same line at another step",
+            ["!KeyError@train.py:3:step5", "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.restart,
+        ),
         (
             "the same with a newer checkpoint long ago",
             [BUG_TWICE, "5", BUG_TWICE, BUG_TWICE],

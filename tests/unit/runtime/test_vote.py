@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grpo_run.runtime.errors import ConsensusError
 from grpo_run.runtime.vote import Ballot, VoteGroup, decode
 
-REQUESTS = ("stop", "save", "nonfinite", "oom")
+REQUESTS = ("stop", "save", "snapshot", "nonfinite", "oom")
 
 
 def reduced(ballots: list[Ballot]) -> list[int]:
@@ -106,6 +106,11 @@ def test_a_maximum_during_a_vote_is_our_own_bug(alone: VoteGroup) -> None:
     alone.start(Ballot(step=1))
     with pytest.raises(AssertionError, match="collect the vote first"):
         alone.maximum(1)
+
+
+def test_a_single_rank_gathers_its_own(alone: VoteGroup) -> None:
+    """Once for each rank there is."""
+    assert alone.gather([1, 2**62]) == [[1, 2**62]]
 
 
 @pytest.mark.parametrize("value", [-1, 0, 2**40])

@@ -63,8 +63,15 @@ def session(
 ) -> Any:
     """As much of a session as the guard uses; the group needs no store and no peers."""
     said: list[str] = []
+    without_room: list[int] = []
+
+    def warn(text: str) -> None:
+        said.append(text)
+        journal.write("warning", rank=0, text=text)
+
     return SimpleNamespace(
         board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1,
         is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
-        train_calls=0, said=said, say=said.append,
+        train_calls=0, said=said, say=said.append, warn=warn, snapshots=None, cadence=lambda first_step: None,
+        without_room=without_room, no_room=without_room.append,
     )  # fmt: skip

@@ -265,3 +265,125 @@ def test_a_path_that_differs_is_found_at_the_vote(session: Any, monkeypatch: pyt
     loop.step()
     assert fingerprints[0] != 0
     assert fingerprints[1] == 0
+
+
+# ---- snapshots in memory ----
+
+
+class Cadence:
+    """Says what it is told to, and notes what it is asked."""
+
+    def __init__(self, *, wanted: tuple[int, ...] = (), fixed: tuple[int, ...] = ()) -> None:
+        self.steps = {"wanted": wanted, "fixed": fixed}
+        self.asked: list[int] = []
+        self.told: list[tuple[int, float]] = []
+
+    def wanted(self, step: int) -> bool:
+        """Asked on rank 0."""
+        self.asked.append(step)
+        return step in self.steps["wanted"]
+
+    def fixed(self, step: int) -> bool:
+        """Known to every rank."""
+        return step in self.steps["fixed"]
+
+    def taken(self, step: int, cost_seconds: float) -> None:
+        """Told of one."""
+        self.told.append((step, cost_seconds))
+
+
+def due_steps(session: Any, cadence: Cadence | None, steps: int = 7) -> list[int]:
+    """After which steps a snapshot is due."""
+    begun: list[int] = []
+
+    def begin(first_step: int) -> Cadence | None:
+        begun.append(first_step)
+        return cadence
+
+    session.cadence = begin
+    loop = Loop(session)
+    loop.begin()
+    assert begun == [0]
+    due = []
+    for _ in range(steps):
+        loop.step()
+        if loop.callback.snapshot_due():
+            due.append(loop.state.global_step)
+    return due
+
+
+def test_without_a_cadence_no_snapshot_is_due(session: Any) -> None:
+    """Checkpoints are written directly."""
+    assert due_steps(session, None) == []
+    Loop(session).callback.snapshot_taken(3, 0.1)
+
+
+def test_a_fixed_cadence_needs_no_vote(session: Any) -> None:
+    """Every rank comes to the same steps by itself."""
+    session.is_main = False
+    assert due_steps(session, Cadence(fixed=(2, 4))) == [2, 4]
+
+
+def test_a_wished_snapshot_is_due_after_the_step_that_follows(session: Any) -> None:
+    """When all ranks have heard of it; once."""
+    cadence = Cadence(wanted=(3,))
+    assert due_steps(session, cadence) == [4]
+    assert cadence.asked == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_only_rank_0_wishes(session: Any) -> None:
+    """The others take part in what the vote says."""
+    cadence = Cadence(wanted=(1, 2, 3))
+    session.is_main = False
+    assert due_steps(session, cadence) == []
+    assert cadence.asked == []
+
+
+def test_another_ranks_wish_is_heard(session: Any) -> None:
+    """As it comes out of the vote."""
+    from dataclasses import replace
+
+    start = session.votes.start
+    session.is_main = False
+    session.votes.start = lambda ballot: start(replace(ballot, snapshot=ballot.step == 2))
+    assert due_steps(session, Cadence()) == [3]
+
+
+def test_one_wish_makes_one_snapshot(session: Any) -> None:
+    """With the real cadence, whose wish is heard a step later than it is voiced."""
+    from grpo_run.trainers.cadence import Cadence as Real
+
+    now = [0.0]
+    said: list[int] = []
+    session.cadence = lambda first_step: Real(
+        None,
+        failure_seconds=2000.0,
+        first_step=first_step,
+        say=lambda text, steps, cost, step: said.append(steps),
+        clock=lambda: now[0],
+    )
+    loop = Loop(session)
+    loop.state.max_steps = 100
+    loop.begin()
+    taken = []
+    for _ in range(60):
+        now[0] += 10.0
+        loop.step()
+        if loop.callback.snapshot_due():
+            now[0] += 10.0
+            taken.append(loop.state.global_step)
+            loop.callback.snapshot_taken(loop.state.global_step, 10.0)
+    # sqrt(2 * 10 * 2000) is 200 s, 20 steps; each one is due a step after it was wished for
+    assert said == [20]
+    assert taken == [2, 4, 25, 46]
+
+
+def test_what_was_taken_is_passed_on(session: Any) -> None:
+    """With what it cost."""
+    cadence = Cadence()
+    session.cadence = lambda first_step: cadence
+    loop = Loop(session)
+    loop.callback.snapshot_taken(1, 0.5)
+    loop.begin()
+    loop.callback.snapshot_taken(3, 0.25)
+    assert cadence.told == [(3, 0.25)]

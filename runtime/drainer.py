@@ -1,0 +1,251 @@
+"""The drainer: a process of its own that turns a snapshot in memory into a durable checkpoint.
+
+    memory slot  ->  <output_dir>/.checkpoint-N.partial-…  ->  fsync, digests, MANIFEST.json  ->  rename to checkpoint-N
+
+Its requests and answers are plain dataclasses over a connection; the supervisor sends them (`drains.py`) and never
+touches the disk itself, so a file system that hangs holds nobody up but this process. What is written is, byte for byte,
+what the trainer would have written. It dies with the supervisor; a partial directory it leaves behind is cleaned
+up by the next one. Chooses nothing: which snapshot is made durable when is the supervisor's decision.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.arena import ArenaReader
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.image import Image, read_image
+from grpo_run.runtime.lifeline import die_with_parent
+from grpo_run.runtime.materialize import write_files
+from grpo_run.runtime.partials import clean_partials, partial_directory, publish
+from grpo_run.runtime.room import tightest
+from grpo_run.runtime.rotation import rotate
+from grpo_run.runtime.staging import Slot, Staged, Staging
+
+NICENESS = 10
+"""Training comes first."""
+PROGRESS_SECONDS = 0.5
+COPY_BYTES = 8 << 20
+SYNC_BYTES = 1 << 30
+"""Put on disk at a time: one fsync of everything at the end could take minutes, and would look like a stall."""
+ROOM_RESERVE_BYTES = 64 << 20
+"""Left free on the disk: the journal, logs and incidents of the run need some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Make the snapshot in a slot durable where its script wants it; or loadable in memory, under `restore`."""
+
+    slot: int
+    restore: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Bytes written so far of the present request."""
+
+    written_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """It is there, digested and complete."""
+
+    slot: int
+    step: int
+    train_call: int
+    path: str
+    scheduled: bool
+    size_bytes: int
+    seconds: float
+    durable: bool
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """It is not, and nothing half-written is left to be seen.
+
+    `step` is None when there was nothing to write; `full` says that there was no room, `broken` that the snapshot
+    itself cannot be read, so that there is no use in trying again.
+    """
+
+    slot: int
+    step: int | None
+    reason: str
+    full: bool
+    broken: bool = False
+
+
+Answer = Progress | Published | Failed
+
+
+def serve(staging_path: str, connection: Connection, parent: int) -> None:
+    """Answer requests until the other end is closed. The process' entry point.
+
+    Args:
+        staging_path: the run's slots.
+        connection: requests in, answers out.
+        parent: dies with it.
+    """
+    os.setsid()  # a Ctrl-C at the terminal is the supervisor's to hear
+    die_with_parent(parent)
+    os.nice(NICENESS)
+    staging = Staging(Path(staging_path))
+    while True:
+        try:
+            request = connection.recv()
+            connection.send(answer(staging, request, _reporter(connection)))
+        except (EOFError, OSError):
+            return  # the other end is closed
+
+
+def _reporter(connection: Connection) -> Callable[[int], None]:
+    last = time.monotonic()
+
+    def report(written_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_SECONDS:
+            last = now
+            connection.send(Progress(written_bytes=written_bytes))
+
+    return report
+
+
+def answer(staging: Staging, request: Request, report: Callable[[int], None]) -> Published | Failed:
+    """Do what one request asks; every failure that a file system can cause is an answer."""
+    slot = staging.slots[request.slot]
+    step = None
+    try:
+        with slot.locked(wait_seconds=30.0) as mine:
+            if not mine:
+                return Failed(slot=slot.index, step=None, reason="the slot is being written", full=False)
+            staged = slot.staged()
+            if staged is None:
+                return Failed(slot=slot.index, step=None, reason="the slot is empty", full=False)
+            step = staged.step
+            return _drain(slot, staged, request.restore, report)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = f" ({error.filename})" if error.filename else ""
+        return Failed(slot=slot.index, step=step, reason=f"{error.strerror or error}{where}", full=full)
+    except CheckpointError as error:
+        return Failed(slot=slot.index, step=step, reason=str(error), full=False, broken=True)
+
+
+def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[int], None]) -> Published:
+    began = time.perf_counter()
+    durable = restore is None
+    directory = Path(staged.output_dir if restore is None else restore)
+    plain, images = slot.files / staged.folder, [read_image(slot.image(r)) for r in range(staged.world_size)]
+    directory.mkdir(parents=True, exist_ok=True)
+    clean_partials(directory)
+    _require_room(directory, _plain_bytes(plain) + sum(image.size_bytes for image in images), durable=durable)
+    final = directory / staged.folder
+    with partial_directory(directory, staged.step) as partial:
+        written = _Written(report, partial)
+        _copy_plain(plain, partial, written)
+        for rank, image in enumerate(images):
+            _write_image(slot.arena(rank), image, partial, written)
+        manifest = checkpoints.write_manifest(
+            partial,
+            run_id=staged.run_id,
+            train_call=staged.train_call,
+            step=staged.step,
+            world_size=staged.world_size,
+            versions=staged.versions,
+            scheduled=staged.scheduled,
+            **staged.facts.model_dump(),
+        )
+        publish(partial, final)
+    if durable:
+        slot.mark_drained()
+    removed = rotate(directory, newest=final, limit=staged.limit, best=staged.best)
+    return Published(
+        slot=slot.index,
+        step=staged.step,
+        train_call=staged.train_call.ordinal,
+        path=str(final),
+        scheduled=staged.scheduled,
+        size_bytes=sum(entry.size for entry in manifest.files.values()),
+        seconds=time.perf_counter() - began,
+        durable=durable,
+        removed=tuple(map(str, removed)),
+    )
+
+
+class _Written:
+    """Adds up bytes and passes the sum on, of what the disk has taken as far as `SYNC_BYTES`."""
+
+    def __init__(self, report: Callable[[int], None], partial: Path) -> None:
+        self._report = report
+        self._partial = partial
+        self._bytes = self._synced = 0
+
+    def __call__(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes - self._synced >= SYNC_BYTES:
+            checkpoints.sync_tree(self._partial)
+            self._synced = self._bytes
+        self._report(self._bytes)
+
+
+def _require_room(directory: Path, needed: int, *, durable: bool) -> None:
+    if durable:
+        room = shutil.disk_usage(directory).free - ROOM_RESERVE_BYTES
+    else:
+        room = tightest(directory).usable_bytes  # memory runs out by a kill, not by an error
+    if room < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"{needed >> 20} MiB are needed and {max(0, room) >> 20} MiB may be taken",
+            str(directory),
+        )
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _plain_bytes(source: Path) -> int:
+    try:
+        return sum(
+            os.stat(os.path.join(folder, name)).st_size
+            for folder, _, names in os.walk(source, onerror=_raise)
+            for name in names
+        )
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _copy_plain(source: Path, target: Path, written: Callable[[int], None]) -> None:
+    for folder, _, names in os.walk(source, onerror=_raise):
+        here = target / Path(folder).relative_to(source)
+        here.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with open(Path(folder) / name, "rb") as reader, open(here / name, "wb") as writer:
+                while block := reader.read(COPY_BYTES):
+                    writer.write(block)
+                    written(len(block))
+
+
+def _write_image(source: Path, image: Image, target: Path, written: Callable[[int], None]) -> None:
+    if not image.files:
+        return
+    with ArenaReader(source) as arena:
+        try:
+            write_files(image, arena, target, progress=written)
+        except RuntimeError as error:  # torch's writer keeps the number of the error to itself
+            # the reserve was free when this began
+            full = shutil.disk_usage(target).free < ROOM_RESERVE_BYTES
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, f"{os.strerror(number)}: {' '.join(str(error).split())[:200]}") from error

@@ -1,0 +1,330 @@
+"""The supervisor's side of draining: which snapshot is made durable when, and what happens when the disk will not have it.
+
+    while training     what the script asked for, oldest first; a snapshot of ours when nothing durable is younger than
+                       `DURABLE_SECONDS`
+    before a restart   the newest snapshot, whatever it is: the next attempt resumes from it
+    at the end         everything
+
+Training never waits for a disk: a full one is an alert, tried again until there is room; one that hangs is reported as
+a stall. Before a restart the newest snapshot then becomes a checkpoint in memory instead. Called by the supervisor at
+every look; the work is the drainer's (`drainer.py`), a process that is started when there is something to do first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from grpo_run.runtime import upstream
+from grpo_run.runtime.checkpoints import MANIFEST
+from grpo_run.runtime.drainer import Answer, Failed, Progress, Published, Request, serve
+from grpo_run.runtime.staging import Slot, Staged, Staging
+from grpo_run.watchdog.causes import Cause
+
+LOOK_SECONDS = 0.2
+DURABLE_SECONDS = 1800.0
+"""Memory outlives processes, not machines: how much work the loss of one may cost beyond the script's own schedule."""
+RETRY_SECONDS = 30.0
+STALL_SECONDS = 60.0
+"""Without a byte written. A device that is only slow writes some; NFS' own first retry comes after 60 s (`nfs(5)`, timeo=600)."""
+SETTLE_SECONDS = 1800.0
+CLOSE_SECONDS = 5.0
+
+
+class Journal(Protocol):
+    """The supervisor's way to write an event."""
+
+    def __call__(
+        self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any
+    ) -> None: ...
+
+
+def next_to_drain(
+    snapshots: Sequence[tuple[Staged, Slot]],
+    *,
+    drained: Callable[[Slot], bool],
+    newest_first: bool,
+    old: bool,
+) -> tuple[Staged, Slot] | None:
+    """What to make durable now. Pure.
+
+    Args:
+        snapshots: complete ones, newest first.
+        drained: whether a slot's content is durable already.
+        newest_first: a restart or the end is near, everything counts and the newest most.
+        old: nothing durable is young enough, so a snapshot nobody asked for is wanted too.
+    """
+    waiting = [(staged, slot) for staged, slot in snapshots if not drained(slot)]
+    newest = waiting[0] if waiting and waiting[0] == snapshots[0] else None
+    if newest_first and newest is not None:
+        return newest
+    asked_for = [entry for entry in waiting if entry[0].scheduled]
+    if asked_for:
+        return asked_for[-1]
+    return newest if old else None
+
+
+class Drains:
+    """See the module. One a run.
+
+    Args:
+        staging: the run's slots.
+        write: writes a journal event.
+        warn: says and journals one sentence.
+        preloaded: the drainer is forked from the warm interpreter.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        *,
+        write: Journal,
+        warn: Callable[[str], None],
+        preloaded: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.staging = staging
+        self._write = write
+        self._warn = warn
+        self._preloaded = preloaded
+        self._clock = clock
+        self._process: Any = None
+        self._connection: Connection | None = None
+        self._request: Request | None = None
+        self._staged: Staged | None = None
+        self._heard_at = 0.0
+        self._look_at = 0.0
+        self._not_before = 0.0
+        self._durable_at = clock()
+        self._stalled = False
+        self._trouble: Cause | None = None
+        self._restored: Staged | None = None
+        self._broken: dict[int, Staged] = {}
+        staging.set_trouble(None)  # an earlier supervisor's
+
+    @property
+    def busy(self) -> bool:
+        """A request is under way."""
+        return self._request is not None
+
+    def look(self) -> None:
+        """Hear what the drainer says, and give it what is due. Returns at once."""
+        now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        self._hear(0.0)
+        if self.busy:
+            if not self._stalled and now - self._heard_at > STALL_SECONDS:
+                self._stalled = True
+                self._report(
+                    f"writing {self._name()} has not moved for {STALL_SECONDS:.0f} s: training goes on from snapshots"
+                    " in memory",
+                    Cause.checkpoint_stall,
+                )
+            return
+        if now < self._not_before:
+            return
+        old = now - self._durable_at >= DURABLE_SECONDS
+        due = next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=False, old=old)
+        if due is not None:
+            self._ask(*due)
+
+    def settle(self, seconds: float = SETTLE_SECONDS, *, restore: bool) -> None:
+        """Make the newest snapshot durable, and the rest; no rank is writing one.
+
+        Args:
+            seconds: for each; a disk that hangs or is full is given up on sooner.
+            restore: a rank is to resume: what the disk does not take is made loadable in memory.
+        """
+        for _ in range(2 * len(self.staging.slots)):
+            self._finish(seconds)
+            due = next_to_drain(self.staging.snapshots(), drained=self._safe, newest_first=True, old=False)
+            if due is None:
+                return
+            self._ask(*due)
+            failed = self._finish(seconds)
+            if failed is not None:
+                if failed.broken:
+                    continue  # the next one may be whole
+                newest = due in self.staging.snapshots()[:1]
+                if not restore or not newest or not self._into_memory(*due, seconds):
+                    return
+
+    def close(self) -> None:
+        """Let the drainer go, and the memory when everything that counts is durable."""
+        self._end_process()
+        left = next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=True, old=False)
+        if left is None:
+            self.staging.clear()
+        else:
+            self._warn(f"what could not be written to disk is kept in memory, in {self.staging.path}")
+
+    # inside
+
+    def _done(self, slot: Slot) -> bool:
+        """Durable, or nothing that could ever be."""
+        broken = self._broken.get(slot.index)
+        return slot.drained or (broken is not None and slot.staged() == broken)
+
+    def _safe(self, slot: Slot) -> bool:
+        """Done with, or restored in memory."""
+        if self._done(slot):
+            return True
+        restored = self._restored  # not by its name alone: an earlier attempt's, or call's, may be the same
+        if restored is None or restored != slot.staged():
+            return False
+        return (self.staging.restore / restored.folder / MANIFEST).is_file()
+
+    def _into_memory(self, staged: Staged, slot: Slot, seconds: float) -> bool:
+        self._restored = None
+        shutil.rmtree(self.staging.restore, ignore_errors=True)  # an older one; nobody is reading it now
+        self._ask(staged, slot, Request(slot=slot.index, restore=str(self.staging.restore)))
+        if self._finish(seconds) is not None:
+            return False
+        self._restored = staged
+        return True
+
+    def _finish(self, seconds: float) -> Failed | None:
+        """Wait for the request under way; the answer when it is a failure."""
+        deadline = self._clock() + seconds
+        while self.busy:
+            now = self._clock()
+            if now >= deadline or now - self._heard_at > STALL_SECONDS:
+                self._end_process()
+                return self._lost(
+                    f"writing {self._name()} has not moved for {now - self._heard_at:.0f} s",
+                    Cause.checkpoint_stall,
+                )
+            failed = self._hear(0.1)
+            if failed is not None:
+                return failed
+        return None
+
+    def _ask(self, staged: Staged, slot: Slot, request: Request | None = None) -> None:
+        self._request = request or Request(slot=slot.index)
+        self._staged = staged
+        self._heard_at = self._clock()
+        self._stalled = False
+        try:
+            if self._process is None or not self._process.is_alive():
+                self._end_process()  # what is left of it
+                self._start_process()
+            assert self._connection is not None
+            self._connection.send(self._request)
+        except (OSError, EOFError) as error:
+            self._end_process()
+            self._lost(f"{self._name()} could not be written, there is no process for it: {error}")
+
+    def _hear(self, seconds: float) -> Failed | None:
+        """Take what has been answered; waits up to `seconds` for something."""
+        while self._request is not None:
+            assert self._connection is not None
+            try:
+                if not self._connection.poll(seconds):
+                    return None
+                answer: Answer = self._connection.recv()
+            except (EOFError, OSError):
+                self._end_process()
+                return self._lost(f"{self._name()} could not be written, the process that was to died")
+            self._heard_at = self._clock()
+            self._stalled = False
+            if isinstance(answer, Progress):
+                continue
+            self._request = None
+            if isinstance(answer, Failed):
+                self._failed(answer)
+                return answer
+            self._published(answer)
+        return None
+
+    def _failed(self, answer: Failed) -> None:
+        if answer.broken:
+            assert self._staged is not None
+            self._broken[answer.slot] = self._staged
+            self._warn_of(
+                f"{self._name()} is lost, its copy in memory cannot be read: {answer.reason}",
+                Cause.checkpoint_corrupt,
+            )
+            return
+        self._not_before = self._clock() + RETRY_SECONDS
+        if answer.step is not None:  # else a rank took the slot first: nothing is wrong with the disk
+            why, cause = ("the disk is full: ", Cause.disk_full) if answer.full else ("", Cause.unknown)
+            self._report(f"{self._name()} could not be written, {why}{answer.reason}", cause)
+
+    def _published(self, answer: Published) -> None:
+        if answer.durable:
+            self._durable_at = self._clock()
+            if self._trouble is not None:
+                self._trouble = None
+                self.staging.set_trouble(None)
+                self._warn(f"checkpoints are written to disk again: {answer.path}")
+        self._write(
+            "checkpoint_published",
+            step=answer.step,
+            path=answer.path,
+            verified=True,
+            train_call=answer.train_call,
+            scheduled=answer.scheduled,
+            durable=answer.durable,
+            size_bytes=answer.size_bytes,
+            seconds=answer.seconds,
+            removed=list(answer.removed),
+        )
+
+    def _lost(self, sentence: str, cause: Cause = Cause.unknown) -> Failed:
+        assert self._request is not None
+        failed = Failed(slot=self._request.slot, step=None, reason=sentence, full=False)
+        self._request = None
+        self._not_before = self._clock() + RETRY_SECONDS
+        self._report(sentence, cause)
+        return failed
+
+    def _report(self, sentence: str, cause: Cause) -> None:
+        """An alert, once until there is no trouble any more, or another."""
+        if cause is self._trouble:
+            return
+        self._trouble = cause
+        self.staging.set_trouble(sentence)
+        self._warn_of(sentence, cause)
+
+    def _warn_of(self, sentence: str, cause: Cause) -> None:
+        staged = self._staged
+        self._write(
+            "checkpoint_failed",
+            step=staged.step if staged is not None else None,
+            cause=str(cause),
+            reason=sentence,
+        )
+        self._warn(sentence)
+
+    def _name(self) -> str:
+        return (
+            f"{self._staged.output_dir}/{self._staged.folder}" if self._staged is not None else "a checkpoint"
+        )
+
+    def _start_process(self) -> None:
+        context: Any = multiprocessing.get_context("forkserver" if self._preloaded else "spawn")
+        self._connection, theirs = context.Pipe()
+        parent = upstream.forkserver_pid() if self._preloaded else os.getpid()
+        with upstream.hidden_main():
+            self._process = context.Process(
+                target=serve, args=(str(self.staging.path), theirs, parent), daemon=True
+            )
+            self._process.start()
+        theirs.close()
+
+    def _end_process(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.join(CLOSE_SECONDS)
+            if self._process.is_alive():
+                self._process.kill()  # what it was writing stays a partial directory, and is cleaned up later
+            self._process = None
