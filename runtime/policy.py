@@ -74,14 +74,20 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
     earlier = (
         history.recoveries[-failures:-1] if failures else []
     )  # since the last progress, without this one
-    same = sum(1 for recovery in earlier if recovery.signature == verdict.signature)
-    if verdict.deterministic and same >= 1:
-        return Decision(
-            action=Action.stop, reason="the same failure at the same step again, with no newer checkpoint"
-        )
+    same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
+    if verdict.deterministic and (same or _is_repeated(history)):
+        return Decision(action=Action.stop, reason="the same failure at the same step again")
     if failures > budget.failures_without_progress:
         return Decision(
             action=Action.stop,
             reason=f"{failures} failures in a row without a newer checkpoint (budget {budget.failures_without_progress})",
         )
     return Decision(action=Action.restart, reason="from the newest complete checkpoint")
+
+
+def _is_repeated(history: History) -> bool:
+    """The last failure is the one before over again: a snapshot taken on the way to the same step is no progress."""
+    if len(history.recoveries) < 2:
+        return False
+    before, now = history.recoveries[-2:]
+    return (before.signature, before.train_call, before.step) == (now.signature, now.train_call, now.step)
