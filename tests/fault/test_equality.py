@@ -90,6 +90,7 @@ def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: 
     return found
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", DIAGNOSTIC, ids=str)
 def test_a_run_killed_at_every_step_equals_one_never_hurt(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run]
@@ -99,6 +100,7 @@ def test_a_run_killed_at_every_step_equals_one_never_hurt(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("cell", [*MATRIX, *VARIANTS], ids=str)
 def test_the_matrix(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run], capsys: pytest.CaptureFixture[str]

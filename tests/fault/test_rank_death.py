@@ -135,7 +135,7 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
 
 
 def test_deterministic_failure_is_not_repeated_for_ever(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """The same exception at the same step, with no newer checkpoint between, is tried once more and then given up."""
+    """The same exception at the same step is tried once more and then given up, whatever was saved on the way."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "tiny.train(trainer, arguments)" in source
     poisoned = source.replace(

@@ -1,0 +1,57 @@
+"""Snapshots in a staging as ranks leave them: real arenas, images and files, of a few bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.arena import Arena
+from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.image import Image, Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging import Slot, Staged
+
+PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}
+"""What a trainer writes itself."""
+
+
+def snapshot(output: Path, step: int = 5, **changes: Any) -> Staged:
+    """What a rank would declare of `checkpoint-<step>` in `output`; scheduled, of the first call and attempt."""
+    ordinal = changes.pop("ordinal", 1)
+    fields: dict[str, Any] = {
+        "run_id": "run-1", "attempt": 0, "step": step, "world_size": 1, "output_dir": str(output), "scheduled": True,
+        "train_call": TrainCall(ordinal=ordinal, trainer_class="GRPOTrainer", output_dir=str(output)),
+        "versions": {"torch": "2.13.0"}, "staged_at": 1000.0,
+    }  # fmt: skip
+    return Staged(**(fields | changes))
+
+
+def weights(rank: int, step: int) -> bytes:
+    """The bytes of a rank's weights."""
+    return b"weights of rank %d at step %d " % (rank, step) * 50
+
+
+def fill(slot: Slot, staged: Staged) -> Staged:
+    """Take the snapshot: every rank's part, the trainer's own files, and then that it is complete."""
+    slot.withdraw()
+    for name, content in PLAIN.items():
+        path = slot.files / staged.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for rank in range(staged.world_size):
+        content = weights(rank, staged.step)
+        with Arena(slot.arena(rank)) as arena:
+            record = Record(name="data/0", offset=arena.append(content), size=len(content))
+        image = Image(
+            files=[
+                SafetensorsFile(path=f"model-{rank}.safetensors", records=(record,)),
+                TorchFile(
+                    path=f"optimizer/rank{rank}.pt",
+                    records=(record,),
+                    compute_crc32=True,
+                    storage_alignment=64,
+                ),
+            ]
+        )
+        slot.image(rank).write_bytes(image.to_json())
+    slot.complete(staged)
+    return staged
