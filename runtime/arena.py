@@ -67,8 +67,7 @@ class Arena:
         try:
             os.fchmod(self._descriptor, 0o600)
             status = os.fstat(self._descriptor)
-            # a file with holes was not made here: its pages are not ours to write to
-            self._held = status.st_size if status.st_blocks * 512 >= status.st_size else 0
+            self._held = _held_bytes(self._descriptor, status)
             capacity = max(self._held, _capacity(path.parent))
             # mmap refuses to reach beyond the end of a file, the kernel does not mind
             os.ftruncate(self._descriptor, capacity)
@@ -240,6 +239,13 @@ class ArenaReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _held_bytes(descriptor: int, status: os.stat_result) -> int:
+    """Memory from the file's beginning to its first hole: a rank that died while it opened it left one at the end."""
+    if status.st_blocks * 512 >= status.st_size:
+        return status.st_size
+    return os.lseek(descriptor, 0, os.SEEK_HOLE) // GROWTH_BYTES * GROWTH_BYTES
 
 
 def _open(path: Path, flags: int) -> int:

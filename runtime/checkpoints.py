@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,22 +118,24 @@ def write_manifest(
     gradient_accumulation_steps: int | None = None,
     layout: str | None = None,
     model_shape: str | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Manifest:
     """Put every file under `path` on disk, digest it, and publish the manifest. All ranks must have finished writing.
 
     Args:
         global_batch: samples an optimizer step, over all ranks.
         layout, model_shape: see `Manifest`.
+        progress: told how many more bytes are digested.
 
     Raises:
         CheckpointError: there is nothing to publish.
         OSError: a file could not be put on disk; there is no manifest then.
     """
-    files = {
-        str(file.relative_to(path)): digest(file)
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and not _is_ours(file.name)
-    }
+    files = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and not _is_ours(file.name):
+            entry = files[str(file.relative_to(path))] = digest(file)
+            progress(entry.size)
     if not files:
         raise CheckpointError(f"{path} is empty: nothing to publish")
     sync_tree(path)

@@ -164,6 +164,7 @@ def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[in
             world_size=staged.world_size,
             versions=staged.versions,
             scheduled=staged.scheduled,
+            progress=written.is_read,
             **staged.facts.model_dump(),
         )
         publish(partial, final)
@@ -196,6 +197,10 @@ class _Written:
         if self._bytes - self._synced >= SYNC_BYTES:
             checkpoints.sync_tree(self._partial)
             self._synced = self._bytes
+        self._report(self._bytes)
+
+    def is_read(self, count: int) -> None:
+        """Some of it was read back for its digest: the disk is at work, though no more is written."""
         self._report(self._bytes)
 
 

@@ -23,7 +23,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,7 +233,8 @@ class Staging:
         """Say that the disk does not take checkpoints, or does again."""
         if sentence is None:
             (self.path / TROUBLE).unlink(missing_ok=True)
-        else:
+            return
+        with suppress(OSError):  # memory is full or gone as well: ranks then wait for the disk, and come to their deadline
             write_json(self.path / TROUBLE, {"sentence": sentence})
 
     def choose(self, *, sacrifice: bool = False) -> Slot | None:

@@ -87,10 +87,9 @@ class Snapshots:
                 return NO_SLOT
             began = time.perf_counter()
             folder = slot.files / staged.folder
-            if session.is_main:
-                slot.withdraw()
-                folder.mkdir(parents=True)
-            session.votes.maximum(0)  # nobody writes before the slot is empty
+            # nobody writes before the slot is empty
+            if self._on_main(lambda: _empty(slot, folder)) != TAKEN:
+                return NO_ROOM
             outcome = NO_ROOM
             try:
                 arena = self._arena(slot)
@@ -105,11 +104,23 @@ class Snapshots:
                 # what is not caught is written to the slot itself, which may be as full
                 session.journal.write("warning", rank=session.rank, text=str(error))
             outcome = int(session.votes.maximum(outcome))
+            if outcome == TAKEN:
+                outcome = self._on_main(lambda: slot.complete(staged))
             if session.is_main and outcome == TAKEN:
-                slot.complete(staged)
                 self.last = slot, staged
         self.cost_seconds = time.perf_counter() - began
         return outcome
+
+    def _on_main(self, deed: Callable[[], None]) -> int:
+        """Rank 0 does it, and all ranks know whether it could: somebody may have taken the directory away."""
+        outcome = TAKEN
+        if self._session.is_main:
+            try:
+                deed()
+            except OSError as error:
+                outcome = NO_ROOM
+                self._session.journal.write("warning", rank=0, text=f"no snapshot: {error}")
+        return int(self._session.votes.maximum(outcome))
 
     def wait_durable(self, seconds: float = WAIT_SECONDS) -> bool:
         """Wait until the last one is on disk. Collective; False when it was not within `seconds`, or there is trouble."""
@@ -137,7 +148,8 @@ class Snapshots:
         if self._session.is_main:
             deadline = time.monotonic() + (WAIT_SECONDS if wait else 0.0)
             while index < 0:
-                slot = self.staging.choose(sacrifice=wait and self.staging.troubled)
+                # the disk takes none: the state now is worth more than an older one, whoever asked for that
+                slot = self.staging.choose(sacrifice=self.staging.troubled)
                 if slot is not None and held.enter_context(slot.locked()):
                     index = slot.index
                 elif time.monotonic() >= deadline:
@@ -157,6 +169,11 @@ class Snapshots:
             except CheckpointError as error:
                 raise NoRoomError(str(error)) from error
         return self._arenas[slot.index]
+
+
+def _empty(slot: Slot, folder: Path) -> None:
+    slot.withdraw()
+    folder.mkdir(parents=True)
 
 
 @contextmanager

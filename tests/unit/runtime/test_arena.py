@@ -118,6 +118,19 @@ def test_a_files_memory_is_taken_over(path: Path) -> None:
         assert path.stat().st_size == held
 
 
+def test_an_opening_that_was_interrupted_loses_nothing(path: Path) -> None:
+    """The file is longer for a moment; a rank killed in it left a hole behind what it holds."""
+    with Arena(path, room=wide) as arena:
+        offset = arena.append(b"kept")
+        held = arena.held_bytes
+    os.truncate(path, 1 << 30)
+    with Arena(path, room=wide) as arena:
+        assert arena.held_bytes == held
+    assert path.stat().st_size == held
+    with ArenaReader(path) as reader:
+        assert bytes(reader.view(offset, 4)) == b"kept"
+
+
 def test_a_file_with_holes_is_emptied(path: Path) -> None:
     """Its pages could not be written without taking room."""
     with open(path, "wb") as file:

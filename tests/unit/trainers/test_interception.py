@@ -292,15 +292,19 @@ def test_the_last_save_of_a_path_counts(arena: Arena, root: Path) -> None:
 def test_no_room_is_raised_at_the_end(tmp_path: Path, root: Path) -> None:
     """The save goes on to its end, for the sake of ranks that wait in it; what was caught before stays whole."""
     small = Room(name="a small limit", free_bytes=(64 << 20) + (4 << 20), total_bytes=100 << 20)
-    reached = []
+
+    def save_all() -> str:
+        torch.save(STATE, root / "fits.pt")
+        torch.save(torch.zeros(4 << 20), root / "does not.pt")
+        torch.save(STATE, root / "would fit.pt")
+        return "to the end"
+
+    reached = None
     with Arena(tmp_path / "small", room=lambda folder: small) as arena:
         with pytest.raises(NoRoomError, match="a small limit"), captured(arena, root) as image:
-            torch.save(STATE, root / "fits.pt")
-            torch.save(torch.zeros(4 << 20), root / "does not.pt")
-            torch.save(STATE, root / "would fit.pt")
-            reached.append(True)
+            reached = save_all()
         assert image.paths == ["fits.pt"]
-    assert reached
+    assert reached == "to the end"
     assert list(root.iterdir()) == []
 
 

@@ -204,6 +204,7 @@ def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have(
         (["checkpoint-5"], False, False),
         "written",
         (["checkpoint-5"], True, False),
+        (["checkpoint-5"], True, True),
     ]
     assert slot.staged() is not None
 
@@ -215,7 +216,7 @@ def test_only_rank_0_chooses_empties_and_declares(
     session.is_main = False
     slot = snapshots.staging.slots[2]
     (slot.files / "checkpoint-5").mkdir(parents=True)
-    answers = iter([2, 0, TAKEN])
+    answers = iter([2, TAKEN, TAKEN, TAKEN])
     monkeypatch.setattr(session.votes, "maximum", lambda value: next(answers))
     held: list[bool] = []
     trainer.during = lambda: held.append(busy(slot))
@@ -227,6 +228,20 @@ def test_only_rank_0_chooses_empties_and_declares(
 
 
 # ---- when there is no room ----
+
+
+def test_memory_that_was_taken_away_is_no_room(
+    snapshots: Snapshots, trainer: Trainer, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login manager may clean it up while the run goes on: nobody is left waiting, and the journal says why."""
+    gone = FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    def withdraw(slot: Any) -> None:
+        raise gone
+
+    monkeypatch.setattr(type(snapshots.staging.slots[0]), "withdraw", withdraw)
+    assert take(snapshots, trainer) == NO_ROOM
+    assert "no snapshot" in events()[-1]["text"]
 
 
 @pytest.mark.parametrize(
