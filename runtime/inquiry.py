@@ -67,7 +67,7 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     slots = case.slots()
     rank_of = {place: rank for rank, place in case.places.items()}
     alive = {rank_of[place]: pid for place, pid in case.ranks.alive.items()}
-    positions = None
+    positions: Mapping[int, Position] | None = None
     missing: list[str] = []
     if case.finding is None:
         # before stacks are asked for: survivors of a broken collective have milliseconds to live
@@ -99,6 +99,7 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     gathered.missing.extend(f"rank {rank}: {why}" for rank, why in sorted(case.watch.blind.items()))
     if case.finding is None:
         case.exits.wait(case.ranks, GATHER_SECONDS, slots)
+        positions = _completed(case, slots, positions)
     verdict = _judge(case, slots, positions, gathered)
     if folder is not None:
         try:
@@ -106,6 +107,19 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
         except OSError as error:
             gathered.missing.append(f"the verdict could not be written: {error}")
     return Outcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)
+
+
+def _completed(
+    case: Case, slots: dict[int, Slot | None], positions: Mapping[int, Position] | None
+) -> Mapping[int, Position] | None:
+    """Where a rank's recorder fell silent because it was just dying, its notes are all there is, and they are final."""
+    silent = {rank for rank, position in (positions or {}).items() if position.records is None}
+    alive = set(case.ranks.alive)
+    dead = {rank for rank in silent if case.places[rank] not in alive}
+    if not positions or not dead:
+        return positions
+    later = case.watch.positions(slots, gone={rank: case.places[rank] not in alive for rank in case.places})
+    return {rank: later[rank] if rank in dead else position for rank, position in positions.items()}
 
 
 def _judge(

@@ -222,6 +222,25 @@ def test_operations_that_cannot_meet_explain_lost_connections(scene: Scene) -> N
     assert outcome.folder.name == "0001-collective_mismatch"
 
 
+def test_a_rank_that_dies_while_it_is_asked_is_judged_by_its_notes(scene: Scene) -> None:
+    """The other aborted, its own connection broke, and its recorder fell silent before it had answered."""
+    scene.records[1] = record("all_gather")
+    ranks = SimpleNamespace(alive={1: 100})  # rank 0, at place 1
+
+    def positions(slots: Any, gone: dict[int, bool]) -> dict[int, Position]:
+        found = scene._positions(slots, gone)
+        if not gone[0]:
+            found[0] = Position(rank=0, records=None, gone=False)
+            ranks.alive = {}  # it has ended by the time its exit is waited for
+        return found
+
+    scene.watch.positions = positions
+    scene.further = [victim(0)]
+    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
+    assert outcome.verdict.cause is Cause.collective_mismatch
+    assert scene.done == ["positions", "evidence", "exits", "positions"]
+
+
 def test_operations_that_cannot_meet_do_not_explain_a_kill(scene: Scene) -> None:
     """An exit that speaks for itself is believed."""
     scene.records[1] = record("all_gather")
