@@ -41,8 +41,6 @@ def geometry(
 DIAGNOSTIC = [
     geometry("grpo", "ddp", (4, 2, 2)),
     geometry("rloo", "ddp-1", (1, 2, 1)),
-    geometry("grpo", "zero3", (4, 1, 1), kills=(2, 5, 7)),
-    geometry("grpo", "fsdp2", (4, 1, 2), kills=(1, 4, 6)),
     geometry(
         "grpo", "ddp-1", (4, 1, 1), "reference-follows-logs-of-3",
         settings={"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "logging_steps": 3},
