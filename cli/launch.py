@@ -16,7 +16,7 @@ from grpo_run.cli.options import Launch, node_range, parse
 from grpo_run.runtime import forkserver
 from grpo_run.runtime.errors import EXIT_FINISHED, ProcessError, UsageError
 from grpo_run.runtime.history import History
-from grpo_run.runtime.journal import read_journal
+from grpo_run.runtime.journal import Journal, read_journal
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.staging import Staging
 from grpo_run.runtime.supervisor import Supervisor
@@ -47,11 +47,29 @@ def run(launch: Launch) -> int:
     lock = directory.acquire()
     try:
         if History.of(read_journal(directory.journal)).finished:
+            _write_what_was_kept(launch, directory)
             print(f"grpo-run: run {config.run_id} has finished; nothing to do. Start another with --fresh.")
             return EXIT_FINISHED
         return _supervise(launch, directory)
     finally:
         os.close(lock)
+
+
+def _write_what_was_kept(launch: Launch, directory: RunDirectory) -> None:
+    """Put on disk what a full one had left in memory when the run ended."""
+    path = launch.config.snapshot_directory
+    if path is None or not path.is_dir():
+        return
+    from grpo_run.runtime.drains import Drains
+
+    def say(text: str) -> None:
+        print(f"grpo-run: {text}")
+
+    drains = Drains(
+        Staging(path), write=Journal(directory.journal, launch.config.run_id).write, warn=say, preloaded=False
+    )
+    drains.settle(restore=False)
+    drains.close()
 
 
 def _supervise(launch: Launch, directory: RunDirectory) -> int:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import setproctitle
+
 from grpo_run.runtime import checkpoints
 from grpo_run.runtime.arena import ArenaReader
 from grpo_run.runtime.errors import CheckpointError
@@ -96,6 +98,7 @@ def serve(staging_path: str, connection: Connection, parent: int) -> None:
         connection: requests in, answers out.
         parent: dies with it.
     """
+    setproctitle.setproctitle("grpo-run drainer")
     os.setsid()  # a Ctrl-C at the terminal is the supervisor's to hear
     die_with_parent(parent)
     os.nice(NICENESS)

@@ -40,7 +40,7 @@ class Journal(Protocol):
     """The supervisor's way to write an event."""
 
     def __call__(
-        self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any
+        self, name: str, /, *, rank: int | None = None, step: int | None = None, **fields: Any
     ) -> None: ...
 
 
@@ -324,7 +324,8 @@ class Drains:
             self._connection.close()
             self._connection = None
         if self._process is not None:
-            self._process.join(CLOSE_SECONDS)
+            self._process.join(0.0 if self._trouble is Cause.checkpoint_stall else CLOSE_SECONDS)
             if self._process.is_alive():
                 self._process.kill()  # what it was writing stays a partial directory, and is cleaned up later
+                upstream.forget_child(self._process)  # a disk that hangs may hold it even now
             self._process = None

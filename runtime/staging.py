@@ -234,7 +234,9 @@ class Staging:
         if sentence is None:
             (self.path / TROUBLE).unlink(missing_ok=True)
             return
-        with suppress(OSError):  # memory is full or gone as well: ranks then wait for the disk, and come to their deadline
+        with suppress(
+            OSError
+        ):  # memory is full or gone as well: ranks then wait for the disk, and come to their deadline
             write_json(self.path / TROUBLE, {"sentence": sentence})
 
     def choose(self, *, sacrifice: bool = False) -> Slot | None:

@@ -58,6 +58,17 @@ def forkserver_pid() -> int | None:
     return server._forkserver_pid  # type: ignore[no-any-return]
 
 
+def forget_child(process: Any) -> None:
+    """Keep multiprocessing from waiting, at this interpreter's end, for a child that may never go.
+
+    One in uninterruptible sleep (a file system that hangs) outlives SIGKILL, and `daemon=True` only has it killed
+    before it is waited for.
+    """
+    children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
+    for child in [child for child in children if child is process]:
+        children.discard(child)
+
+
 def cuda_was_opened_before_fork() -> bool:
     """Whether this process was forked from one that had opened CUDA, and so cannot use it."""
     torch = sys.modules.get("torch")

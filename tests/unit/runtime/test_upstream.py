@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.process
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,17 @@ def test_an_archive_is_what_torch_save_writes(tmp_path: Path, name: str, setting
             buffer = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
             write_record(record, buffer.data_ptr(), len(content))
     assert copied.read_bytes() == saved.read_bytes()
+
+
+def test_a_child_that_is_forgotten_is_not_waited_for() -> None:
+    """Python's own list of what it waits for at its end does not have it any more."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    try:
+        assert process in multiprocessing.active_children()
+        upstream.forget_child(process)
+        assert process not in multiprocessing.active_children()
+        upstream.forget_child(process)  # once more is no error
+    finally:
+        process.kill()
+        process.join(10)

@@ -1,0 +1,53 @@
+"""What a full disk had left in memory at a run's end is written by the next launch of the same command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.slots import fill, snapshot
+
+from grpo_run.cli import launch as module
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.staging import Staging, place
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Path]:
+    """A finished run's place in memory, with a checkpoint that the script had asked for."""
+    path = place(tmp_path / "run", "night")
+    assert path is not None
+    staging = Staging(path)
+    fill(staging.slots[0], snapshot(tmp_path / "out"))
+    yield path
+    staging.clear()
+
+
+def test_the_next_launch_writes_what_was_kept(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a real drainer; the memory is given back then."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
+    module._write_what_was_kept(launch, run)  # type: ignore[arg-type]
+    path = tmp_path / "out" / "checkpoint-5"
+    checkpoints.verify(path, checkpoints.read_manifest(path))
+    assert not kept.exists()
+    assert [json.loads(line)["event"] for line in run.journal.read_text().splitlines()] == [
+        "checkpoint_published"
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_kept_is_nothing_to_do(tmp_path: Path) -> None:
+    """No process is started for it."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=tmp_path / "none", run_id="night"))
+    module._write_what_was_kept(launch, run)  # type: ignore[arg-type]
+    assert not run.journal.exists()
