@@ -41,11 +41,7 @@ def geometry(
 DIAGNOSTIC = [
     geometry("grpo", "ddp", (4, 2, 2)),
     geometry("rloo", "ddp-1", (1, 2, 1)),
-    geometry(
-        "grpo", "ddp-1", (4, 1, 1), "reference-follows-logs-of-3",
-        settings={"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "logging_steps": 3},
-    ),
-]  # fmt: skip
+]
 MATRIX = [
     geometry(algorithm, mode, numbers)
     for algorithm, mode, numbers in product(("grpo", "rloo"), MODES, product((1, 4), (1, 2), (1, 2)))
@@ -54,6 +50,10 @@ WORKERS = {"dataloader_num_workers": 1}
 KEPT_WORKERS = {**WORKERS, "dataloader_persistent_workers": True}
 SEVERAL_RANKS = {"ddp_find_unused_parameters": False}
 VARIANTS = [
+    geometry(
+        "grpo", "ddp-1", (4, 1, 1), "reference-follows-logs-of-3",
+        settings={"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "logging_steps": 3},
+    ),
     geometry("grpo", "ddp", (4, 1, 2), "workers", settings=WORKERS),
     geometry("grpo", "ddp", (1, 2, 1), "persistent-workers", settings=KEPT_WORKERS),
     geometry(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 from grpo_run.runtime.board import Board
 from grpo_run.runtime.journal import JournalReader
+from grpo_run.runtime.staging import place
 from grpo_run.watchdog.observation import Phase
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -43,7 +45,9 @@ class Run:
         environment: dict[str, str] | None = None,
         cwd: Path | None = None,
         metrics: str = "off",
+        program: Sequence[str] = (str(BIN / "grpo-run"),),
     ) -> None:
+        self.program = tuple(program)
         self.cwd = cwd or folder
         self.metrics = metrics
         self.folder = folder
@@ -60,7 +64,7 @@ class Run:
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 [
-                    str(BIN / "grpo-run"),
+                    *self.program,
                     "launch",
                     "--run-dir",
                     str(self.directory),
@@ -91,6 +95,9 @@ class Run:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+        if (memory := place(self.directory, self.directory.name)) is not None:
+            for left in memory.parent.glob(f"*{memory.name[-13:]}"):  # its digest, whatever the run's name
+                shutil.rmtree(left, ignore_errors=True)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """The journal, or its events of one name."""

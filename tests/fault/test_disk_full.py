@@ -1,0 +1,170 @@
+"""The disk fills up, at any byte: nothing half-written is ever seen, nothing is lost, and training goes on."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.full_disk import SmallDisk, small_disk
+from support.runs import SCRIPTS, Run, digest, torchrun
+from support.slots import fill, snapshot
+from support.torture import contents, intact, litter, resume
+from support.whole_runs import PATCHED, resumed_at
+
+from grpo_run.runtime.arena import Arena
+from grpo_run.runtime.drainer import ROOM_RESERVE_BYTES, Failed, Published, Request, answer
+from grpo_run.runtime.image import Image, Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging import Slot, Staging
+
+DISK_BYTES = ROOM_RESERVE_BYTES + (24 << 20)
+EVENTS = 60
+RETRY_SECONDS, STALL_SECONDS = 1.0, 20.0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """With room for some tiny checkpoints above what is kept free."""
+    try:
+        with small_disk(tmp_path / "disk", DISK_BYTES) as made:
+            yield made
+    except PermissionError as error:
+        pytest.skip(str(error))
+
+
+def stage(slot: Slot, output: Path, step: int, dice: random.Random) -> int:
+    """A snapshot of about a megabyte: files of the trainer's own, of safetensors and of torch; returns its bytes."""
+    staged = snapshot(output, step)
+    fill(slot, staged)
+    slot.withdraw()
+    folder = slot.files / staged.folder
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"plain-{number}.bin").write_bytes(dice.randbytes(150_000))
+    with Arena(slot.arena(0)) as arena:
+        records = [
+            Record(name=f"data/{number}", offset=arena.append(dice.randbytes(100_000)), size=100_000)
+            for number in range(7)
+        ]
+    written = {"compute_crc32": True, "storage_alignment": 64}
+    image = Image(
+        files=[
+            SafetensorsFile(path="model.safetensors", records=(records[0],)),
+            TorchFile(path="optimizer.pt", records=tuple(records[1:4]), **written),
+            TorchFile(path="rng/state.pth", records=tuple(records[4:]), **written),
+        ]
+    )
+    slot.image(0).write_bytes(image.to_json())
+    slot.complete(staged)
+    return 2 * 150_000 + image.size_bytes
+
+
+@pytest.mark.parametrize("older_of_the_same_step", [False, True])
+def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
+    disk: SmallDisk, tmp_path: Path, older_of_the_same_step: bool
+) -> None:
+    """Thirty times: full before the drain begins, or filled by another while it writes; then there is room again."""
+    dice, output = random.Random(50 + older_of_the_same_step), disk.folder
+    memory = Path(tempfile.mkdtemp(prefix="grpo-run-full-", dir="/dev/shm"))
+    try:
+        staging = Staging(memory)
+        stage(staging.slots[0], output, 4, dice)
+        assert isinstance(answer(staging, Request(slot=0), lambda count: None), Published)
+        older, outcomes = contents(output / "checkpoint-4"), []
+        reasons: Counter[str] = Counter()
+        for event in range(EVENTS // 2):
+            step = 4 if older_of_the_same_step else 6
+            total = stage(staging.slots[1], output, step, dice)
+            offset, left = dice.randrange(1, total), dice.choice([0, 0, dice.randrange(1, 300_000)])
+            while_writing = event % 3 > 0
+            if not while_writing:
+                disk.leave(dice.randrange(0, ROOM_RESERVE_BYTES + total))
+
+            def report(
+                written_bytes: int, offset: int = offset, left: int = left, fills: bool = while_writing
+            ) -> None:
+                if fills and written_bytes >= offset:
+                    disk.leave(left)
+
+            told = answer(staging, Request(slot=1), report)
+            where = f"event {event}: {told}"
+            if isinstance(told, Failed):
+                assert told.full, where
+                assert not told.broken, where
+                assert intact(output) == {"checkpoint-4": older}, where
+                assert not litter(output), where
+                assert not staging.slots[1].drained, where
+                assert resume(output) == output / "checkpoint-4", where
+                reasons[told.reason.partition("(")[0][:40] if while_writing else "before"] += 1
+            outcomes.append(isinstance(told, Failed))
+            disk.empty()
+            again = answer(staging, Request(slot=1), lambda count: None)
+            assert isinstance(again, Published), f"{where}: {again}"
+            there = intact(output)
+            assert set(there) == {"checkpoint-4", f"checkpoint-{step}"}, where
+            assert not litter(output), where
+            assert there[f"checkpoint-{step}"] != older or step != 4, where
+            if older_of_the_same_step:
+                older = there["checkpoint-4"]
+            else:
+                shutil.rmtree(output / "checkpoint-6")
+        assert sum(outcomes) > 0.7 * len(outcomes), "the disk was hardly ever full"
+        assert len(reasons) > 2, "refused before it began, in the trainer's own files, and in torch's"
+        kind = "over one of the same step" if older_of_the_same_step else "beside an older one"
+        print(
+            f"\n| disk full at a random byte, {kind} | {sum(outcomes)} of {len(outcomes)} refused | never a corrupt one, never none |"
+        )
+    finally:
+        shutil.rmtree(memory)
+
+
+def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Full from step 4 on: an alert, training goes on, a killed rank resumes from memory, and room is used when it is back."""
+    arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
+    )
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
+        *arguments, "--step-seconds", "0.1", program=PATCHED,
+        environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
+    ).start()  # fmt: skip
+    run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
+    disk.leave(ROOM_RESERVE_BYTES // 2)
+    failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
+    assert failed["cause"] == "disk_full"
+    run.until_step(failed["step"] + 11)  # every slot holds one that the script asked for
+    run.kill(1)
+    run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
+    run.until(
+        lambda events: any(
+            e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events
+        )
+    )
+    committed = max(event["step"] for event in run.events("step_committed") if event["attempt"] == 0)
+    began = resumed_at(run, 1)
+    assert began is not None
+    assert began >= committed - 1, run.tail()
+    (restored,) = [event for event in run.events("checkpoint_published") if not event["durable"]]
+    assert restored["step"] == began
+    run.until_step(began + 2)
+    assert run.status()["checkpoint_trouble"]
+    assert not [
+        event for event in run.events("checkpoint_published") if event["durable"] and event["step"] >= began
+    ]
+    emptied_at = time.time()
+    disk.empty()
+    back = run.until(
+        lambda events: [e for e in events if e["event"] == "checkpoint_published" and e["durable"] and e["time"] > emptied_at]
+    )  # fmt: skip
+    assert not run.events("run_ended"), "room was found only at the end"
+    assert back[0]["attempt"] == 1
+    assert run.wait() == 0, run.tail()
+    assert digest(disk.folder) == digest(tmp_path / "reference")
+    assert not run.status()["checkpoint_trouble"]
+    assert set(intact(disk.folder)) == {"checkpoint-36", "checkpoint-40"}

@@ -1,0 +1,61 @@
+"""With a snapshot after every step, no death of a rank costs more than the step it died in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from faults import fault, fired
+from support.runs import SCRIPTS, Run, digest, torchrun
+
+from grpo_run.watchdog.observation import Phase
+
+PHASES = (
+    Phase.checkpoint, Phase.forward_backward, Phase.generate, Phase.vote, Phase.optimizer, Phase.reward, Phase.data,
+    Phase.score,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+def test_no_recovery_loses_more_than_a_step(kills: int, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Ranks and phases in turn; the steps that were done again, as `grpo-run status` counts them, and the weights."""
+    steps = 2 * kills + 4
+    arguments = ("--max-steps", str(steps), "--save-steps", "5")
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
+    )
+    # two steps apart: the first step of an attempt has a snapshot too
+    planned = [
+        (kill % 2, 2 * kill + 2, phase) for kill, phase in zip(range(kills), cycle(PHASES), strict=False)
+    ]
+    faults = [
+        word for rank, step, phase in planned for word in fault("kill", rank=rank, step=step, phase=phase)
+    ]
+    run = runs(
+        *faults, "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
+        *arguments,
+    ).start()  # fmt: skip
+    assert run.wait(120 + 20 * kills) == 0, run.tail()
+    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    assert sum(fired(run).values()) == kills
+    recoveries = run.status()["recoveries"]
+    assert len(recoveries) == kills
+    lost = [recovery["lost_steps"] for recovery in recoveries]
+    assert all(count is not None and count <= 1 for count in lost), lost
+    # what `status` says is what the journal says: each attempt began at most one step below the highest committed
+    committed = 0
+    for event in run.events():
+        if event["event"] == "step_committed":
+            committed = max(committed, event["step"])
+        elif event["event"] == "train_started" and event["rank"] == 0:
+            assert event["step"] >= committed - 1, (event, committed)
+    found = Counter(lost)
+    seconds = sorted(recovery["recovery_seconds"] for recovery in recoveries)
+    print(
+        f"\n| {kills} SIGKILLs of ranks in turn, in {min(kills, len(PHASES))} phases in turn, a snapshot every step | "
+        f"{kills} | weights equal; lost steps: {found[0]} times 0, {found[1]} times 1; recovery {seconds[kills // 2]:.1f} s"
+        f" in the median, {seconds[-1]:.1f} s at most |"
+    )

@@ -1,0 +1,143 @@
+"""A file system that hangs holds up nobody but the drainer: training goes on, it is said, and no work is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.freezer import Freezer, freezer, unsupported
+from support.runs import SCRIPTS, Run, digest, torchrun
+from support.torture import intact
+from support.whole_runs import PATCHED, memory_of, resumed_at
+
+STEPS = 40
+STALL_SECONDS = 2.0
+TIMES = f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "CLOSE_SECONDS": 1.0}}'
+
+
+def launch(runs: Callable[..., Run], *, save_steps: int) -> Run:
+    """A run whose draining waits seconds instead of minutes."""
+    return runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
+        "--max-steps", str(STEPS), "--save-steps", str(save_steps), "--step-seconds", "0.1",
+        program=PATCHED, environment={"TEST_DRAINS": TIMES},
+    ).start()  # fmt: skip
+
+
+def drainer(run: Run) -> int:
+    """Its process: the forkserver's child that is no rank."""
+    assert run.process is not None
+    ranks = {event["pid"] for event in run.events("rank_started")}
+    found = [
+        child.pid
+        for server in psutil.Process(run.process.pid).children()
+        for child in server.children()
+        if child.pid not in ranks
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def stall(run: Run, hold: Callable[[int], object]) -> int:
+    """Hold the drainer once it has written something, and wait until that is told; returns the step then committed."""
+    run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+    hold(drainer(run))
+    failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])
+    assert failed[0]["cause"] == "checkpoint_stall"
+    return max(int(event["step"]) for event in run.events("step_committed"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The undisturbed run's weights."""
+    folder = tmp_path_factory.mktemp("reference")
+    torchrun(
+        folder,
+        ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", str(STEPS)],
+    )
+    return digest(folder / "out")
+
+
+def published_after(run: Run, moment: float) -> list[dict[str, object]]:
+    """Wait for a durable checkpoint."""
+    found: list[dict[str, object]] = run.until(
+        lambda events: [
+            e for e in events if e["event"] == "checkpoint_published" and e["durable"] and e["time"] > moment
+        ]
+    )
+    return found
+
+
+def test_training_goes_on_while_the_disk_hangs(
+    runs: Callable[..., Run], tmp_path: Path, reference: str
+) -> None:
+    """A warning, more steps, snapshots in memory; and when the disk answers again, it is used again."""
+    run = launch(runs, save_steps=4)
+    held: list[int] = []
+
+    def stop(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        held.append(pid)
+
+    committed = stall(run, stop)
+    run.until_step(committed + 6)
+    assert max(event["step"] for event in run.events("checkpoint_staged")) >= committed + 4
+    moment = time.time()
+    os.kill(held[0], signal.SIGCONT)
+    published_after(run, moment)
+    assert run.wait() == 0, run.tail()
+    assert not run.status()["recoveries"]
+    assert not run.status()["checkpoint_trouble"]
+    assert digest(tmp_path / "ours") == reference
+    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
+
+
+@pytest.fixture
+def frozen() -> Iterator[Freezer]:
+    """Holds processes."""
+    reason = unsupported()
+    if reason is not None:
+        pytest.skip(reason)
+    with freezer() as made:
+        yield made
+
+
+def test_a_rank_that_dies_while_the_disk_hangs_resumes_from_memory(
+    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path, reference: str
+) -> None:
+    """The drainer cannot even be killed; another one takes its place, and the last step's snapshot is gone on from."""
+    run = launch(runs, save_steps=4)
+    committed = stall(run, frozen.freeze)
+    run.until_step(committed + 3)
+    run.kill(1)
+    run.until(
+        lambda events: any(e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events)
+    )  # fmt: skip
+    last = max(event["step"] for event in run.events("step_committed") if event["attempt"] == 0)
+    began = resumed_at(run, 1)
+    assert began is not None
+    assert began >= last - 1
+    # a new process is not held: here the disk was well, and only its writer hung
+    published_after(run, run.events("attempt_started")[-1]["time"])
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == reference
+    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
+
+
+@pytest.mark.full
+def test_a_run_ends_though_the_disk_hangs(
+    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path, reference: str
+) -> None:
+    """Nobody waits for a process that cannot be killed: another one writes what is left, and the supervisor leaves."""
+    run = launch(runs, save_steps=10)
+    stall(run, frozen.freeze)
+    assert run.wait(90) == 0, run.tail()
+    assert digest(tmp_path / "ours") == reference
+    assert run.status()["state"] == "finished"
+    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
+    assert not memory_of(run).exists(), "the memory is given back"

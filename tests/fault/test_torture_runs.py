@@ -1,0 +1,80 @@
+"""All processes of a run are killed at once at random moments, again and again: the same command goes on each time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS, Run, digest, torchrun
+from support.whole_runs import attempts, kill_all, resumed_at, what_is_left
+
+from grpo_run.runtime.errors import EXIT_FINISHED
+
+STEP_SECONDS = 0.05
+SPREAD_SECONDS = 0.35
+"""After an event, a kill comes within so long: two to four steps, with all of a snapshot and its draining in them."""
+WEIGHTS = {
+    "step_committed": 8,
+    "checkpoint_staged": 8,
+    "run_started": 1,
+    "attempt_started": 2,
+    "train_started": 1,
+}
+"""What a kill follows, by weight: mostly a save, sometimes a start or a resumption."""
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [pytest.param(3, 3), pytest.param(25, 25, marks=[pytest.mark.full, pytest.mark.timeout(1800)])],
+)
+def test_whole_runs_killed_at_random_moments(
+    kills: int, seed: int, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Each goes on from the newest intact checkpoint, at most one step is lost each time, and the weights are the same."""
+    steps = 8 + 3 * kills
+    arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
+    )
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments,
+        "--step-seconds", str(STEP_SECONDS),
+    )  # fmt: skip
+    dice, output, expected = random.Random(seed), tmp_path / "ours", {0: 0}
+    behind: list[int] = []
+    for kill in range(1, kills + 1):
+        run.start()
+        event = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        await_event(run, event, supervisor=kill, least=3 * kill)
+        time.sleep(dice.uniform(0.0, SPREAD_SECONDS))
+        kill_all(run)
+        left = what_is_left(run, output)
+        assert left.newest >= left.committed - 1, f"kill {kill}: {left}"
+        behind.append(max(0, left.committed - left.newest))
+        expected[attempts(run)] = left.newest
+    assert run.start().wait(180) == EXIT_FINISHED, run.tail()
+    assert digest(output) == digest(tmp_path / "reference")
+    for attempt, step in expected.items():
+        resumed = resumed_at(run, attempt)
+        assert resumed in (None, step), f"attempt {attempt} began at {resumed}, not {step}\n{run.tail()}"
+    print(
+        f"\n| all processes of a run of {steps} steps killed at random moments | {kills} | weights equal;"
+        f" steps behind the highest committed: {behind.count(0)} times 0, {behind.count(1)} times 1 |"
+    )
+
+
+def await_event(run: Run, name: str, *, supervisor: int, least: int) -> None:
+    """Wait for an event under the n-th supervisor; of those with a step, one that has come to step `least`."""
+
+    def seen(events: list[dict[str, Any]]) -> bool:
+        starts = [index for index, event in enumerate(events) if event["event"] == "run_started"]
+        if len(starts) < supervisor:
+            return False
+        mine = [event for event in events[starts[supervisor - 1] :] if event["event"] == name]
+        return any(name == "train_started" or (event.get("step") or least) >= least for event in mine)
+
+    run.until(seen, timeout_seconds=120.0)

@@ -1,0 +1,72 @@
+"""A small file system in memory that a test fills: `with small_disk(path) as disk: disk.leave(4096)`.
+
+Needs the right to mount (root in most containers); `SmallDisk.unsupported` says why when there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+BALLAST = "ballast"
+
+
+class SmallDisk:
+    """A mounted tmpfs; `folder` is free for use, the ballast lies beside it."""
+
+    def __init__(self, mounted: Path) -> None:
+        self._ballast = mounted / BALLAST
+        self._mounted = mounted
+        self.folder = mounted / "out"
+        self.folder.mkdir()
+
+    @property
+    def free_bytes(self) -> int:
+        status = os.statvfs(self._mounted)
+        return status.f_bavail * status.f_frsize
+
+    def leave(self, size_bytes: int) -> None:
+        """Fill it until so many bytes are free (to a page), or give up what fills it."""
+        held = self._ballast.stat().st_size if self._ballast.exists() else 0
+        wanted = max(0, held + self.free_bytes - size_bytes)
+        descriptor = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if wanted > held:
+                os.posix_fallocate(descriptor, held, wanted - held)
+            else:
+                os.ftruncate(descriptor, wanted)
+        finally:
+            os.close(descriptor)
+
+    def empty(self) -> None:
+        """Take the ballast away."""
+        self._ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(mount_point: Path, size_bytes: int) -> Iterator[SmallDisk]:
+    """Mount one for as long as the block runs.
+
+    Raises:
+        PermissionError: this user may not mount; the message says so.
+    """
+    mount_point.mkdir()
+    answer = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "grpo-run-test", str(mount_point)],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    if answer.returncode != 0:
+        mount_point.rmdir()
+        raise PermissionError(
+            f"a full disk needs a small file system, and mount(8) says: {answer.stderr.strip()}"
+        )
+    try:
+        yield SmallDisk(mount_point)
+    finally:
+        # lazily: a process that a failed test left may still have a file there
+        subprocess.run(["umount", "-l", str(mount_point)], check=True, timeout=30)
+        with suppress(OSError):
+            mount_point.rmdir()

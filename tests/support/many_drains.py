@@ -1,0 +1,48 @@
+"""Drains snapshots by the hundred through the supervisor's side and its drainer's process, and tells the memory of both.
+
+The entry point of a process of its own, so that what the tests hold is not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+from grpo_run.runtime import drains as module
+from grpo_run.runtime.staging import Staging
+from support.slots import fill, snapshot
+
+EVERY = 50
+"""Checkpoints between two measurements."""
+
+
+def drain_many(folder: Path, count: int, connection: Connection) -> None:
+    """The supervisor's side: fill slots, look until each is durable, tell the memory of both processes now and then."""
+    staging = Staging(folder / "staging")
+    published: list[str] = []
+    module.LOOK_SECONDS = 0.0  # as often as it likes
+    drains = module.Drains(
+        staging,
+        write=lambda name, **fields: published.append(name),
+        warn=print,
+        preloaded=False,
+    )
+    try:
+        for number in range(1, count + 1):
+            slot = staging.choose()
+            assert slot is not None
+            fill(slot, snapshot(folder / "out", number, limit=2))
+            published.clear()
+            while not slot.drained or drains.busy:
+                drains.look()
+                time.sleep(0.001)
+            assert published == ["checkpoint_published"], published
+            if number % EVERY == 0:
+                drainer = psutil.Process(drains._process.pid)
+                connection.send((number, psutil.Process().memory_info().rss, drainer.memory_info().rss))
+    finally:
+        drains.close()
+    connection.close()

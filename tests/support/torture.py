@@ -1,0 +1,322 @@
+"""Saves and drains that are killed at any of their system calls, in processes of their own, and what must hold after.
+
+A `Yard` is a process that holds a real trainer and forks: a rank that takes a snapshot (`runtime.staging`,
+`trainers.snapshot`), or a drainer that makes one durable. The fork is traced and killed where `syscalls.Stop` says. What is
+left on the file system is then judged here as the guard does it at the start of the next attempt.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import socket
+import struct
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.checkpoints import MANIFEST, TrainCall, step_of
+from grpo_run.runtime.drainer import Published, Request, answer
+from grpo_run.runtime.drains import next_to_drain
+from grpo_run.runtime.partials import clean_partials
+from grpo_run.runtime.staging import Slot, Staged, Staging
+from grpo_run.runtime.upstream import hidden_main
+from grpo_run.trainers.resuming import Question, choose
+from support.syscalls import Fall, Stop, run_and_kill
+
+OUR_RUN = "run-1"
+_made: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A snapshot to take. `value` is what every weight is set to, so that two of one step differ."""
+
+    staging: Path
+    output: Path
+    step: int
+    value: float
+    scheduled: bool = True
+    run_id: str = OUR_RUN
+    world_size: int = 1
+    limit: int | None = None
+
+
+def call_in(output: Path) -> TrainCall:
+    """The one `train()` call of every snapshot here."""
+    return TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(output))
+
+
+# ---- in the yard ----
+
+
+def _trainer(scratch: Path | None = None) -> Any:
+    """A real one with an optimizer that has taken a step; made once, before any fork, in `scratch`."""
+    if "trainer" not in _made:
+        import torch
+        from transformers import Trainer, TrainingArguments
+
+        torch.set_num_threads(1)  # a fork has none of the others
+
+        class Sum(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(8, 1)
+
+            def forward(self, numbers: Any, labels: Any) -> Any:
+                return {"loss": ((self.layer(numbers).squeeze(-1) - labels) ** 2).mean()}
+
+        rows = [{"numbers": torch.ones(8) * row, "labels": torch.tensor(8.0 * row)} for row in range(8)]
+        arguments = TrainingArguments(
+            output_dir=str(scratch), max_steps=1, save_strategy="no", per_device_train_batch_size=4, use_cpu=True,
+            report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(model=Sum(), args=arguments, train_dataset=rows)
+        trainer.train()
+        _made["trainer"] = trainer
+    return _made["trainer"]
+
+
+class _Votes:
+    """An agreement of one rank with itself, or of two over a socket. Leaves when the other has died."""
+
+    def __init__(self, peer: socket.socket | None) -> None:
+        self._peer = peer
+
+    def maximum(self, value: int) -> int:
+        if self._peer is None:
+            return value
+        try:
+            self._peer.sendall(struct.pack("q", value))
+            told = self._peer.recv(8)
+        except OSError:
+            told = b""
+        if len(told) < 8:
+            os._exit(3)
+        return max(value, struct.unpack("q", told)[0])
+
+
+def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
+    """One rank's part of a snapshot, by the code that a rank runs."""
+    import torch
+    from transformers import set_seed
+
+    from grpo_run.runtime.arena import Arena
+    from grpo_run.trainers.snapshot import TAKEN, Snapshots
+
+    trainer = _trainer()
+    allocate = Arena.allocate
+
+    def marked(self: Arena, size_bytes: int) -> int:
+        os.getppid()  # between two copies into memory
+        return allocate(self, size_bytes)
+
+    Arena.allocate = marked  # type: ignore[method-assign]
+    set_seed(save.step)  # Python's own generator is another one in every fork
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.fill_(save.value)
+    trainer.state.global_step = save.step
+
+    def write(folder: Path) -> None:
+        if rank == 0:
+            trainer._save_checkpoint(trainer.model_wrapped, None)
+        torch.save({"rank": rank, "numbers": torch.full((100,), save.value)}, folder / f"rank-{rank}.pth")
+
+    session = SimpleNamespace(
+        is_main=rank == 0,
+        rank=rank,
+        votes=_Votes(peer),
+        journal=SimpleNamespace(write=lambda *args, **kwargs: None),
+        slot=SimpleNamespace(count=lambda: None),
+    )
+    staged = Staged(
+        run_id=save.run_id, attempt=0, step=save.step, world_size=save.world_size, output_dir=str(save.output),
+        train_call=call_in(save.output), scheduled=save.scheduled, limit=save.limit, versions={"torch": "2"},
+        staged_at=0.0,
+    )  # fmt: skip
+    outcome = Snapshots(session, Staging(save.staging)).take(trainer, staged, write)  # type: ignore[arg-type]
+    assert outcome == TAKEN, outcome
+
+
+def drain(staging: Path, index: int) -> None:
+    """One request, by the code that the drainer runs."""
+    told = answer(Staging(staging), Request(slot=index), lambda written_bytes: None)
+    assert isinstance(told, Published), told
+
+
+def _saved(save: Save, stop: Stop | None, below: Sequence[Path], victim: int) -> Fall:
+    """Take a snapshot with all its ranks, one of them traced."""
+    if save.world_size == 1:
+        return _run(lambda: take(save), stop, below)
+    ours, theirs = socket.socketpair()
+
+    def rest() -> None:
+        ours.close()
+        take(save, 1 - victim, theirs)
+
+    other = _fork(rest)
+    theirs.close()
+    try:
+        fall = _run(lambda: take(save, victim, ours), stop, below)
+    finally:
+        ours.close()  # the other rank goes on until it needs the dead one
+        _, status = os.waitpid(other, 0)
+    if fall.at is None and status != 0:
+        raise RuntimeError(f"rank {1 - victim} failed, wait status {status:#x}")
+    return fall
+
+
+def _run(work: Callable[[], object], stop: Stop | None, below: Sequence[Path]) -> Fall:
+    if stop is not None:
+        return run_and_kill(work, stop, below=below)
+    child = _fork(work)
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise RuntimeError(f"it failed, wait status {status:#x}")
+    return Fall(at=None, calls=0)
+
+
+def _fork(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def _serve(connection: Connection, scratch: Path) -> None:
+    _trainer(scratch)
+    while True:
+        try:
+            kind, arguments, stop, below = connection.recv()
+        except EOFError:
+            return
+        try:
+            if kind == "save":
+                connection.send(_saved(arguments[0], stop, below, arguments[1]))
+            else:
+                connection.send(_run(lambda told=arguments: drain(*told), stop, below))
+        except (OSError, RuntimeError):
+            connection.send(traceback.format_exc())
+
+
+class Yard:
+    """See the module. Close it.
+
+    Args:
+        scratch: a folder of its own.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        with hidden_main():
+            self._process = context.Process(target=_serve, args=(theirs, scratch), daemon=True)
+            self._process.start()
+        theirs.close()
+
+    def save(
+        self, save: Save, stop: Stop | None = None, *, below: Sequence[Path] = (), victim: int = 0
+    ) -> Fall:
+        """Take a snapshot; `victim` is the rank that is killed at `stop`."""
+        return self._ask("save", (save, victim), stop, below)
+
+    def drain(
+        self, staging: Path, slot: int, stop: Stop | None = None, *, below: Sequence[Path] = ()
+    ) -> Fall:
+        """Make a slot durable."""
+        return self._ask("drain", (staging, slot), stop, below)
+
+    def _ask(self, kind: str, arguments: tuple[Any, ...], stop: Stop | None, below: Sequence[Path]) -> Fall:
+        self._connection.send((kind, arguments, stop, tuple(below)))
+        assert self._connection.poll(120), "the yard does not answer"
+        told = self._connection.recv()
+        assert isinstance(told, Fall), told
+        return told
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+        self._process.join(10)
+
+
+# ---- the judgement ----
+
+
+def contents(path: Path) -> dict[str, str]:
+    """The digests of a checkpoint whose every byte is what its manifest says."""
+    manifest = checkpoints.read_manifest(path)
+    checkpoints.verify(path, manifest)
+    return {name: entry.blake3 for name, entry in manifest.files.items()}
+
+
+def intact(output: Path) -> dict[str, dict[str, str]]:
+    """Everything that has a checkpoint's name; raises when one is not whole."""
+    return {path.name: contents(path) for path in output.iterdir() if step_of(path) is not None}
+
+
+def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
+    """The checkpoint that a later attempt goes on from, found as the guard finds it."""
+    clean_partials(output)
+    question = Question(
+        call=call_in(output), run_id=OUR_RUN, world_size=ranks, first_attempt=False, run_started_at=0.0,
+        script_asks=None, resume_from=None, also_in=also_in,
+    )  # fmt: skip
+    problems: list[Any] = []
+    choice = choose(question, problems.append, can_reshape=lambda folder, ranks: None)
+    assert not problems, problems
+    return choice.own.path if choice.own is not None else None
+
+
+def settle(staging: Path) -> list[Published]:
+    """Make durable what the supervisor does before the next attempt, in its order."""
+    found = Staging(staging)
+    done = []
+    while True:
+        due = next_to_drain(
+            found.snapshots(), drained=lambda slot: slot.drained, newest_first=True, old=False
+        )
+        if due is None:
+            return done
+        told = answer(found, Request(slot=due[1].index), lambda written_bytes: None)
+        assert isinstance(told, Published), told
+        done.append(told)
+
+
+def newest(staging: Path) -> tuple[Staged, Slot] | None:
+    """The newest complete snapshot."""
+    return next(iter(Staging(staging).snapshots()), None)
+
+
+def litter(output: Path) -> set[str]:
+    """Names in an output directory that are no checkpoint's, and files in checkpoints that are in no manifest."""
+    found = {path.name for path in output.iterdir() if step_of(path) is None}
+    for path in output.iterdir():
+        if step_of(path) is not None:
+            known = {MANIFEST, *checkpoints.read_manifest(path).files}
+            found |= {
+                f"{path.name}/{file.relative_to(path)}"
+                for file in path.rglob("*")
+                if file.is_file() and str(file.relative_to(path)) not in known
+            }
+    return found
+
+
+def copy(template: Path, target: Path) -> Path:
+    """A fresh copy to hurt."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(template, target, symlinks=True)
+    return target

@@ -1,0 +1,90 @@
+"""Kills all processes of a run at once, and says what is left of it that the next attempt could go on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_run.runtime import checkpoints
+from grpo_run.runtime.partials import clean_partials
+from grpo_run.runtime.staging import Staging, place
+from support.runs import Run, alive, descendants
+
+PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
+"""For `Run(program=…)`; see there."""
+GONE_SECONDS = 20.0
+
+
+def processes(run: Run) -> list[int]:
+    """The supervisor, its forkserver, ranks and drainer."""
+    assert run.process is not None
+    return [run.process.pid, *descendants(run.process.pid)]
+
+
+def kill_all(run: Run) -> None:
+    """SIGKILL to every one of them, without leaving any time to react; returns when all are gone."""
+    assert run.process is not None
+    pids = processes(run)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.process.wait(GONE_SECONDS)
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := alive(pids):
+        assert time.monotonic() < deadline, f"processes {left} outlive SIGKILL"
+        time.sleep(0.01)
+
+
+def memory_of(run: Run) -> Path:
+    """Where its snapshots are; gone when the run has given the memory back."""
+    path = place(run.directory, json.loads((run.directory / "run.json").read_text())["run_id"])
+    assert path is not None, "no memory-backed file system"
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """Of a run without processes: steps of the newest snapshot and intact durable checkpoint, and the highest committed."""
+
+    snapshot: int
+    durable: int
+    committed: int
+
+    @property
+    def newest(self) -> int:
+        return max(self.snapshot, self.durable)
+
+
+def what_is_left(run: Run, output: Path) -> Left:
+    """Look; everything with a checkpoint's name must be whole. Nobody may be running."""
+    clean_partials(output)
+    durable = 0
+    if output.is_dir():
+        for candidate in checkpoints.candidates(output):
+            assert candidate.manifest is not None, f"{candidate.path}: {candidate.problem}"
+            checkpoints.verify(candidate.path, candidate.manifest)
+            durable = max(durable, candidate.step)
+    snapshots = Staging(memory_of(run)).snapshots()
+    committed = max((event["step"] for event in run.events("step_committed")), default=0)
+    return Left(
+        snapshot=snapshots[0][0].step if snapshots else 0, durable=durable, committed=committed
+    )  # fmt: skip
+
+
+def resumed_at(run: Run, attempt: int) -> int | None:
+    """The step that an attempt began at; None when it did not come to train."""
+    for event in run.events("train_started"):
+        if event["attempt"] == attempt and event["rank"] == 0:
+            return int(event["step"])
+    return None
+
+
+def attempts(run: Run) -> int:
+    """How many have begun."""
+    return len({event["attempt"] for event in run.events("attempt_started")})
