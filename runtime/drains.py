@@ -40,7 +40,7 @@ class Journal(Protocol):
     """The supervisor's way to write an event."""
 
     def __call__(
-        self, name: str, /, *, rank: int | None = None, step: int | None = None, **fields: Any
+        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
     ) -> None: ...
 
 

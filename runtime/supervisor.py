@@ -419,8 +419,8 @@ class Supervisor:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
         self._write("state_changed", **fields)
 
-    def _write(self, name: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
-        self.journal.write(name, rank=rank, step=step, **fields)
+    def _write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
+        self.journal.write(event, rank=rank, step=step, **fields)
 
     def _warn(self, rank: int | None, text: str) -> None:
         self._write("warning", rank=rank, text=text)
