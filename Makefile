@@ -41,6 +41,8 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/false_alarms.py
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/recovery.py
+	$(BIN)/python -P benchmarks/watching.py
+	$(BIN)/python -P benchmarks/checkpoint.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
