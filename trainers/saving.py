@@ -34,6 +34,9 @@ from grpo_run.watchdog.observation import Phase
 UPLOADS = ("WANDB_LOG_MODEL", "HF_MLFLOW_LOG_ARTIFACTS", "COMET_LOG_ASSETS", "CLEARML_LOG_MODEL")
 """With one of these set, a callback of transformers' own reads the checkpoint as soon as it is saved."""
 
+RETRY_STEPS = 100
+"""After memory was too little: a copy that is given up half-way costs as much as one that is not."""
+
 
 class Saver:
     """The saves of one `train()` call. Every method is collective.
@@ -61,6 +64,7 @@ class Saver:
         if session.snapshots is not None:
             session.snapshots.prepare(self._own_bytes())
         self._taken: Callable[[int, float], None] | None = None
+        self._short_until = -1
         self.saved_step = -1
 
     def wrap(self, due: Callable[[], bool], taken: Callable[[int, float], None]) -> None:
@@ -171,7 +175,7 @@ class Saver:
             return None
         snapshots = self._session.snapshots
         reader = self._reader()
-        if snapshots is None or reader == "inside":
+        if snapshots is None or reader == "inside" or self._is_short():
             return self._save_directly(args, kwargs, began)
         outcome = self._take(args, kwargs, scheduled=True)
         if outcome != TAKEN:
@@ -185,12 +189,16 @@ class Saver:
         """One of our own: in memory, or not at all."""
         began = time.perf_counter()
         assert self._session.snapshots is not None, "none are due without"
-        if not self._agree_on_finite():
+        if self._is_short() or not self._agree_on_finite():
             return
         with _quiet(self._trainer), _nobody_reads(self._trainer.args):
             outcome = self._take((self._trainer.model_wrapped, None), {}, scheduled=False)
         if outcome == TAKEN:
             self._note(began)
+
+    def _is_short(self) -> bool:
+        """Memory was too little not long ago; every rank was told, so every rank says the same."""
+        return bool(self._trainer.state.global_step < self._short_until)
 
     def _note(self, began: float) -> None:
         slot = self._session.slot
@@ -236,6 +244,8 @@ class Saver:
         outcome: int = session.snapshots.take(
             trainer, staged, lambda folder: self._write(folder, args, kwargs)
         )
+        if outcome == NO_ROOM:
+            self._short_until = staged.step + RETRY_STEPS
         if outcome == TAKEN and self._taken is not None:
             self._taken(staged.step, session.snapshots.cost_seconds)
         if session.is_main:

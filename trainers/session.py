@@ -187,7 +187,8 @@ class Session:
             self._said_no_room = True
             self.warn(
                 f"no memory for a snapshot at step {step}: the script's own checkpoints are written directly, and"
-                " a fault costs the steps since the last one"
+                " a fault costs the steps since the last one; the journal names the limit (in a container often"
+                " /dev/shm itself: docker's --shm-size, or another file system in memory with --snapshot-dir)"
             )
 
     def close(self) -> None:

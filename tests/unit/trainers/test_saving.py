@@ -519,6 +519,20 @@ def test_a_snapshot_without_room_is_no_checkpoint(staged: Guarded, tmp_path: Pat
     assert staged.saver.saved_step == -1
 
 
+def test_memory_is_tried_again_after_a_while(staged: Guarded) -> None:
+    """A copy that is given up costs as much as one that is not, so not at every step; but a shortage may pass."""
+    link = staged.session.snapshots.staging.slots[0].arena(0)
+    link.symlink_to("nowhere")
+    staged.step(5)
+    link.unlink()
+    staged.step(6)
+    staged.step(7, scheduled=True)
+    assert staged.staged == []
+    assert len(staged.trainer.seen) == 1, "written directly"
+    staged.step(5 + saving.RETRY_STEPS)
+    assert staged.staged == [(5 + saving.RETRY_STEPS, False)]
+
+
 def test_a_snapshot_while_the_disk_is_behind_is_done_without(staged: Guarded) -> None:
     """All slots hold what the script asked for: that is no lack of memory."""
     for step in (1, 2, 3):
