@@ -46,16 +46,17 @@ def run(launch: Launch) -> int:
     directory.create()
     lock = directory.acquire()
     try:
-        if History.of(read_journal(directory.journal)).finished:
-            _write_what_was_kept(launch, directory)
+        history = History.of(read_journal(directory.journal))
+        if history.finished:
+            _write_what_was_kept(launch, directory, history)
             print(f"grpo-run: run {config.run_id} has finished; nothing to do. Start another with --fresh.")
             return EXIT_FINISHED
-        return _supervise(launch, directory)
+        return _supervise(launch, directory, history)
     finally:
         os.close(lock)
 
 
-def _write_what_was_kept(launch: Launch, directory: RunDirectory) -> None:
+def _write_what_was_kept(launch: Launch, directory: RunDirectory, history: History) -> None:
     """Put on disk what a full one had left in memory when the run ended."""
     path = launch.config.snapshot_directory
     if path is None or not path.is_dir():
@@ -65,14 +66,18 @@ def _write_what_was_kept(launch: Launch, directory: RunDirectory) -> None:
     def say(text: str) -> None:
         print(f"grpo-run: {text}")
 
+    staging = Staging(path)
+    if not staging.is_of(history.supervisors):
+        staging.clear()  # the run ended on another machine: this is older
+        return
     drains = Drains(
-        Staging(path), write=Journal(directory.journal, launch.config.run_id).write, warn=say, preloaded=False
+        staging, write=Journal(directory.journal, launch.config.run_id).write, warn=say, preloaded=False
     )
     drains.settle(restore=False)
     drains.close()
 
 
-def _supervise(launch: Launch, directory: RunDirectory) -> int:
+def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int:
     config = launch.config
     os.environ.update(config.environment)
     if config.preload:
@@ -90,6 +95,10 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
     output = OutputFollower(terminal.rank_line)
     if not directory.run_json.exists():
         directory.write_run(config.as_json())
+    staging = None
+    if config.snapshot_directory is not None:
+        staging = Staging(config.snapshot_directory)
+        staging.claim(history.supervisors, directory.path)
     supervisor = Supervisor(
         config,
         directory,
@@ -97,7 +106,7 @@ def _supervise(launch: Launch, directory: RunDirectory) -> int:
         rank_environment=_rank_environment,
         say=terminal.say,
         attempt_output=output.follow,
-        staging=Staging(config.snapshot_directory) if config.snapshot_directory is not None else None,
+        staging=staging,
     )
     agent = _build_agent(launch, supervisor)
     server = None

@@ -125,6 +125,9 @@ class Arena:
         try:
             for start in range(self._held, end, RESERVATION_BYTES):
                 size = min(RESERVATION_BYTES, end - start)
+                if start > self._held and size > self._room(self.path.parent).usable_bytes:
+                    # ranks ask at the same moment, and each had been told of the same room
+                    raise OSError(errno.ENOSPC, "others have taken what was left")
                 os.posix_fallocate(self._descriptor, start, size)
                 self._populate(start, size)
         except OSError as error:

@@ -9,6 +9,7 @@ it resumes, and by `grpo-run checkpoints`. Does not write weights, rotate, stage
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -28,8 +29,15 @@ MANIFEST = "MANIFEST.json"
 LOCK = ".partial.lock"
 """Held by whoever still writes the directory; never part of a checkpoint."""
 SCHEMA = 1
+DIGEST_BYTES = 32 << 20
+"""Read and digested at a time: enough for every thread of BLAKE3, and seldom more than a second on a slow disk."""
+SYNC_BYTES = 64 << 20
+"""Put on disk at a time, see `sync_tree`."""
 NAME = re.compile(r"checkpoint-([0-9]+)")
 """Transformers' own name of a checkpoint's directory; `fullmatch` it."""
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FileEntry(pydantic.BaseModel):
@@ -95,12 +103,24 @@ class Candidate:
     corrupt: bool = False
 
 
-def digest(path: Path) -> FileEntry:
-    """Size and BLAKE3 of one file, read through a memory map."""
+def digest(path: Path, progress: Callable[[int], None] = lambda count: None) -> FileEntry:
+    """Size and BLAKE3 of one file.
+
+    Args:
+        progress: told how many more bytes are digested, a part of the file at a time.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     hasher = blake3(max_threads=blake3.AUTO)
-    size = path.stat().st_size
-    if size:
-        hasher.update_mmap(path)
+    size = 0
+    buffer = memoryview(bytearray(min(DIGEST_BYTES, max(1, path.stat().st_size))))
+    # read, not mapped: an error of the disk is an OSError then, and no SIGBUS
+    with open(path, "rb", buffering=0) as reader:
+        while count := reader.readinto(buffer):
+            hasher.update(buffer[:count])
+            size += count
+            progress(count)
     return FileEntry(size=size, blake3=hasher.hexdigest())
 
 
@@ -125,7 +145,7 @@ def write_manifest(
     Args:
         global_batch: samples an optimizer step, over all ranks.
         layout, model_shape: see `Manifest`.
-        progress: told how many more bytes are digested.
+        progress: told how many more bytes are digested, or put on disk.
 
     Raises:
         CheckpointError: there is nothing to publish.
@@ -134,11 +154,10 @@ def write_manifest(
     files = {}
     for file in sorted(path.rglob("*")):
         if file.is_file() and not _is_ours(file.name):
-            entry = files[str(file.relative_to(path))] = digest(file)
-            progress(entry.size)
+            files[str(file.relative_to(path))] = digest(file, progress)
     if not files:
         raise CheckpointError(f"{path} is empty: nothing to publish")
-    sync_tree(path)
+    sync_tree(path, progress)
     manifest = Manifest(
         run_id=run_id,
         train_call=train_call,
@@ -174,8 +193,11 @@ def _seal(fields: Mapping[str, Any]) -> str:
     return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def sync_tree(path: Path) -> None:
+def sync_tree(path: Path, progress: Callable[[int], None] = lambda count: None) -> None:
     """Put every file and directory under `path` on disk, leaves first.
+
+    Args:
+        progress: told how many more bytes are on disk, a part of a file at a time.
 
     Raises:
         OSError: the disk refused one of them.
@@ -183,7 +205,7 @@ def sync_tree(path: Path) -> None:
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # another rank's temporary file, gone by now
-                _sync(Path(folder) / name, os.O_RDONLY)
+                _sync(Path(folder) / name, os.O_RDONLY, progress)
         sync_directory(Path(folder))
 
 
@@ -196,12 +218,33 @@ def sync_directory(path: Path) -> None:
             raise
 
 
-def _sync(path: Path, flags: int) -> None:
+def _sync(path: Path, flags: int, progress: Callable[[int], None] | None = None) -> None:
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
+        if progress is not None:
+            _write_back(descriptor, progress)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
+    """Write a file's pages back a part at a time: the `fsync` that follows says nothing until it is done.
+
+    `sync_file_range(2)`; all three of its flags: wait for what is under way, write the rest, wait for that. It makes
+    nothing durable by itself.
+    """
+    size = os.fstat(descriptor).st_size
+    for offset in range(0, size, SYNC_BYTES):
+        result = _LIBC.sync_file_range(
+            descriptor, ctypes.c_int64(offset), ctypes.c_int64(SYNC_BYTES), ctypes.c_uint(7)
+        )
+        if result != 0:
+            number = ctypes.get_errno()
+            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP):
+                return  # not on this file system, or not in this container: `fsync` does all of it
+            raise OSError(number, os.strerror(number))
+        progress(min(SYNC_BYTES, size - offset))
 
 
 def mark_finished(path: Path) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +37,8 @@ from grpo_run.runtime.staging import Slot, Staged, Staging
 NICENESS = 10
 """Training comes first."""
 PROGRESS_SECONDS = 0.5
+WATCH_SECONDS = 5.0
+"""Between two looks at whether bytes move; well below what counts as a stall."""
 COPY_BYTES = 8 << 20
 SYNC_BYTES = 1 << 30
 """Put on disk at a time: one fsync of everything at the end could take minutes, and would look like a stall."""
@@ -106,22 +110,66 @@ def serve(staging_path: str, connection: Connection, parent: int) -> None:
     while True:
         try:
             request = connection.recv()
-            connection.send(answer(staging, request, _reporter(connection)))
+            report = _Reporter(connection)
+            with report.watching():
+                answered = answer(staging, request, report)
+            connection.send(answered)
         except (EOFError, OSError):
             return  # the other end is closed
 
 
-def _reporter(connection: Connection) -> Callable[[int], None]:
-    last = time.monotonic()
+class _Reporter:
+    """Says how far it is: when it is told, and when bytes move although nobody tells.
 
-    def report(written_bytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PROGRESS_SECONDS:
-            last = now
-            connection.send(Progress(written_bytes=written_bytes))
+    One record of an archive is written by one call of torch, which may take minutes; the kernel counts meanwhile.
+    """
 
-    return report
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._one_at_a_time = threading.Lock()
+        self._said_at = time.monotonic()
+        self._bytes = 0
+
+    def __call__(self, written_bytes: int) -> None:
+        self._bytes = written_bytes
+        with self._one_at_a_time:
+            now = time.monotonic()
+            if now - self._said_at >= PROGRESS_SECONDS:
+                self._said_at = now
+                self._connection.send(Progress(written_bytes=written_bytes))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the calling thread's bytes while the block runs; nothing is said any more when it is left."""
+        over = threading.Event()
+        thread = threading.Thread(
+            target=self._watch, args=(threading.get_native_id(), over), name="progress", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _watch(self, thread_id: int, over: threading.Event) -> None:
+        before = _moved(thread_id)
+        while not over.wait(WATCH_SECONDS):
+            now = _moved(thread_id)
+            if now != before:
+                before = now
+                try:
+                    self(self._bytes)
+                except OSError:
+                    return  # the other end is closed: who writes finds that out as well
+
+
+def _moved(thread_id: int) -> bytes | None:
+    """A thread's counts of bytes (`proc_pid_io(5)`), None without them. One thread's: looking and saying count too."""
+    try:
+        return Path(f"/proc/self/task/{thread_id}/io").read_bytes()
+    except OSError:
+        return None  # a kernel without them: what the writer itself reports must do
 
 
 def answer(staging: Staging, request: Request, report: Callable[[int], None]) -> Published | Failed:
@@ -132,7 +180,8 @@ def answer(staging: Staging, request: Request, report: Callable[[int], None]) ->
         with slot.locked(wait_seconds=30.0) as mine:
             if not mine:
                 return Failed(slot=slot.index, step=None, reason="the slot is being written", full=False)
-            staged = slot.staged()
+            with _of_the_snapshot():
+                staged = slot.staged()
             if staged is None:
                 return Failed(slot=slot.index, step=None, reason="the slot is empty", full=False)
             step = staged.step
@@ -141,24 +190,43 @@ def answer(staging: Staging, request: Request, report: Callable[[int], None]) ->
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         where = f" ({error.filename})" if error.filename else ""
         return Failed(slot=slot.index, step=step, reason=f"{error.strerror or error}{where}", full=full)
-    except CheckpointError as error:
+    except _BrokenSnapshotError as error:
         return Failed(slot=slot.index, step=step, reason=str(error), full=False, broken=True)
+    except CheckpointError as error:  # of what was just written: the disk's doing, another time it may work
+        return Failed(slot=slot.index, step=step, reason=str(error), full=False)
+
+
+class _BrokenSnapshotError(CheckpointError):
+    """What is in memory cannot be read; the disk has nothing to do with it."""
+
+
+@contextmanager
+def _of_the_snapshot() -> Iterator[None]:
+    """Inside, a checkpoint's error is the snapshot's."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise _BrokenSnapshotError(str(error)) from error
 
 
 def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[int], None]) -> Published:
     began = time.perf_counter()
     durable = restore is None
     directory = Path(staged.output_dir if restore is None else restore)
-    plain, images = slot.files / staged.folder, [read_image(slot.image(r)) for r in range(staged.world_size)]
+    plain = slot.files / staged.folder
+    with _of_the_snapshot():
+        images = [read_image(slot.image(rank)) for rank in range(staged.world_size)]
+        needed = _plain_bytes(plain) + sum(image.size_bytes for image in images)
     directory.mkdir(parents=True, exist_ok=True)
     clean_partials(directory)
-    _require_room(directory, _plain_bytes(plain) + sum(image.size_bytes for image in images), durable=durable)
+    _require_room(directory, needed, durable=durable)
     final = directory / staged.folder
     with partial_directory(directory, staged.step) as partial:
         written = _Written(report, partial)
         _copy_plain(plain, partial, written)
         for rank, image in enumerate(images):
-            _write_image(slot.arena(rank), image, partial, written)
+            with _of_the_snapshot():
+                _write_image(slot.arena(rank), image, partial, written)
         manifest = checkpoints.write_manifest(
             partial,
             run_id=staged.run_id,
@@ -173,7 +241,10 @@ def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[in
         publish(partial, final)
     if durable:
         slot.mark_drained()
-    removed = rotate(directory, newest=final, limit=staged.limit, best=staged.best)
+    try:
+        removed = rotate(directory, newest=final, limit=staged.limit, best=staged.best)
+    except (OSError, CheckpointError):
+        removed = []  # published all the same; the next one rotates
     return Published(
         slot=slot.index,
         step=staged.step,
@@ -198,12 +269,12 @@ class _Written:
     def __call__(self, count: int) -> None:
         self._bytes += count
         if self._bytes - self._synced >= SYNC_BYTES:
-            checkpoints.sync_tree(self._partial)
+            checkpoints.sync_tree(self._partial, self.is_read)
             self._synced = self._bytes
         self._report(self._bytes)
 
     def is_read(self, count: int) -> None:
-        """Some of it was read back for its digest: the disk is at work, though no more is written."""
+        """Some of it was synced, or read back for its digest: the disk is at work, though no more is written."""
         self._report(self._bytes)
 
 
@@ -244,6 +315,8 @@ def _copy_plain(source: Path, target: Path, written: Callable[[int], None]) -> N
                 while block := reader.read(COPY_BYTES):
                     writer.write(block)
                     written(len(block))
+            with suppress(PermissionError, NotImplementedError):  # a file system that has no modes
+                shutil.copymode(Path(folder) / name, here / name)
 
 
 def _write_image(source: Path, image: Image, target: Path, written: Callable[[int], None]) -> None:

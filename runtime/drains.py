@@ -32,7 +32,6 @@ DURABLE_SECONDS = 1800.0
 RETRY_SECONDS = 30.0
 STALL_SECONDS = 60.0
 """Without a byte written. A device that is only slow writes some; NFS' own first retry comes after 60 s (`nfs(5)`, timeo=600)."""
-SETTLE_SECONDS = 1800.0
 CLOSE_SECONDS = 5.0
 
 
@@ -105,6 +104,7 @@ class Drains:
         self._trouble: Cause | None = None
         self._restored: Staged | None = None
         self._broken: dict[int, Staged] = {}
+        self._published_at: dict[int, tuple[int, float]] = {}
         staging.set_trouble(None)  # an earlier supervisor's
 
     @property
@@ -135,26 +135,44 @@ class Drains:
         if due is not None:
             self._ask(*due)
 
-    def settle(self, seconds: float = SETTLE_SECONDS, *, restore: bool) -> None:
+    def settle(self, *, restore: bool) -> None:
         """Make the newest snapshot durable, and the rest; no rank is writing one.
 
+        However long it takes, as long as bytes move; a disk that hangs or is full is given up on.
+
         Args:
-            seconds: for each; a disk that hangs or is full is given up on sooner.
-            restore: a rank is to resume: what the disk does not take is made loadable in memory.
+            restore: a rank is to resume. What the disk does not take is made loadable in memory, and the newest is
+                all that is waited for: the rest is for `look`, while training goes on.
         """
         for _ in range(2 * len(self.staging.slots)):
-            self._finish(seconds)
-            due = next_to_drain(self.staging.snapshots(), drained=self._safe, newest_first=True, old=False)
-            if due is None:
+            due = self._due_to_resume() if restore else self._due_at_the_end()
+            if due is None and (restore or not self.busy):
                 return
+            if self.busy:
+                self._finish()
+                continue  # it may have been the one
+            assert due is not None
             self._ask(*due)
-            failed = self._finish(seconds)
-            if failed is not None:
-                if failed.broken:
-                    continue  # the next one may be whole
-                newest = due in self.staging.snapshots()[:1]
-                if not restore or not newest or not self._into_memory(*due, seconds):
-                    return
+            failed = self._finish()
+            if failed is not None and not failed.broken:  # else the next one may be whole
+                if restore:
+                    self._into_memory(*due)
+                return
+
+    def note_published(self, call: int, step: int, *, taken_at: float | None = None) -> None:
+        """A durable checkpoint is there that no drainer wrote: snapshots of ours up to it need not be.
+
+        Args:
+            call: the ordinal of its `train()` call.
+            step: its step.
+            taken_at: when its state was that of the run, in seconds since the epoch; now when not given. What was
+                taken later is no older, whatever its step is: a run may go back.
+        """
+        taken_at = time.time() if taken_at is None else taken_at
+        self._durable_at = self._clock()
+        known = self._published_at.get(call)
+        if known is None or taken_at >= known[1]:
+            self._published_at[call] = step, taken_at
 
     def close(self) -> None:
         """Let the drainer go, and the memory when everything that counts is durable."""
@@ -168,37 +186,54 @@ class Drains:
     # inside
 
     def _done(self, slot: Slot) -> bool:
-        """Durable, or nothing that could ever be."""
+        """Durable, or nothing that could ever be, or a snapshot of ours when a newer checkpoint is durable."""
+        return slot.drained or self._is_broken(slot) or self._is_superseded(slot)
+
+    def _is_broken(self, slot: Slot) -> bool:
         broken = self._broken.get(slot.index)
-        return slot.drained or (broken is not None and slot.staged() == broken)
+        return broken is not None and self._content(slot) == broken
+
+    def _is_superseded(self, slot: Slot) -> bool:
+        staged = self._content(slot)
+        if staged is None or staged.scheduled:
+            return False
+        step, taken_at = self._published_at.get(staged.train_call.ordinal, (-1, 0.0))
+        return staged.step <= step and staged.staged_at <= taken_at
+
+    def _content(self, slot: Slot) -> Staged | None:
+        return next((staged for staged, other in self.staging.snapshots() if other == slot), None)
+
+    def _due_to_resume(self) -> tuple[Staged, Slot] | None:
+        """The newest whole one, when nothing could resume from it yet."""
+        whole = next((entry for entry in self.staging.snapshots() if not self._is_broken(entry[1])), None)
+        return None if whole is None or self._safe(whole[1]) else whole
+
+    def _due_at_the_end(self) -> tuple[Staged, Slot] | None:
+        return next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=True, old=False)
 
     def _safe(self, slot: Slot) -> bool:
         """Done with, or restored in memory."""
         if self._done(slot):
             return True
         restored = self._restored  # not by its name alone: an earlier attempt's, or call's, may be the same
-        if restored is None or restored != slot.staged():
+        if restored is None or restored != self._content(slot):
             return False
         return (self.staging.restore / restored.folder / MANIFEST).is_file()
 
-    def _into_memory(self, staged: Staged, slot: Slot, seconds: float) -> bool:
+    def _into_memory(self, staged: Staged, slot: Slot) -> None:
         self._restored = None
         shutil.rmtree(self.staging.restore, ignore_errors=True)  # an older one; nobody is reading it now
         self._ask(staged, slot, Request(slot=slot.index, restore=str(self.staging.restore)))
-        if self._finish(seconds) is not None:
-            return False
-        self._restored = staged
-        return True
+        if self.busy and self._finish() is None:
+            self._restored = staged
 
-    def _finish(self, seconds: float) -> Failed | None:
-        """Wait for the request under way; the answer when it is a failure."""
-        deadline = self._clock() + seconds
+    def _finish(self) -> Failed | None:
+        """Wait for the request under way, as long as it moves; the answer when it is a failure."""
         while self.busy:
-            now = self._clock()
-            if now >= deadline or now - self._heard_at > STALL_SECONDS:
+            if self._clock() - self._heard_at > STALL_SECONDS:
                 self._end_process()
                 return self._lost(
-                    f"writing {self._name()} has not moved for {now - self._heard_at:.0f} s",
+                    f"writing {self._name()} has not moved for {STALL_SECONDS:.0f} s",
                     Cause.checkpoint_stall,
                 )
             failed = self._hear(0.1)
@@ -224,7 +259,8 @@ class Drains:
     def _hear(self, seconds: float) -> Failed | None:
         """Take what has been answered; waits up to `seconds` for something."""
         while self._request is not None:
-            assert self._connection is not None
+            if self._connection is None:
+                return self._lost(f"{self._name()} could not be written, there is no process for it")
             try:
                 if not self._connection.poll(seconds):
                     return None
@@ -259,7 +295,8 @@ class Drains:
 
     def _published(self, answer: Published) -> None:
         if answer.durable:
-            self._durable_at = self._clock()
+            taken_at = self._staged.staged_at if self._staged is not None else None
+            self.note_published(answer.train_call, answer.step, taken_at=taken_at)
             if self._trouble is not None:
                 self._trouble = None
                 self.staging.set_trouble(None)

@@ -7,12 +7,15 @@ from the arena's mapping to the file. Does not sync, digest, rename or decide wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.arena import ArenaReader
 from grpo_run.runtime.image import Image, SafetensorsFile, TorchFile
 
+PRIVATE = "grpo_run"
+"""The folder of a checkpoint that only its owner may read: states of random generators and of the data, for us alone."""
 CHUNK_BYTES = 16 << 20
 """Written at a time where the format allows it, so that progress is reported often."""
 
@@ -24,6 +27,8 @@ def write_files(
     progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
     """Write every file of `image` under `destination`, making folders; files that are there are replaced.
+
+    Modes are what the umask leaves, but 0600 below `PRIVATE`, and 0700 for that folder.
 
     Args:
         destination: where the files are to lie. Torch puts a file's own name into it, and another name when the
@@ -43,12 +48,22 @@ def write_files(
     for file in image.files:
         path = destination / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
+        private = PurePath(file.path).parts[:-1][:1] == (PRIVATE,)
+        if private:
+            _set_mode(destination / PRIVATE, 0o700)
         if isinstance(file, TorchFile):
             _write_torch(file, arena, path, report)
         else:
             _write_safetensors(file, arena, path, report)
+        if private:
+            _set_mode(path, 0o600)
         written.append(path)
     return written
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    with suppress(PermissionError):  # a file system that has no modes
+        path.chmod(mode)
 
 
 def _write_torch(file: TorchFile, arena: ArenaReader, path: Path, report: Callable[[int], None]) -> None:

@@ -3,7 +3,7 @@
     .checkpoint-40.partial-1f3a     being written; `.partial.lock` in it is locked for as long as somebody does
     checkpoint-40                   published: its manifest and every byte were on disk before this name was
     .checkpoint-40.replaced-1f3a    the one that had the name before, for the length of two renames
-    replaced-checkpoint-40          another run's complete one, whose name was taken; kept
+    replaced-checkpoint-40          whatever had the name and was not this call's, such as the script's own; kept
     rejected-checkpoint-40          found bad; kept, with the reason in REJECTED.json
 
 None of the other names is one that transformers takes for a checkpoint or counts when it rotates (it globs
@@ -12,6 +12,7 @@ None of the other names is one that transformers takes for a checkpoint or count
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import LOCK, NAME, read_manifest, sync_directory
+from grpo_run.runtime.checkpoints import LOCK, MANIFEST, NAME, read_manifest, sync_directory
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rundir import write_json
 
@@ -32,6 +33,10 @@ REPLACED = re.compile(r"replaced-checkpoint-([0-9]+)(\.[0-9]+)?")
 REJECTED = re.compile(r"rejected-checkpoint-([0-9]+)(\.[0-9]+)?")
 REASON = "REJECTED.json"
 _TRIES = 100
+UNLOCKED_SECONDS = 3600.0
+"""Where the file system has no locks, a partial directory nobody has written to for as long is abandoned."""
+_OURS = ("grpo_run", LOCK)
+"""In a directory without a manifest, what tells that we began it."""
 
 
 @contextmanager
@@ -55,34 +60,61 @@ def partial_directory(output_dir: Path, step: int) -> Iterator[Path]:
 def _make(output_dir: Path, step: int) -> tuple[Path, int]:
     for _ in range(_TRIES):
         path = output_dir / f".checkpoint-{step}.partial-{secrets.token_hex(4)}"
-        with suppress(FileExistsError):
+        try:
             path.mkdir()
-            descriptor = _locked(path, create=True)
-            if descriptor is not None:
-                return path, descriptor
-    raise CheckpointError(f"no directory to write a checkpoint into could be made in {output_dir}")
+        except FileExistsError:
+            continue
+        descriptor = None
+        try:
+            descriptor = _locked(path, create=True, writing=True)
+        finally:
+            if descriptor is None:
+                shutil.rmtree(path, ignore_errors=True)  # who cleans up has its lock, and removes it as well
+        if descriptor is not None:
+            return path, descriptor
+    raise FileExistsError(
+        errno.EEXIST, "no directory to write a checkpoint into could be made", str(output_dir)
+    )
 
 
-def _locked(path: Path, *, create: bool) -> int | None:
-    """The lock of a partial directory, or None when somebody else has it, or it is gone."""
+def _locked(path: Path, *, create: bool, writing: bool = False) -> int | None:
+    """The lock of a partial directory, or None when somebody else has it, or it is gone.
+
+    A file system may have no locks (Lustre mounted without `flock`, NFS without its lock service): who writes goes
+    on without, and to anybody else the directory is somebody's as long as it changes.
+    """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError:
+        if not writing and _written_lately(path):
+            os.close(descriptor)
+            return None
     return descriptor
+
+
+def _written_lately(path: Path) -> bool:
+    times = [0.0]
+    for folder, _, names in os.walk(path):
+        for name in (".", *names):
+            with suppress(FileNotFoundError):
+                times.append(os.lstat(os.path.join(folder, name)).st_mtime)
+    return time.time() - max(times) < UNLOCKED_SECONDS
 
 
 def publish(partial: Path, final: Path) -> None:
     """Give a written directory, its manifest included, its name.
 
     An older directory of that name is moved out of the way first and is put back when the rename fails; a crash
-    between the two leaves both on disk, and `clean_partials` puts the older one back. Then a complete one of another
-    run is kept under `replaced-checkpoint-N`; anything else, superseded or half written, is removed.
+    between the two leaves both on disk, and `clean_partials` puts the older one back. Then one of the same call, or
+    one that we left half written, is removed; anything else, another run's or the script's own, is kept under
+    `replaced-checkpoint-N`.
 
     Raises:
         CheckpointError: `partial` has no manifest.
@@ -103,23 +135,35 @@ def publish(partial: Path, final: Path) -> None:
         raise
     sync_directory(final.parent)
     if aside is not None:
-        _dispose(aside, final)
+        with suppress(OSError):  # the new one is there; `clean_partials` tries again
+            _dispose(aside, final)
     with suppress(OSError):  # in the way of nobody
         (final / LOCK).unlink()
 
 
 def _dispose(aside: Path, final: Path) -> None:
-    """Remove what a published checkpoint has replaced, unless it is another run's and complete."""
+    """Remove what a published checkpoint has replaced when it is the same call's, or ours and half written."""
     try:
         old, new = read_manifest(aside), read_manifest(final)
         keep = (old.run_id, old.train_call.ordinal) != (new.run_id, new.train_call.ordinal)
     except CheckpointError:
-        keep = False
+        keep = not _half_written(aside)
     if keep:
         _rename_to_free(aside, final.with_name(f"replaced-{final.name}"))
         sync_directory(final.parent)
     else:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _half_written(path: Path) -> bool:
+    """Nothing is in it, or we had begun it and it never became a checkpoint. In doubt it is somebody's."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    if MANIFEST in names:
+        return False
+    return not names or any(name in _OURS or name.startswith(f".{MANIFEST}") for name in names)
 
 
 def _rename_to_free(path: Path, wanted: Path) -> Path:
@@ -160,7 +204,10 @@ def clean_partials(output_dir: Path) -> list[Path]:
         if match is None or not (output_dir / name).is_dir():
             continue
         # made when it is not there: who had just made the directory finds it taken, and makes another
-        descriptor = _locked(output_dir / name, create=True)
+        try:
+            descriptor = _locked(output_dir / name, create=True)
+        except OSError:
+            descriptor = None  # another user's, or a disk that takes nothing: not ours to remove
         if descriptor is None:
             busy.add(match[1])
             continue

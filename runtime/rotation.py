@@ -12,7 +12,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import Manifest, read_manifest, step_of
+from grpo_run.runtime.checkpoints import LOCK, MANIFEST, Manifest, read_manifest, step_of
 from grpo_run.runtime.errors import CheckpointError
 
 
@@ -40,7 +40,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         same_call = manifest is not None and _call(manifest) == _call(new)
         if manifest is not None and not manifest.scheduled and path.name != best:
             # snapshots are not always made durable in their order: a later one is not superseded
-            if same_call and manifest.step < new.step:
+            if same_call and manifest.step < new.step and _untouched(path, manifest):
                 superseded.append(path)
         else:
             later = same_call and manifest is not None and manifest.step > new.step
@@ -50,6 +50,16 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
 
 def _call(manifest: Manifest) -> tuple[str, int]:
     return manifest.run_id, manifest.train_call.ordinal
+
+
+def _untouched(path: Path, manifest: Manifest) -> bool:
+    """Nobody has added anything to a snapshot: a script may write into any directory of its own."""
+    ours = {MANIFEST, LOCK, *manifest.files}
+    return all(
+        str(file.relative_to(path)) in ours
+        for file in path.rglob("*")
+        if file.is_symlink() or not file.is_dir()
+    )
 
 
 def _surplus(

@@ -7,6 +7,7 @@
         DRAINED                the same content is in a durable checkpoint
         rank0.arena rank0.json big tensors of rank 0, and what they are (`arena.py`, `image.py`)
         files/                 everything else of the checkpoint, as the trainer wrote it
+      RUN.json                 which supervisor of which run directory it is of
       TROUBLE.json             the disk does not take checkpoints
       restore/                 a checkpoint made here when there is no room for it on disk
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -26,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pydantic
 
@@ -37,6 +40,7 @@ SLOTS = 3
 STAGED = "STAGED.json"
 DRAINED = "DRAINED"
 TROUBLE = "TROUBLE.json"
+OWNER = "RUN.json"
 RESTORE = "restore"
 SCHEMA = 1
 MEMORY_ROOT = Path("/dev/shm")
@@ -192,7 +196,10 @@ class Staging:
         self.path = path
         self._readings: dict[int, tuple[tuple[int, int], Staged]] = {}
         self.slots = tuple(Slot(index, path / f"slot{index}") for index in range(SLOTS))
-        for folder in (path, *(slot.path for slot in self.slots)):
+        self._make()
+
+    def _make(self) -> None:
+        for folder in (self.path, *(slot.path for slot in self.slots)):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
@@ -256,6 +263,34 @@ class Staging:
         old = [slot for _, slot in reversed(snapshots[1:])] if sacrifice else []
         return next((slot for slot in (*drained, *superseded, *empty, *old) if not slot.busy), None)
 
+    def claim(self, supervisors: int, run_directory: Path) -> None:
+        """Take the place over for the run's next supervisor; what the last one did not leave here is not the run's.
+
+        Memory may be of a run that was deleted and begun again, or older than what the run did on another machine since.
+        Places of runs whose directories are gone are given back.
+
+        Args:
+            supervisors: how many the run's journal knows before this one.
+            run_directory: the run's.
+        """
+        if not self.is_of(supervisors):
+            self.clear()
+            self._make()
+        write_json(
+            self.path / OWNER, {"supervisors": supervisors + 1, "run_directory": str(run_directory.resolve())}
+        )
+        for other in self.path.parent.iterdir():
+            directory = _owner(other).get("run_directory")
+            if not isinstance(directory, str):
+                continue
+            gone = Path(directory)
+            if gone.parent.exists() and not gone.exists():  # else a disk may be missing, not the run
+                shutil.rmtree(other, ignore_errors=True)
+
+    def is_of(self, supervisors: int) -> bool:
+        """Whether the run's newest supervisor, its journal's `supervisors`-th, had its snapshots here."""
+        return _owner(self.path).get("supervisors") == supervisors
+
     def clear(self) -> None:
         """Give the memory back."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -263,6 +298,14 @@ class Staging:
     def size_bytes(self) -> int:
         """Memory held by all slots."""
         return sum(slot.size_bytes() for slot in self.slots)
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / OWNER).read_bytes())
+    except (OSError, ValueError):
+        return {}  # being made, or nobody's
+    return found if isinstance(found, dict) else {}
 
 
 def place(run_directory: Path, run_id: str, root: Path = MEMORY_ROOT) -> Path | None:

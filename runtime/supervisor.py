@@ -430,3 +430,8 @@ class Supervisor:
         """Fold what this supervisor and the ranks have written since the last look."""
         for record in self._reader.new():
             self.history.apply(record)
+            written_by_a_rank = record["event"] == "checkpoint_published" and record.get("rank") is not None
+            if written_by_a_rank and self._drains is not None:
+                self._drains.note_published(
+                    int(record.get("train_call") or 0), int(record["step"]), taken_at=record["time"]
+                )

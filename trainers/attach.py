@@ -17,7 +17,7 @@ import wrapt
 
 from grpo_run.runtime import checkpoints, partials
 from grpo_run.runtime.checkpoints import TrainCall
-from grpo_run.runtime.errors import ConfigError, Stopped
+from grpo_run.runtime.errors import CheckpointError, ConfigError, Stopped
 from grpo_run.runtime.staging import RESTORE
 from grpo_run.trainers import agreement, caps, layout, phases, progress, resuming, upstream
 from grpo_run.trainers.session import Session, current
@@ -285,6 +285,9 @@ def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> No
     path = saver.finish()
     if session.is_main:
         if path is not None:
-            checkpoints.mark_finished(path)
+            try:
+                checkpoints.mark_finished(path)
+            except (OSError, CheckpointError) as error:
+                session.warn(f"{path} is not marked as the end of its train() call: {error}")
         session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)
     session.votes.maximum(0)

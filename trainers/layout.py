@@ -64,15 +64,16 @@ def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
 def checkpoint_bytes(trainer: Any) -> int:
     """About how large a whole checkpoint will be: the weights, and two more of each trained one for Adam.
 
-    0 when the trainer builds its model later. Half-precision weights keep their moments in their own type; other
-    optimizers take less or little more.
+    0 when the trainer builds its model later. Of a model with adapters (PEFT) only what is trained is saved.
+    Half-precision weights keep their moments in their own type; other optimizers take less or little more.
     """
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(model, "parameters"):
         return 0
+    adapters = hasattr(model, "peft_config")
     return sum(
         getattr(parameter, "ds_numel", parameter.numel())
         * parameter.element_size()
-        * (3 if parameter.requires_grad else 1)
+        * (3 if parameter.requires_grad else int(not adapters))
         for parameter in model.parameters()
     )

@@ -34,6 +34,15 @@ from grpo_run.watchdog.observation import Phase
 UPLOADS = ("WANDB_LOG_MODEL", "HF_MLFLOW_LOG_ARTIFACTS", "COMET_LOG_ASSETS", "CLEARML_LOG_MODEL")
 """With one of these set, a callback of transformers' own reads the checkpoint as soon as it is saved."""
 
+READERS = (None, "after", "inside")
+"""When something reads the checkpoint's directory: never, right after the save, from within it."""
+QUIET_CALLBACKS = frozenset(
+    {
+        "AzureMLCallback", "ClearMLCallback", "CometCallback", "DefaultFlowCallback", "MLflowCallback",
+        "SwanLabCallback", "TrackioCallback", "WandbCallback",
+    }
+)  # fmt: skip
+"""Of the libraries' own callbacks, those that read no checkpoint unless a variable of `UPLOADS` is set."""
 RETRY_STEPS = 100
 """After memory was too little: a copy that is given up half-way costs as much as one that is not."""
 
@@ -61,8 +70,8 @@ class Saver:
         self._refused: int | None = None
         if session.is_main:
             self._check_room()
-        if session.snapshots is not None:
-            session.snapshots.prepare(self._own_bytes())
+        self._bytes = layout.checkpoint_bytes(trainer)
+        self._prepared = False
         self._taken: Callable[[int, float], None] | None = None
         self._short_until = -1
         self.saved_step = -1
@@ -86,6 +95,10 @@ class Saver:
         @functools.wraps(after_step)
         def after(*args: Any, **kwargs: Any) -> Any:
             result = after_step(*args, **kwargs)
+            if not self._prepared and self._session.snapshots is not None:
+                # now: what the optimizer and its offloading take they have taken
+                self._prepared = True
+                self._session.snapshots.prepare(self._own_bytes())
             if due() and self.saved_step != self._trainer.state.global_step:
                 self._before()
                 with self._in_phase():
@@ -137,7 +150,7 @@ class Saver:
 
     def _own_bytes(self) -> int:
         """About what this rank writes: with DDP rank 0 writes all, else all write a share, and rank 0 the whole model too."""
-        whole = layout.checkpoint_bytes(self._trainer)
+        whole = self._bytes
         if self._facts.layout == "ddp":
             return whole if self._session.is_main else 0
         return whole // self._session.world_size + (whole // 3 if self._session.is_main else 0)
@@ -174,7 +187,8 @@ class Saver:
         if not self._agree_on_finite():
             return None
         snapshots = self._session.snapshots
-        reader = self._reader()
+        # callbacks may differ by rank, as one that uploads is rank 0's
+        reader = READERS[self._session.votes.maximum(READERS.index(self._reader()))]
         if snapshots is None or reader == "inside" or self._is_short():
             return self._save_directly(args, kwargs, began)
         outcome = self._take(args, kwargs, scheduled=True)
@@ -242,7 +256,7 @@ class Saver:
             staged_at=time.time(),
         )
         outcome: int = session.snapshots.take(
-            trainer, staged, lambda folder: self._write(folder, args, kwargs)
+            trainer, staged, lambda folder: self._write(folder, args, kwargs), self._bytes
         )
         if outcome == NO_ROOM:
             self._short_until = staged.step + RETRY_STEPS
@@ -323,18 +337,23 @@ class Saver:
         if arguments.push_to_hub or arguments.metric_for_best_model is not None:
             return "inside"
         uploads = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in UPLOADS)
+        last = self._trainer.state.global_step >= self._trainer.state.max_steps
         for callback in self._trainer.callback_handler.callbacks:
-            method = getattr(type(callback), "on_save", None)
-            library = type(callback).__module__.partition(".")[0] in ("transformers", "trl", "grpo_run")
-            if _overrides(method) and (uploads or not library):
+            library, _, _ = type(callback).__module__.partition(".")
+            if library == "grpo_run" or (type(callback).__name__ in QUIET_CALLBACKS and not uploads):
+                continue
+            # what happens at the end of training is called before `finish` could wait
+            if _overrides(callback, "on_save") or (
+                last and library not in ("transformers", "trl") and _overrides(callback, "on_train_end")
+            ):
                 return "after"
         return None
 
 
-def _overrides(method: Any) -> bool:
+def _overrides(callback: Any, event: str) -> bool:
     from transformers import TrainerCallback
 
-    return method is not None and method is not TrainerCallback.on_save
+    return getattr(type(callback), event, None) is not getattr(TrainerCallback, event)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ by `saving.py`; does not decide when.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from grpo_run.runtime import arena as memory
+from grpo_run.runtime import room as limits
 from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.errors import CheckpointError, NoRoomError
 from grpo_run.runtime.staging import Slot, Staged, Staging
@@ -27,7 +30,12 @@ from grpo_run.trainers.session import Session
 
 WAIT_SECONDS = 1800.0
 """For the disk to take an earlier checkpoint that the script asked for, while it does take it."""
+SLICE_SECONDS = 30.0
+"""Rank 0 tells the others this often that it still waits: a vote has a deadline of its own."""
 POLL_SECONDS = 0.01
+GAVE_UP, WAITING, FOUND = 0, 1, 2
+FULL_BYTES = 1 << 20
+"""A file system with less is full."""
 WORTH_PREPARING_BYTES = 64 << 20
 """Less is taken in some tens of milliseconds when it is needed."""
 TAKEN, NO_ROOM, NO_SLOT = 0, 1, 2
@@ -70,10 +78,14 @@ class Snapshots:
             except (NoRoomError, CheckpointError, OSError):
                 return  # the first snapshot finds the same, and says so
 
-    def take(self, trainer: Any, staged: Staged, write: Callable[[Path], Any]) -> int:
+    def take(
+        self, trainer: Any, staged: Staged, write: Callable[[Path], Any], expected_bytes: int = 0
+    ) -> int:
         """Take one. Collective.
 
         Args:
+            expected_bytes: about what all ranks will write; without room for it nothing is begun, as a rank that gives
+                up half-way leaves the others in a collective of the save.
             staged: what it will be; equal on every rank.
             write: writes this rank's part of the checkpoint; given its directory.
 
@@ -88,7 +100,7 @@ class Snapshots:
             began = time.perf_counter()
             folder = slot.files / staged.folder
             # nobody writes before the slot is empty
-            if self._on_main(lambda: _empty(slot, folder)) != TAKEN:
+            if self._on_main(lambda: _empty(slot, folder, expected_bytes)) != TAKEN:
                 return NO_ROOM
             outcome = NO_ROOM
             try:
@@ -98,14 +110,16 @@ class Snapshots:
                     write(folder)
                 slot.image(session.rank).write_bytes(image.to_json())
                 outcome = TAKEN
-            except (NoRoomError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in memory.NO_ROOM:
+            except Exception as error:  # a full file system comes in every library's own words
+                if not isinstance(error, NoRoomError) and not _is_full(error, slot.path):
                     raise
                 # what is not caught is written to the slot itself, which may be as full
                 session.journal.write("warning", rank=session.rank, text=str(error))
             outcome = int(session.votes.maximum(outcome))
             if outcome == TAKEN:
                 outcome = self._on_main(lambda: slot.complete(staged))
+            if outcome != TAKEN:
+                self._on_main(slot.withdraw)  # or a small file system would stay full
             if session.is_main and outcome == TAKEN:
                 self.last = slot, staged
         self.cost_seconds = time.perf_counter() - began
@@ -124,17 +138,16 @@ class Snapshots:
 
     def wait_durable(self, seconds: float = WAIT_SECONDS) -> bool:
         """Wait until the last one is on disk. Collective; False when it was not within `seconds`, or there is trouble."""
-        done = 0
-        if self._session.is_main:
+
+        def look() -> int:
             assert self.last is not None
             slot, staged = self.last
-            deadline = time.monotonic() + seconds
-            while not done and time.monotonic() < deadline and not self.staging.troubled:
-                # a slot that was given to another since was drained before
-                done = int(slot.drained or slot.staged() != staged)
-                self._session.slot.count()
-                time.sleep(POLL_SECONDS)
-        return bool(self._session.votes.maximum(done))
+            # a slot that was given to another since was drained before
+            if slot.drained or slot.staged() != staged:
+                return FOUND
+            return GAVE_UP if self.staging.troubled else WAITING
+
+        return self._wait(look, seconds) == FOUND
 
     def close(self) -> None:
         """Unmap; the memory stays, it is the run's."""
@@ -144,21 +157,35 @@ class Snapshots:
 
     def _agree_on_slot(self, held: ExitStack, *, wait: bool) -> Slot | None:
         """Rank 0 chooses and locks one, for all."""
-        index = -1
-        if self._session.is_main:
-            deadline = time.monotonic() + (WAIT_SECONDS if wait else 0.0)
-            while index < 0:
-                # the disk takes none: the state now is worth more than an older one, whoever asked for that
+
+        def look() -> int:
+            try:
                 slot = self.staging.choose(sacrifice=self.staging.troubled)
                 if slot is not None and held.enter_context(slot.locked()):
-                    index = slot.index
-                elif time.monotonic() >= deadline:
-                    break
-                else:
+                    return FOUND + slot.index
+            except OSError as error:  # somebody took the directory away
+                self._session.journal.write("warning", rank=0, text=f"no snapshot: {error}")
+                return GAVE_UP
+            return WAITING
+
+        found = self._wait(look, WAIT_SECONDS if wait else 0.0)
+        return self.staging.slots[found - FOUND] if found >= FOUND else None
+
+    def _wait(self, look: Callable[[], int], seconds: float) -> int:
+        """Let rank 0 look until it finds something or `seconds` are over; all ranks get its answer. Collective."""
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = GAVE_UP
+            if self._session.is_main:
+                until = min(deadline, time.monotonic() + SLICE_SECONDS)
+                while (answer := look()) == WAITING and time.monotonic() < until:
                     self._session.slot.count()
                     time.sleep(POLL_SECONDS)
-        index = self._session.votes.maximum(index)
-        return self.staging.slots[index] if index >= 0 else None
+                if answer == WAITING and time.monotonic() >= deadline:
+                    answer = GAVE_UP
+            answer = int(self._session.votes.maximum(answer))
+            if answer != WAITING:
+                return answer
 
     def _arena(self, slot: Slot) -> Arena:
         if self._preparing is not None:
@@ -171,9 +198,24 @@ class Snapshots:
         return self._arenas[slot.index]
 
 
-def _empty(slot: Slot, folder: Path) -> None:
+def _empty(slot: Slot, folder: Path, expected_bytes: int) -> None:
     slot.withdraw()
     folder.mkdir(parents=True)
+    room = limits.tightest(slot.path)
+    if expected_bytes > slot.size_bytes() + room.usable_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"about {expected_bytes >> 20} MiB are needed and {room.name} has {room.free_bytes >> 20} MiB free, of which"
+            f" {room.usable_bytes >> 20} MiB may be taken",
+        )
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    """Whether an error comes of a full file system: by its number, or by what is left there."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in memory.NO_ROOM
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < FULL_BYTES
 
 
 @contextmanager
@@ -193,11 +235,13 @@ def finite(trainer: Any) -> bool:
 
     A loss that is no number is logged as 0.0 (`logging_nan_inf_filter`), so the weights themselves are asked.
     """
-    parts = [
-        part
-        for parameter in trainer.model.parameters()
-        if (part := upstream.local_part(parameter)).numel() and part.is_floating_point()
-    ]
+    parts = []
+    for parameter in trainer.model.parameters():
+        if not parameter.requires_grad:
+            continue  # it is what it was when it was loaded
+        part = upstream.local_part(parameter)
+        if part.numel() and part.is_floating_point():
+            parts.append(part.float() if part.element_size() == 1 else part)  # no norm is defined for 8 bits
     by_device: dict[Any, list[torch.Tensor]] = {}
     for part in parts:
         by_device.setdefault((part.device, part.dtype), []).append(part)

@@ -12,6 +12,8 @@ from itertools import combinations
 from grpo_run.watchdog.collectives import BACKWARD, DEFAULT_GROUP, Collective, can_meet
 from grpo_run.watchdog.verdict import Location
 
+SHORTEST_CONTEXT = 2
+"""One collective before the parting is no context: the same call comes from within a save and from a log."""
 LONGEST_CONTEXT = 32
 """Collectives before the parting that are compared with earlier steps: more than one step of GRPO, as a habit may span two
 (saving every second). Of 16, 24, 32, 40 and 64, replayed on 540 planted deadlocks, 32 and 40 left the fewest undecided and
@@ -183,7 +185,7 @@ def _contexts(records: Records, place: int) -> list[tuple[int, int]]:
             records[index - 1 - length], records[place - 1 - length]
         ):
             length += 1
-        if length:
+        if length >= SHORTEST_CONTEXT:
             found.append((length, index))
     return found
 

@@ -32,7 +32,7 @@ def cpu_load() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "count",
-    [5, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
+    [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
 )
 def test_clean_exits_under_load(count: int, runs: Callable[..., Run], cpu_load: None) -> None:
     """Gloo scripts that end by themselves end with 0, no recovery and no warning counted, every time."""

@@ -47,7 +47,13 @@ def check(rows: list[Row]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.full] if kind in ("return", "mismatch-group") else [])
+        for kind in KINDS
+    ],
+)
 def test_a_deadlock_in_any_phase_is_proved(kind: str, runs: Callable[..., Run]) -> None:
     """Two ranks, once in every phase, the culprit now the one and now the other."""
     places = list(zip(itertools.cycle([1, 0]), PHASES))
@@ -56,7 +62,7 @@ def test_a_deadlock_in_any_phase_is_proved(kind: str, runs: Callable[..., Run]) 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["mismatch-operation", "skip"])
+@pytest.mark.parametrize("kind", ["mismatch-operation", pytest.param("skip", marks=pytest.mark.full)])
 def test_with_four_ranks_the_minority_is_named(kind: str, runs: Callable[..., Run]) -> None:
     """Three against one: rank 0 too, which others take for the reference."""
     _, rows = campaign(runs, kind, ranks=4, places=[(0, "reward"), (3, "optimizer")], name=kind)

@@ -20,7 +20,15 @@ def _local_parts(output_dir: Path) -> list[dict[str, Any]]:
     return [json.loads((output_dir / f"partition-rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("mode", ["ddp", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "zero3",
+        "fsdp2",
+        pytest.param("ddp", marks=pytest.mark.full),
+        pytest.param("zero2", marks=pytest.mark.full),
+    ],
+)
 def test_mode_survives_a_kill_with_equal_weights(mode: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """Undisturbed and killed between checkpoints, the run ends with the same weights, really partitioned in both."""
     digests = {}

@@ -12,6 +12,7 @@ from support.slots import fill, snapshot
 
 from grpo_run.cli import launch as module
 from grpo_run.runtime import checkpoints
+from grpo_run.runtime.history import History
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.runtime.staging import Staging, place
 
@@ -22,6 +23,8 @@ def kept(tmp_path: Path) -> Iterator[Path]:
     path = place(tmp_path / "run", "night")
     assert path is not None
     staging = Staging(path)
+    (tmp_path / "run").mkdir()
+    staging.claim(0, tmp_path / "run")
     fill(staging.slots[0], snapshot(tmp_path / "out"))
     yield path
     staging.clear()
@@ -34,7 +37,7 @@ def test_the_next_launch_writes_what_was_kept(
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
-    module._write_what_was_kept(launch, run)  # type: ignore[arg-type]
+    module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     path = tmp_path / "out" / "checkpoint-5"
     checkpoints.verify(path, checkpoints.read_manifest(path))
     assert not kept.exists()
@@ -44,10 +47,20 @@ def test_the_next_launch_writes_what_was_kept(
     assert capsys.readouterr().out == ""
 
 
+def test_what_is_older_than_the_run_is_not_written(kept: Path, tmp_path: Path) -> None:
+    """It went on, and ended, on another machine."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
+    module._write_what_was_kept(launch, run, History(supervisors=2))  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+    assert not kept.exists()
+
+
 def test_nothing_kept_is_nothing_to_do(tmp_path: Path) -> None:
     """No process is started for it."""
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=tmp_path / "none", run_id="night"))
-    module._write_what_was_kept(launch, run)  # type: ignore[arg-type]
+    module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     assert not run.journal.exists()

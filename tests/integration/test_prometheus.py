@@ -218,7 +218,7 @@ def for_the_run(expression: str) -> str:
 
 def test_promtool_accepts_the_rules() -> None:
     """The committed rules are valid."""
-    assert "6 rules found" in promtool("check", "rules", str(RULES))
+    assert "7 rules found" in promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_fires_when_it_must_and_only_then() -> None:
@@ -274,7 +274,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Clien
     queries = queries_of(dashboard())
     silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
     # What this run has nothing to say about: its counters stand still, and rank 0 reports a loss only.
-    nothing_to_say = re.compile(r"increase\(|completion_length|grad_norm|learning_rate")
+    nothing_to_say = re.compile(r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step")
     assert [expression for expression in silent if not nothing_to_say.search(expression)] == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
     assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}
@@ -293,7 +293,7 @@ def test_prometheus_loads_the_alerts_and_sees_the_lost_rank(prometheus: httpx.Cl
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 6
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 7
 
 
 def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(

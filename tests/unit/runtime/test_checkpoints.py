@@ -7,8 +7,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,7 +120,7 @@ def test_a_harmed_file_is_found_and_named(checkpoint: Path, name: str, harm: Cal
 def test_a_file_that_cannot_be_read_is_not_trusted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk error while reading rejects this checkpoint; an older one may still be good."""
 
-    def broken(path: Path) -> None:
+    def broken(path: Path, *_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     monkeypatch.setattr(checkpoints, "digest", broken)
@@ -357,7 +359,7 @@ def test_only_bytes_prove_a_file_bad(checkpoint: Path, monkeypatch: pytest.Monke
     """A missing file does; a disk that does not answer says nothing about what is on it."""
     manifest = checkpoints.read_manifest(checkpoint)
 
-    def broken(path: Path) -> None:
+    def broken(path: Path, *_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
@@ -369,3 +371,37 @@ def test_only_bytes_prove_a_file_bad(checkpoint: Path, monkeypatch: pytest.Monke
     with pytest.raises(CheckpointError) as gone:
         checkpoints.verify(checkpoint, manifest)
     assert not checkpoints.could_not_look(gone.value)
+
+
+@pytest.mark.parametrize("size", [0, 99, 100, 1050])
+def test_a_big_file_is_digested_and_synced_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """With progress after each; the digest is that of the whole."""
+    monkeypatch.setattr(checkpoints, "DIGEST_BYTES", 100)
+    monkeypatch.setattr(checkpoints, "SYNC_BYTES", 100)
+    content = os.urandom(size)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    seen: list[int] = []
+    entry = checkpoints.digest(tmp_path / "model.safetensors", seen.append)
+    assert (entry.size, entry.blake3) == (size, blake3(content).hexdigest())
+    assert (sum(seen), len(seen)) == (size, -(-size // 100))
+    seen.clear()
+    checkpoints.sync_tree(tmp_path, seen.append)
+    assert seen == [] or sum(seen) == size
+
+
+def test_an_error_of_the_disk_in_part_of_a_file_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells it once; `fsync` might not any more. What cannot be done in parts is done at once."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    for number in (errno.ENOSYS, errno.EIO):
+        library = SimpleNamespace(sync_file_range=lambda *_: -1)
+        monkeypatch.setattr(checkpoints, "_LIBC", library)
+        monkeypatch.setattr(checkpoints.ctypes, "get_errno", lambda number=number: number)
+        if number == errno.ENOSYS:
+            checkpoints.sync_tree(tmp_path)
+            continue
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoints.sync_tree(tmp_path)

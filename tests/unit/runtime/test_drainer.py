@@ -21,6 +21,7 @@ from support.slots import PLAIN, fill, snapshot, weights
 from grpo_run.runtime import checkpoints, drainer
 from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.drainer import Failed, Progress, Published, Request, answer, serve
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.room import Room
 from grpo_run.runtime.staging import BatchFacts, Staging
 
@@ -133,9 +134,9 @@ def test_what_is_reported_is_on_disk(staging: Staging, out: Path, monkeypatch: p
     order: list[Any] = []
     sync = checkpoints.sync_tree
 
-    def sync_tree(path: Path) -> None:
+    def sync_tree(path: Path, progress: Callable[[int], None]) -> None:
+        sync(path, progress)
         order.append("sync")
-        sync(path)
 
     monkeypatch.setattr(drainer.checkpoints, "sync_tree", sync_tree)
     published(answer(staging, Request(slot=0), order.append))
@@ -153,13 +154,69 @@ def test_what_is_reported_is_on_disk(staging: Staging, out: Path, monkeypatch: p
 
 def test_an_older_one_of_the_same_name_is_replaced(staging: Staging, out: Path) -> None:
     """Of the same call; nothing of it is left."""
-    old = out / "checkpoint-5"
-    old.mkdir(parents=True)
-    (old / "old.bin").write_bytes(b"old")
-    fill(staging.slots[0], snapshot(out, 5))
-    published(drain(staging))
+    for scheduled in (False, True):
+        fill(staging.slots[0], snapshot(out, 5, scheduled=scheduled))
+        published(drain(staging))
     assert os.listdir(out) == ["checkpoint-5"]
-    assert not (old / "old.bin").exists()
+    assert checkpoints.read_manifest(out / "checkpoint-5").scheduled
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_what_the_script_wrote_under_that_name_is_kept(staging: Staging, out: Path, scheduled: bool) -> None:
+    """A script may save a model under any name; superseded, a snapshot of ours takes nothing with it."""
+    own = out / "checkpoint-5"
+    own.mkdir(parents=True)
+    (own / "model.safetensors").write_bytes(b"the script's")
+    fill(staging.slots[0], snapshot(out, 5, scheduled=scheduled, limit=1))
+    published(drain(staging))
+    checkpoints.verify(own, checkpoints.read_manifest(own))
+    fill(staging.slots[0], snapshot(out, 6, limit=1))
+    published(drain(staging))
+    assert sorted(os.listdir(out)) == ["checkpoint-6", "replaced-checkpoint-5"]
+    assert (out / "replaced-checkpoint-5/model.safetensors").read_bytes() == b"the script's"
+
+
+def test_the_trainers_own_files_keep_their_modes(staging: Staging, out: Path) -> None:
+    """A script that can be run from its checkpoint, or a file that nobody else may read."""
+    staged = fill(staging.slots[0], snapshot(out, 5))
+    modes = dict(zip(PLAIN, (0o600, 0o755), strict=True))
+    for name, mode in modes.items():
+        (staging.slots[0].files / staged.folder / name).chmod(mode)
+    published(drain(staging))
+    assert {name: (out / "checkpoint-5" / name).stat().st_mode & 0o777 for name in PLAIN} == modes
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), CheckpointError("unreadable")])
+def test_rotation_that_fails_takes_nothing_back(
+    staging: Staging, out: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The checkpoint is there; what should have gone goes next time."""
+    fill(staging.slots[0], snapshot(out, 5))
+
+    def rotate(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(drainer, "rotate", rotate)
+    assert published(drain(staging)).removed == ()
+    assert staging.slots[0].drained
+
+
+@pytest.mark.parametrize("where", ["publish", "partial_directory"])
+def test_a_disk_that_cannot_be_read_does_not_make_the_snapshot_broken(
+    staging: Staging, out: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A manifest that was just written and cannot be read back: another time it may work."""
+    fill(staging.slots[0], snapshot(out, 5))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise CheckpointError("no readable MANIFEST.json: Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drainer, where, fail)
+        answered = failed(drain(staging))
+    assert (answered.step, answered.broken, answered.full) == (5, False, False)
+    assert nothing_to_be_seen(out)
+    published(drain(staging))
 
 
 def test_what_died_half_written_is_cleaned_up(staging: Staging, out: Path) -> None:
@@ -464,6 +521,46 @@ def test_requests_are_answered_in_their_order(
     kinds = [type(entry) for entry in answers]
     assert kinds[-2:] == [Published, Failed]
     assert set(kinds[:-2]) == {Progress}
+
+
+def test_bytes_that_move_are_progress_though_nobody_counts_them(
+    staging: Staging, out: Path, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One big record; and when none move nothing is said, so that a stall is seen."""
+    monkeypatch.setattr(drainer, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(drainer, "WATCH_SECONDS", 0.01)
+    looks = iter([b"0", b"0", b"0", b"1"])
+    over, seen = threading.Event(), threading.Event()
+
+    def moved(thread_id: int) -> bytes:
+        look = next(looks, None)
+        if look is None:
+            seen.set()
+        return look or b"1"
+
+    def silent(*args: Any) -> Failed:
+        assert over.wait(10.0)
+        return Failed(slot=0, step=5, reason="", full=False)
+
+    monkeypatch.setattr(drainer, "_moved", moved)
+    monkeypatch.setattr(drainer, "answer", silent)
+    served.send(Request(slot=0))
+    assert seen.wait(10.0)
+    over.set()
+    answers = [served.recv(), served.recv()]
+    assert [type(entry) for entry in answers] == [Progress, Failed]
+    assert not served.poll(0.05), "nothing after the answer"
+
+
+def test_a_threads_bytes_are_counted_by_the_kernel(tmp_path: Path) -> None:
+    """As they are written."""
+    me = threading.get_native_id()
+    before = drainer._moved(me)
+    if before is None:
+        pytest.skip("this kernel keeps no account of a thread's bytes")
+    (tmp_path / "mine").write_bytes(b"x" * 4096)
+    assert drainer._moved(me) != before
+    assert drainer._moved(1 << 30) is None, "nor of a thread that is not there"
 
 
 def test_it_ends_when_nobody_hears_the_answer(staging: Staging, out: Path, served: Any) -> None:

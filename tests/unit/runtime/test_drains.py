@@ -441,11 +441,16 @@ def test_an_earlier_supervisors_trouble_is_forgotten(world: World) -> None:
 
 
 def test_before_a_restart_the_newest_is_made_durable_first(world: World) -> None:
-    """Whoever wanted it; then the rest that the script asked for, and no more."""
+    """Whoever wanted it; the rest that the script asked for, and no more, while training goes on."""
     world.take(0, 5)
     world.take(1, 9, scheduled=False)
     world.take(2, 7, scheduled=False)
     world.drains.settle(restore=True)
+    assert world.slots == [1]
+    assert world.durable == ["checkpoint-9"]
+    world.look()
+    world.look()
+    world.look()
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-5", "checkpoint-9"]
     assert not world.staging.restore.exists()
@@ -560,27 +565,81 @@ def test_a_broken_newest_leaves_the_others(world: World) -> None:
     assert not world.trouble
 
 
-def test_settling_has_a_deadline(world: World) -> None:
-    """Also for a disk that moves, but does not arrive."""
-
-    def crawls(request: Request) -> list[Any]:
-        return world.really(request) if request.restore else [Progress(written_bytes=1)] * 10_000
-
-    world.answers = crawls
+def test_settling_waits_as_long_as_bytes_move(world: World) -> None:
+    """However slow the disk is: to give up would lose what it has taken so far."""
+    world.answers = lambda request: []
+    world.take(0, 9)
     polls = [0]
     poll = world._poll
 
     def slow(seconds: float) -> bool:
         polls[0] += 1
-        world.now += 1.0
-        return poll(seconds) and polls[0] % 2 == 0
+        world.now += STALL_SECONDS - 1.0
+        world.say(Progress(written_bytes=polls[0]) if polls[0] < 100 else world.really(world.requests[0])[0])
+        return poll(seconds)
 
     world._poll = slow  # type: ignore[method-assign]
+    world.drains.settle(restore=True)
+    assert world.durable == ["checkpoint-9"]
+    assert world.warnings == []
+
+
+def test_a_stall_is_said_with_its_length(world: World) -> None:
+    """Seconds without a byte."""
+    world.answers = world.hangs
     world.take(0, 9)
-    before = world.now
-    world.drains.settle(100.0, restore=True)
-    assert world.now - before < 400.0
-    assert (world.staging.restore / "checkpoint-9").is_dir()
+    world.drains.settle(restore=False)
+    assert f"has not moved for {STALL_SECONDS:.0f} s" in world.warnings[0]
+
+
+def test_a_connection_that_is_gone_is_a_lost_request(world: World) -> None:
+    """And no end of the supervisor."""
+    world.answers = lambda request: []
+    world.take(0, 9)
+    world.look()
+    world.drains._connection = None
+    world.look()
+    assert not world.drains.busy
+    assert "no process" in world.warnings[0]
+
+
+# ---- what others have published ----
+
+
+def test_a_snapshot_of_ours_below_a_durable_checkpoint_is_not_drained(world: World) -> None:
+    """A newer one is there to resume from; and nothing keeps the memory."""
+    world.take(0, 5, scheduled=False)
+    world.drains.note_published(1, 6)
+    world.look(DURABLE_SECONDS)
+    world.drains.settle(restore=True)
+    world.drains.settle(restore=False)
+    assert world.requests == []
+    world.drains.close()
+    assert not world.staging.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "step", "later"),
+    [(1, 4, 0.0), (2, 9, 0.0), (1, 9, -10.0)],
+    ids=["older", "other call", "went back"],
+)
+def test_another_durable_checkpoint_supersedes_nothing(
+    world: World, call: int, step: int, later: float
+) -> None:
+    """An earlier step's, another call's, or one from before the run went back."""
+    staged = world.take(0, 5, scheduled=False)
+    world.drains.note_published(call, step, taken_at=staged.staged_at + later)
+    world.drains.settle(restore=True)
+    assert world.durable == ["checkpoint-5"]
+
+
+def test_what_the_script_asked_for_is_drained_whatever_is_newer(world: World) -> None:
+    """It is the script's to have."""
+    world.take(0, 5)
+    world.drains.note_published(1, 9)
+    world.look()
+    world.look()
+    assert world.durable == ["checkpoint-5"]
 
 
 # ---- the end ----

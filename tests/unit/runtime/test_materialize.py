@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,16 @@ def test_rights_are_what_the_umask_leaves(
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("make", [weights, archive])
+def test_our_own_folder_is_for_its_owner_alone(
+    reader: ArenaReader, tmp_path: Path, make: Callable[[str], Image]
+) -> None:
+    """It holds states of random generators and of the data."""
+    (path,) = write_files(make("grpo_run/rank0.pt"), reader, tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 def test_progress_adds_up(reader: ArenaReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

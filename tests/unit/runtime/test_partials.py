@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -96,12 +97,78 @@ def test_another_runs_complete_one_is_kept_aside(tmp_path: Path) -> None:
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-5")
 
 
-def test_a_half_written_one_is_replaced(tmp_path: Path) -> None:
-    """What transformers had left there when it was killed."""
-    (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "checkpoint-5" / "config.json").write_text("{}")
+@pytest.mark.parametrize("sign", ["grpo_run/state.pt", partials.LOCK, ".MANIFEST.json.tmp", None])
+def test_a_half_written_one_of_ours_is_replaced(tmp_path: Path, sign: str | None) -> None:
+    """What we had left there when we were killed, and an empty directory."""
+    path = tmp_path / "checkpoint-5"
+    path.mkdir()
+    if sign is not None:
+        (path / "config.json").write_text("{}")
+        (path / sign).parent.mkdir(exist_ok=True)
+        (path / sign).write_bytes(b"")
     assert sound(published(tmp_path)) == b"weights"
     assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST.json"])
+def test_what_may_be_the_scripts_own_is_kept_aside(tmp_path: Path, name: str) -> None:
+    """Nothing says that it was ours: a model the script saved, or a manifest that cannot be read."""
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / name).write_bytes(b"own")
+    assert sound(published(tmp_path)) == b"weights"
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "replaced-checkpoint-5"]
+    assert (tmp_path / "replaced-checkpoint-5" / name).read_bytes() == b"own"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whoever cleans up there leaves alone what was written to lately."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(partials.fcntl, "flock", flock)
+    with partials.partial_directory(tmp_path, 5) as partial:
+        fill(partial)
+        assert partials.clean_partials(tmp_path) == []
+        assert not partials.is_abandoned(partial)
+        partials.publish(partial, tmp_path / "checkpoint-5")
+    assert sound(tmp_path / "checkpoint-5") == b"weights"
+    dead, descriptor = partials._make(tmp_path, 6)
+    os.close(descriptor)
+    for path in (dead / partials.LOCK, dead):
+        os.utime(path, (1e9, 1e9))
+    assert partials.clean_partials(tmp_path) == [dead]
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_directory_that_cannot_be_had_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of the tries."""
+    monkeypatch.setattr(partials, "_locked", lambda *args, **options: None)
+    with pytest.raises(OSError, match="could be made"):
+        partials._make(tmp_path, 5)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_put_aside_does_not_fail_what_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits under a name of its own for the next clean-up."""
+    published(tmp_path, run_id="run-0", content=b"old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partials, "_rename_to_free", refuse)
+        assert sound(published(tmp_path, content=b"new")) == b"new"
+    partials.clean_partials(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "replaced-checkpoint-5"]
+    assert sound(tmp_path / "replaced-checkpoint-5") == b"old"
 
 
 class Killed(BaseException):

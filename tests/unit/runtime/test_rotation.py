@@ -215,3 +215,20 @@ def test_a_crash_in_the_midst_leaves_nothing_that_looks_like_a_checkpoint(
     assert len(os.listdir(tmp_path)) == 2
     partials.clean_partials(tmp_path)
     assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
+def test_what_lies_aside_is_never_rotated(tmp_path: Path) -> None:
+    """Whatever the limit is."""
+    for name in ("replaced-checkpoint-1", "replaced-checkpoint-1.2", "rejected-checkpoint-1"):
+        saved(tmp_path, 1).rename(tmp_path / name)
+    rotate(tmp_path, newest=saved(tmp_path, 3), limit=1, best=None)
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_superseded_snapshot_that_the_script_wrote_into_stays(tmp_path: Path) -> None:
+    """What was added is not ours to remove."""
+    for step in (1, 2):
+        saved(tmp_path, step, scheduled=False)
+    (tmp_path / "checkpoint-1/notes.txt").write_text("the good one")
+    rotate(tmp_path, newest=saved(tmp_path, 3), limit=None, best=None)
+    assert left(tmp_path) == [1, 3]

@@ -403,3 +403,52 @@ def test_a_link_or_a_file_in_the_place_is_refused(tmp_path: Path) -> None:
 def test_without_such_a_file_system_there_is_no_place(tmp_path: Path) -> None:
     """Checkpoints are then written directly."""
     assert place(tmp_path, "run-1", tmp_path / "missing") is None
+
+
+# ---- whose it is ----
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    """A run's."""
+    path = tmp_path / "runs" / "night"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_the_next_supervisor_finds_what_the_last_one_left(tmp_path: Path, run_directory: Path) -> None:
+    """On the same machine nothing is lost."""
+    staging = Staging(tmp_path / "memory" / "night")
+    staging.claim(0, run_directory)
+    fill(staging.slots[0], snapshot(OUT))
+    again = Staging(staging.path)
+    assert again.is_of(1)
+    again.claim(1, run_directory)
+    assert len(again.snapshots()) == 1
+
+
+@pytest.mark.parametrize("supervisors", [0, 2, 3])
+def test_what_another_run_or_an_older_supervisor_left_is_not_ours(
+    supervisors: int, tmp_path: Path, run_directory: Path
+) -> None:
+    """Its directory was deleted and made again, or it went on elsewhere since: old weights must not come back."""
+    staging = Staging(tmp_path / "memory" / "night")
+    staging.claim(0, run_directory)
+    fill(staging.slots[0], snapshot(OUT))
+    again = Staging(staging.path)
+    again.claim(supervisors, run_directory)
+    assert again.snapshots() == []
+    assert again.choose() is not None
+    assert again.is_of(supervisors + 1)
+
+
+def test_memory_of_runs_that_are_gone_is_given_back(tmp_path: Path, run_directory: Path) -> None:
+    """But not of one whose disk is missing."""
+    memory = tmp_path / "memory"
+    elsewhere = tmp_path / "unmounted" / "runs" / "far"
+    deleted = tmp_path / "runs" / "deleted"
+    for name, directory in (("deleted", deleted), ("far", elsewhere)):
+        Staging(memory / name).claim(0, directory)
+    Staging(memory / "nobody")
+    Staging(memory / "night").claim(0, run_directory)
+    assert sorted(path.name for path in memory.iterdir()) == ["far", "night", "nobody"]

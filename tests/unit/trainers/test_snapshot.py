@@ -216,7 +216,7 @@ def test_only_rank_0_chooses_empties_and_declares(
     session.is_main = False
     slot = snapshots.staging.slots[2]
     (slot.files / "checkpoint-5").mkdir(parents=True)
-    answers = iter([2, TAKEN, TAKEN, TAKEN])
+    answers = iter([module.FOUND + 2, TAKEN, TAKEN, TAKEN])
     monkeypatch.setattr(session.votes, "maximum", lambda value: next(answers))
     held: list[bool] = []
     trainer.during = lambda: held.append(busy(slot))
@@ -408,9 +408,10 @@ def test_the_others_wait_for_rank_0(
 ) -> None:
     """It alone looks."""
     session.is_main = False
-    for said in (0, 1):
-        monkeypatch.setattr(session.votes, "maximum", lambda value, said=said: max(value, said))
-        assert snapshots.wait_durable() is bool(said)
+    for said in (module.GAVE_UP, module.FOUND):
+        answers = iter([module.WAITING, said])
+        monkeypatch.setattr(session.votes, "maximum", lambda value, answers=answers: next(answers))
+        assert snapshots.wait_durable() is (said == module.FOUND)
     assert clock.slept == 0
 
 
@@ -419,7 +420,8 @@ def test_the_others_wait_for_rank_0(
 
 def model(*tensors: torch.Tensor) -> Any:
     """A trainer of a model with these parameters."""
-    made = SimpleNamespace(parameters=lambda: iter(tensors))
+    trained = [tensor.requires_grad_() if tensor.is_floating_point() else tensor for tensor in tensors]
+    made = SimpleNamespace(parameters=lambda: iter(trained))
     return SimpleNamespace(model=made)
 
 

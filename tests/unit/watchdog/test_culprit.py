@@ -59,13 +59,22 @@ def test_rank_zero_of_two_departs() -> None:
 
 def test_a_skipped_collective_of_the_same_operation_shows_by_its_line() -> None:
     """The second rank's all-reduce met the first's at the same number, from the next line."""
-    assert culprits([*STEP, GATHER, REDUCE, LATER], [*STEP, GATHER, LATER, VOTE]) == (1,)
+    assert culprits([*STEP * 2, GATHER, REDUCE, LATER], [*STEP * 2, GATHER, LATER, VOTE]) == (1,)
 
 
 def test_an_extra_collective_of_the_same_operation_departs() -> None:
     """A call at a line nobody used before, after which the operations shift."""
     extra: Call = ("0", "all_reduce", 40, 7)
-    assert culprits([*STEP, GATHER, REDUCE, LATER, VOTE], [*STEP, GATHER, extra, REDUCE, LATER]) == (1,)
+    assert culprits([*STEP * 2, GATHER, REDUCE, LATER, VOTE], [*STEP * 2, GATHER, extra, REDUCE, LATER]) == (
+        1,
+    )
+
+
+def test_one_collective_before_is_no_context() -> None:
+    """A save that comes together with a log for the first time: what follows the log's gather elsewhere tells nothing."""
+    saving: list[Call] = [REDUCE, VOTE, GATHER, VOTE]
+    past = [*saving, *saving]
+    assert culprits([*past, LATER, GATHER, REDUCE], [*past, LATER, GATHER, VOTE]) == ()
 
 
 def test_before_any_common_step_nobody_is_named() -> None:
