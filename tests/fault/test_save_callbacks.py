@@ -1,0 +1,39 @@
+"""What scripts do around a save goes on as under torchrun: callbacks that read what was saved, and on one rank only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from support.runs import SCRIPTS, Run
+
+READER = """    from pathlib import Path
+
+    from transformers import TrainerCallback
+
+    class Uploader(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            assert (saved / "model.safetensors").is_file() and (saved / "MANIFEST.json").is_file(), saved
+            with open("uploaded.txt", "a") as file:
+                file.write(f"{state.global_step}\\n")
+
+    if trainer.is_world_process_zero():
+        trainer.add_callback(Uploader())
+    tiny.train(trainer, arguments)
+"""
+
+
+def test_rank_zero_alone_may_read_what_was_saved(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """It finds each checkpoint whole on disk, snapshots between them are none of its business, and no rank waits alone."""
+    source = (SCRIPTS / "grpo.py").read_text()
+    assert "    tiny.train(trainer, arguments)\n" in source
+    (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))
+    run = runs(
+        "--snapshot-every", "1", "--nproc-per-node", "2", "uploads.py", "--output-dir", "out", "--max-steps", "6",
+        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    assert run.status()["recoveries"] == []
+    assert (tmp_path / "uploaded.txt").read_text().split() == ["2", "4", "6"]
+    assert [event["step"] for event in run.events("checkpoint_staged")] == [1, 2, 3, 4, 5, 6]
