@@ -152,7 +152,10 @@ def _dispose(aside: Path, final: Path) -> None:
         _rename_to_free(aside, final.with_name(f"replaced-{final.name}"))
         sync_directory(final.parent)
     else:
-        shutil.rmtree(aside, ignore_errors=True)
+        # under a name that is nobody's: half removed, it could not be told from somebody's own any more
+        doomed = final.with_name(f".{final.name}.partial-{secrets.token_hex(4)}")
+        os.rename(aside, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _half_written(path: Path) -> bool:
