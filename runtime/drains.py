@@ -46,7 +46,7 @@ class Journal(Protocol):
 def next_to_drain(
     snapshots: Sequence[tuple[Staged, Slot]],
     *,
-    drained: Callable[[Slot], bool],
+    done: Callable[[Staged, Slot], bool],
     newest_first: bool,
     old: bool,
 ) -> tuple[Staged, Slot] | None:
@@ -54,11 +54,11 @@ def next_to_drain(
 
     Args:
         snapshots: complete ones, newest first.
-        drained: whether a slot's content is durable already.
+        done: whether a snapshot needs nothing: it is durable already, or need not be.
         newest_first: a restart or the end is near, everything counts and the newest most.
         old: nothing durable is young enough, so a snapshot nobody asked for is wanted too.
     """
-    waiting = [(staged, slot) for staged, slot in snapshots if not drained(slot)]
+    waiting = [entry for entry in snapshots if not done(*entry)]
     newest = waiting[0] if waiting and waiting[0] == snapshots[0] else None
     if newest_first and newest is not None:
         return newest
@@ -100,7 +100,6 @@ class Drains:
         self._look_at = 0.0
         self._not_before = 0.0
         self._durable_at = clock()
-        self._stalled = False
         self._trouble: Cause | None = None
         self._restored: Staged | None = None
         self._broken: dict[int, Staged] = {}
@@ -120,8 +119,7 @@ class Drains:
         self._look_at = now + LOOK_SECONDS
         self._hear(0.0)
         if self.busy:
-            if not self._stalled and now - self._heard_at > STALL_SECONDS:
-                self._stalled = True
+            if now - self._heard_at > STALL_SECONDS:
                 self._report(
                     f"writing {self._name()} has not moved for {STALL_SECONDS:.0f} s: training goes on from snapshots"
                     " in memory",
@@ -131,7 +129,7 @@ class Drains:
         if now < self._not_before:
             return
         old = now - self._durable_at >= DURABLE_SECONDS
-        due = next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=False, old=old)
+        due = next_to_drain(self.staging.snapshots(), done=self._done, newest_first=False, old=old)
         if due is not None:
             self._ask(*due)
 
@@ -146,12 +144,11 @@ class Drains:
         """
         for _ in range(2 * len(self.staging.slots)):
             due = self._due_to_resume() if restore else self._due_at_the_end()
-            if due is None and (restore or not self.busy):
-                return
-            if self.busy:
+            if self.busy and not (restore and due is None):
                 self._finish()
                 continue  # it may have been the one
-            assert due is not None
+            if due is None:
+                return
             self._ask(*due)
             failed = self._finish()
             if failed is not None and not failed.broken:  # else the next one may be whole
@@ -177,48 +174,39 @@ class Drains:
     def close(self) -> None:
         """Let the drainer go, and the memory when everything that counts is durable."""
         self._end_process()
-        left = next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=True, old=False)
-        if left is None:
+        if self._due_at_the_end() is None:
             self.staging.clear()
         else:
             self._warn(f"what could not be written to disk is kept in memory, in {self.staging.path}")
 
     # inside
 
-    def _done(self, slot: Slot) -> bool:
+    def _done(self, staged: Staged, slot: Slot) -> bool:
         """Durable, or nothing that could ever be, or a snapshot of ours when a newer checkpoint is durable."""
-        return slot.drained or self._is_broken(slot) or self._is_superseded(slot)
+        return slot.drained or self._is_broken(staged, slot) or self._is_superseded(staged)
 
-    def _is_broken(self, slot: Slot) -> bool:
-        broken = self._broken.get(slot.index)
-        return broken is not None and self._content(slot) == broken
+    def _is_broken(self, staged: Staged, slot: Slot) -> bool:
+        return self._broken.get(slot.index) == staged
 
-    def _is_superseded(self, slot: Slot) -> bool:
-        staged = self._content(slot)
-        if staged is None or staged.scheduled:
+    def _is_superseded(self, staged: Staged) -> bool:
+        if staged.scheduled:
             return False
         step, taken_at = self._published_at.get(staged.train_call.ordinal, (-1, 0.0))
         return staged.step <= step and staged.staged_at <= taken_at
 
-    def _content(self, slot: Slot) -> Staged | None:
-        return next((staged for staged, other in self.staging.snapshots() if other == slot), None)
+    def _is_restored(self, staged: Staged) -> bool:
+        """In memory already: not by its name alone, an earlier attempt's, or call's, may be the same."""
+        return staged == self._restored and (self.staging.restore / staged.folder / MANIFEST).is_file()
 
     def _due_to_resume(self) -> tuple[Staged, Slot] | None:
         """The newest whole one, when nothing could resume from it yet."""
-        whole = next((entry for entry in self.staging.snapshots() if not self._is_broken(entry[1])), None)
-        return None if whole is None or self._safe(whole[1]) else whole
+        for staged, slot in self.staging.snapshots():
+            if not self._is_broken(staged, slot):
+                return None if self._done(staged, slot) or self._is_restored(staged) else (staged, slot)
+        return None
 
     def _due_at_the_end(self) -> tuple[Staged, Slot] | None:
-        return next_to_drain(self.staging.snapshots(), drained=self._done, newest_first=True, old=False)
-
-    def _safe(self, slot: Slot) -> bool:
-        """Done with, or restored in memory."""
-        if self._done(slot):
-            return True
-        restored = self._restored  # not by its name alone: an earlier attempt's, or call's, may be the same
-        if restored is None or restored != self._content(slot):
-            return False
-        return (self.staging.restore / restored.folder / MANIFEST).is_file()
+        return next_to_drain(self.staging.snapshots(), done=self._done, newest_first=True, old=False)
 
     def _into_memory(self, staged: Staged, slot: Slot) -> None:
         self._restored = None
@@ -231,7 +219,6 @@ class Drains:
         """Wait for the request under way, as long as it moves; the answer when it is a failure."""
         while self.busy:
             if self._clock() - self._heard_at > STALL_SECONDS:
-                self._end_process()
                 return self._lost(
                     f"writing {self._name()} has not moved for {STALL_SECONDS:.0f} s",
                     Cause.checkpoint_stall,
@@ -245,7 +232,6 @@ class Drains:
         self._request = request or Request(slot=slot.index)
         self._staged = staged
         self._heard_at = self._clock()
-        self._stalled = False
         try:
             if self._process is None or not self._process.is_alive():
                 self._end_process()  # what is left of it
@@ -253,7 +239,6 @@ class Drains:
             assert self._connection is not None
             self._connection.send(self._request)
         except (OSError, EOFError) as error:
-            self._end_process()
             self._lost(f"{self._name()} could not be written, there is no process for it: {error}")
 
     def _hear(self, seconds: float) -> Failed | None:
@@ -266,10 +251,8 @@ class Drains:
                     return None
                 answer: Answer = self._connection.recv()
             except (EOFError, OSError):
-                self._end_process()
                 return self._lost(f"{self._name()} could not be written, the process that was to died")
             self._heard_at = self._clock()
-            self._stalled = False
             if isinstance(answer, Progress):
                 continue
             self._request = None
@@ -281,8 +264,7 @@ class Drains:
 
     def _failed(self, answer: Failed) -> None:
         if answer.broken:
-            assert self._staged is not None
-            self._broken[answer.slot] = self._staged
+            self._broken[answer.slot] = self._asked
             self._warn_of(
                 f"{self._name()} is lost, its copy in memory cannot be read: {answer.reason}",
                 Cause.checkpoint_corrupt,
@@ -295,8 +277,7 @@ class Drains:
 
     def _published(self, answer: Published) -> None:
         if answer.durable:
-            taken_at = self._staged.staged_at if self._staged is not None else None
-            self.note_published(answer.train_call, answer.step, taken_at=taken_at)
+            self.note_published(answer.train_call, answer.step, taken_at=self._asked.staged_at)
             if self._trouble is not None:
                 self._trouble = None
                 self.staging.set_trouble(None)
@@ -315,7 +296,9 @@ class Drains:
         )
 
     def _lost(self, sentence: str, cause: Cause = Cause.unknown) -> Failed:
+        """The request under way is given up, and the process with it."""
         assert self._request is not None
+        self._end_process()
         failed = Failed(slot=self._request.slot, step=None, reason=sentence, full=False)
         self._request = None
         self._not_before = self._clock() + RETRY_SECONDS
@@ -331,30 +314,28 @@ class Drains:
         self._warn_of(sentence, cause)
 
     def _warn_of(self, sentence: str, cause: Cause) -> None:
-        staged = self._staged
-        self._write(
-            "checkpoint_failed",
-            step=staged.step if staged is not None else None,
-            cause=str(cause),
-            reason=sentence,
-        )
+        self._write("checkpoint_failed", step=self._asked.step, cause=str(cause), reason=sentence)
         self._warn(sentence)
 
+    @property
+    def _asked(self) -> Staged:
+        """What the latest request is about; nothing is reported before the first."""
+        assert self._staged is not None
+        return self._staged
+
     def _name(self) -> str:
-        return (
-            f"{self._staged.output_dir}/{self._staged.folder}" if self._staged is not None else "a checkpoint"
-        )
+        return f"{self._asked.output_dir}/{self._asked.folder}"
 
     def _start_process(self) -> None:
         context: Any = multiprocessing.get_context("forkserver" if self._preloaded else "spawn")
         self._connection, theirs = context.Pipe()
         parent = upstream.forkserver_pid() if self._preloaded else os.getpid()
-        with upstream.hidden_main():
-            self._process = context.Process(
+        with theirs, upstream.hidden_main():
+            process = context.Process(
                 target=serve, args=(str(self.staging.path), theirs, parent), daemon=True
             )
-            self._process.start()
-        theirs.close()
+            process.start()
+        self._process = process  # one that was never started cannot be joined
 
     def _end_process(self) -> None:
         if self._connection is not None:

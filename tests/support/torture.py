@@ -287,7 +287,7 @@ def settle(staging: Path) -> list[Published]:
     done = []
     while True:
         due = next_to_drain(
-            found.snapshots(), drained=lambda slot: slot.drained, newest_first=True, old=False
+            found.snapshots(), done=lambda staged, slot: slot.drained, newest_first=True, old=False
         )
         if due is None:
             return done

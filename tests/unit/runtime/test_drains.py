@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,18 +106,24 @@ class World:
 
     # as much of multiprocessing as is used
 
-    def _pipe(self) -> tuple[SimpleNamespace, SimpleNamespace]:
+    def _pipe(self) -> tuple[SimpleNamespace, nullcontext[None]]:
         self._queue = []
         mine = SimpleNamespace(send=self._send, poll=self._poll, recv=self._recv, close=lambda: None)
-        return mine, SimpleNamespace(close=lambda: None)
+        return mine, nullcontext()
 
     def _process(self, *, target: Any, args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
         assert args[0] == str(self.staging.path)
-        process = SimpleNamespace(alive=True, killed=False, stubborn=False)
-        process.start = self._start
+        process = SimpleNamespace(started=False, alive=True, killed=False, stubborn=False)
+
+        def start() -> None:
+            self._start()
+            process.started = True
+
+        process.start = start
         process.is_alive = lambda: process.alive
 
         def join(seconds: float) -> None:
+            assert process.started, "can only join a started process"
             process.alive = process.alive and process.stubborn
 
         def kill() -> None:
@@ -160,31 +167,31 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 # ---- what is next, as a function ----
 
 
-def entries(*flags: tuple[bool, bool]) -> tuple[list[tuple[Staged, Slot]], Callable[[Slot], bool]]:
-    """Snapshots newest first, of (scheduled, drained); and what tells the drained ones."""
+def entries(*flags: tuple[bool, bool]) -> tuple[list[tuple[Staged, Slot]], Callable[[Staged, Slot], bool]]:
+    """Snapshots newest first, of (scheduled, done); and what tells those that are done."""
     found = [
         (snapshot(Path("/out"), 100 - index, scheduled=scheduled), Slot(index, Path(f"/slot{index}")))
         for index, (scheduled, _) in enumerate(flags)
     ]
-    return found, lambda slot: flags[slot.index][1]
+    return found, lambda staged, slot: flags[slot.index][1]
 
 
 FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
 
 
 @given(flags=FLAGS, newest_first=st.booleans(), old=st.booleans())
-def test_what_is_drained_is_never_next(flags: list[tuple[bool, bool]], newest_first: bool, old: bool) -> None:
+def test_what_is_done_is_never_next(flags: list[tuple[bool, bool]], newest_first: bool, old: bool) -> None:
     """And what the script asked for is as long as there is any; a snapshot of ours only when it is the newest."""
-    snapshots, drained = entries(*flags)
-    due = next_to_drain(snapshots, drained=drained, newest_first=newest_first, old=old)
-    wanted = [entry for entry in snapshots if entry[0].scheduled and not drained(entry[1])]
+    snapshots, done = entries(*flags)
+    due = next_to_drain(snapshots, done=done, newest_first=newest_first, old=old)
+    wanted = [entry for entry in snapshots if entry[0].scheduled and not done(*entry)]
     if due is None:
         assert not wanted
         if newest_first or old:
-            assert not snapshots or drained(snapshots[0][1])
+            assert not snapshots or done(*snapshots[0])
         return
-    assert not drained(due[1])
-    if newest_first and not drained(snapshots[0][1]):
+    assert not done(*due)
+    if newest_first and not done(*snapshots[0]):
         assert due == snapshots[0]
     elif wanted:
         assert due == wanted[-1]
