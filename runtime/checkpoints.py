@@ -57,22 +57,20 @@ class TrainCall(pydantic.BaseModel):
     output_dir: str
 
 
-class Manifest(pydantic.BaseModel):
-    """The contents of `MANIFEST.json`.
+class Identity(pydantic.BaseModel):
+    """Whose a checkpoint is and of what, in memory (`staging.Staged`) as on disk (`Manifest`).
 
-    `finished` says that the call it belongs to ran to its end here; `scheduled` is false when we took it for recovery
-    and the script's own schedule did not ask for it. `global_batch` is in samples an optimizer step. `layout` names
-    how the state is cut over ranks (`ddp`, `deepspeed-zero3`, `fsdp2`), `model_shape` is `model_shape.digest`'s. All
-    but the first are None in manifests older than these fields. `seal` is the digest of the rest of the manifest.
+    `scheduled` is false when we took it for recovery and the script's own schedule did not ask for it. `global_batch`
+    is in samples an optimizer step, over all ranks. `layout` names how the state is cut over ranks (`ddp`,
+    `deepspeed-zero3`, `fsdp2`), `model_shape` is `model_shape.model_shape`'s. Batch, layout and shape are None in
+    manifests older than these fields.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-    schema_version: int = SCHEMA
     run_id: str
     train_call: TrainCall
     step: int
     world_size: int
-    finished: bool = False
     scheduled: bool = True
     global_batch: int | None = None
     per_device_train_batch_size: int | None = None
@@ -80,6 +78,27 @@ class Manifest(pydantic.BaseModel):
     layout: str | None = None
     model_shape: str | None = None
     versions: dict[str, str]
+
+    @property
+    def call_of_run(self) -> tuple[str, int]:
+        """Which `train()` call of which run it belongs to: the run's id and the call's ordinal."""
+        return self.run_id, self.train_call.ordinal
+
+    @property
+    def folder(self) -> str:
+        """The checkpoint's directory name."""
+        return f"checkpoint-{self.step}"
+
+
+class Manifest(Identity):
+    """The contents of `MANIFEST.json`.
+
+    `finished` says that the call it belongs to ran to its end here. `seal` is the digest of the rest of the manifest,
+    None in manifests older than the field.
+    """
+
+    schema_version: int = SCHEMA
+    finished: bool = False
     files: dict[str, FileEntry]
     seal: str | None = None
 
@@ -125,26 +144,12 @@ def digest(path: Path, progress: Callable[[int], None] = lambda count: None) -> 
 
 
 def write_manifest(
-    path: Path,
-    *,
-    run_id: str,
-    train_call: TrainCall,
-    step: int,
-    world_size: int,
-    versions: dict[str, str],
-    scheduled: bool = True,
-    global_batch: int | None = None,
-    per_device_train_batch_size: int | None = None,
-    gradient_accumulation_steps: int | None = None,
-    layout: str | None = None,
-    model_shape: str | None = None,
-    progress: Callable[[int], None] = lambda count: None,
+    path: Path, identity: Identity, *, progress: Callable[[int], None] = lambda count: None
 ) -> Manifest:
     """Put every file under `path` on disk, digest it, and publish the manifest. All ranks must have finished writing.
 
     Args:
-        global_batch: samples an optimizer step, over all ranks.
-        layout, model_shape: see `Manifest`.
+        identity: what the checkpoint is; of a `Staged`, what is its own alone is left out.
         progress: told how many more bytes are digested, or put on disk.
 
     Raises:
@@ -158,21 +163,8 @@ def write_manifest(
     if not files:
         raise CheckpointError(f"{path} is empty: nothing to publish")
     sync_tree(path, progress)
-    manifest = Manifest(
-        run_id=run_id,
-        train_call=train_call,
-        step=step,
-        world_size=world_size,
-        versions=versions,
-        files=files,
-        scheduled=scheduled,
-        global_batch=global_batch,
-        per_device_train_batch_size=per_device_train_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        layout=layout,
-        model_shape=model_shape,
-    )
-    return _write(path, manifest)
+    fields = identity.model_dump(include=set(Identity.model_fields))
+    return _write(path, Manifest(files=files, **fields))
 
 
 def _is_ours(name: str) -> bool:
@@ -180,9 +172,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _write(path: Path, manifest: Manifest) -> Manifest:
-    fields = manifest.model_dump()
+    # first in the file: what says how to read the rest
+    fields = {"schema_version": manifest.schema_version} | manifest.model_dump()
     sealed = manifest.model_copy(update={"seal": _seal(fields)})
-    write_json(path / MANIFEST, sealed.model_dump())
+    write_json(path / MANIFEST, fields | {"seal": sealed.seal})
     sync_directory(path)
     return sealed
 

@@ -227,17 +227,7 @@ def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[in
         for rank, image in enumerate(images):
             with _of_the_snapshot():
                 _write_image(slot.arena(rank), image, partial, written)
-        manifest = checkpoints.write_manifest(
-            partial,
-            run_id=staged.run_id,
-            train_call=staged.train_call,
-            step=staged.step,
-            world_size=staged.world_size,
-            versions=staged.versions,
-            scheduled=staged.scheduled,
-            progress=written.is_read,
-            **staged.facts.model_dump(),
-        )
+        manifest = checkpoints.write_manifest(partial, staged, progress=written.is_read)
         publish(partial, final)
     if durable:
         slot.mark_drained()

@@ -7,7 +7,7 @@
     rejected-checkpoint-40          found bad; kept, with the reason in REJECTED.json
 
 None of the other names is one that transformers takes for a checkpoint or counts when it rotates (it globs
-`checkpoint-*`). Called by who saves, and by the guard for `reject`. Does not decide what is bad or kept.
+`checkpoint-*`). Called by who saves or rotates, and by the guard for `reject`. Does not decide what is bad or kept.
 """
 
 from __future__ import annotations
@@ -144,18 +144,29 @@ def publish(partial: Path, final: Path) -> None:
 def _dispose(aside: Path, final: Path) -> None:
     """Remove what a published checkpoint has replaced when it is the same call's, or ours and half written."""
     try:
-        old, new = read_manifest(aside), read_manifest(final)
-        keep = (old.run_id, old.train_call.ordinal) != (new.run_id, new.train_call.ordinal)
+        keep = read_manifest(aside).call_of_run != read_manifest(final).call_of_run
     except CheckpointError:
         keep = not _half_written(aside)
     if keep:
         _rename_to_free(aside, final.with_name(f"replaced-{final.name}"))
         sync_directory(final.parent)
     else:
-        # under a name that is nobody's: half removed, it could not be told from somebody's own any more
-        doomed = final.with_name(f".{final.name}.partial-{secrets.token_hex(4)}")
-        os.rename(aside, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove(aside, final.name)
+
+
+def remove(path: Path, name: str) -> None:
+    """Remove a checkpoint, its name first: half removed, it could not be told from somebody's own any more.
+
+    Args:
+        path: where it lies.
+        name: `checkpoint-N`, which it is or was. What a crash leaves of it, `clean_partials` takes for a partial one.
+
+    Raises:
+        OSError: it could not be renamed, and is as it was.
+    """
+    doomed = path.with_name(f".{name}.partial-{secrets.token_hex(4)}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _half_written(path: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from grpo_run.runtime.inventory import Entry, State
 
@@ -23,11 +24,10 @@ def superfluous(
         aside: rejected and partial directories too (a partial one may still be written: ask its lock first).
     """
     assert keep >= 1, "the last verified checkpoint is never given up"
-    groups: dict[tuple[str, str, int], list[Entry]] = defaultdict(list)
+    groups: dict[tuple[Path, tuple[str, int]], list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.state is State.published and entry.verified and entry.manifest is not None:
-            manifest = entry.manifest
-            groups[str(entry.path.parent), manifest.run_id, manifest.train_call.ordinal].append(entry)
+            groups[entry.path.parent, entry.manifest.call_of_run].append(entry)
     stay = set(best)
     going = [
         entry

@@ -7,13 +7,11 @@ looks like a checkpoint. Never touches the newest, the best, a finished call's l
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints import LOCK, MANIFEST, Manifest, read_manifest, step_of
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.partials import remove
 
 
 def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None) -> list[Path]:
@@ -37,7 +35,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         manifest = _manifest(path)
         if manifest is not None and manifest.finished:
             continue
-        same_call = manifest is not None and _call(manifest) == _call(new)
+        same_call = manifest is not None and manifest.call_of_run == new.call_of_run
         if manifest is not None and not manifest.scheduled and path.name != best:
             # snapshots are not always made durable in their order: a later one is not superseded
             if same_call and manifest.step < new.step and _untouched(path, manifest):
@@ -46,10 +44,6 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
             later = same_call and manifest is not None and manifest.step > new.step
             scheduled.append((path, later))
     return [path for path in (*superseded, *_surplus(scheduled, new, limit, best)) if _remove(path)]
-
-
-def _call(manifest: Manifest) -> tuple[str, int]:
-    return manifest.run_id, manifest.train_call.ordinal
 
 
 def _untouched(path: Path, manifest: Manifest) -> bool:
@@ -93,10 +87,8 @@ def _manifest(path: Path) -> Manifest | None:
 
 
 def _remove(path: Path) -> bool:
-    hidden = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     try:
-        os.rename(path, hidden)
+        remove(path, path.name)
     except OSError:
         return False  # gone, or not ours to remove: rotation is no reason to fail
-    shutil.rmtree(hidden, ignore_errors=True)
     return True

@@ -32,7 +32,7 @@ from typing import Any
 
 import pydantic
 
-from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.checkpoints import Identity
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rundir import write_json
 
@@ -47,48 +47,24 @@ MEMORY_ROOT = Path("/dev/shm")
 LOCK_POLL_SECONDS = 0.005
 
 
-class BatchFacts(pydantic.BaseModel):
-    """What a manifest says beyond a checkpoint's identity; see `checkpoints.Manifest`."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-    global_batch: int | None = None
-    per_device_train_batch_size: int | None = None
-    gradient_accumulation_steps: int | None = None
-    layout: str | None = None
-    model_shape: str | None = None
-
-
-class Staged(pydantic.BaseModel):
+class Staged(Identity):
     """The contents of `STAGED.json`: what the checkpoint is, and what becomes of it on disk.
 
-    `scheduled` is false for a snapshot that the script did not ask for: it is made durable when it is needed.
-    `limit` is the script's `save_total_limit`, `best` the directory name of its best checkpoint so far.
+    One that is not `scheduled` is made durable when it is needed. `limit` is the script's `save_total_limit`, `best`
+    the directory name of its best checkpoint so far, `staged_at` the wall time in seconds.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
     schema_version: int = SCHEMA
-    run_id: str
     attempt: int
-    step: int
-    train_call: TrainCall
-    world_size: int
     output_dir: str
-    scheduled: bool
     limit: int | None = None
     best: str | None = None
-    versions: dict[str, str]
-    facts: BatchFacts = BatchFacts()
     staged_at: float
 
     @property
     def order(self) -> tuple[int, int, int, float]:
         """Newer is greater: a later attempt may stage an earlier step, or an earlier call, again."""
         return (self.attempt, self.train_call.ordinal, self.step, self.staged_at)
-
-    @property
-    def folder(self) -> str:
-        """The checkpoint's directory name."""
-        return f"checkpoint-{self.step}"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def layout(trainer: Any) -> str:
 
 
 def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
-    """What `checkpoints.write_manifest` takes of it; to be kept from the beginning of a call to its saves."""
+    """What `checkpoints.Identity` takes of it; to be kept from the beginning of a call to its saves."""
     spread, shapes = batch(trainer, world_size), named_shapes(trainer)
     return {
         "global_batch": spread.samples if spread else None,

@@ -22,27 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime import checkpoints, rotation
-from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.checkpoints import Identity, TrainCall
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.staging import BatchFacts, Staged
+from grpo_run.runtime.staging import Staged
 from grpo_run.trainers import layout, upstream
 from grpo_run.trainers.exact import ExactState
+from grpo_run.trainers.readers import Reading, reading
+from grpo_run.trainers.replaced import replaced
 from grpo_run.trainers.session import Session
 from grpo_run.trainers.snapshot import NO_ROOM, TAKEN, finite
 from grpo_run.watchdog.observation import Phase
 
-UPLOADS = ("WANDB_LOG_MODEL", "HF_MLFLOW_LOG_ARTIFACTS", "COMET_LOG_ASSETS", "CLEARML_LOG_MODEL")
-"""With one of these set, a callback of transformers' own reads the checkpoint as soon as it is saved."""
-
-READERS = (None, "after", "inside")
-"""When something reads the checkpoint's directory: never, right after the save, from within it."""
-QUIET_CALLBACKS = frozenset(
-    {
-        "AzureMLCallback", "ClearMLCallback", "CometCallback", "DefaultFlowCallback", "MLflowCallback",
-        "SwanLabCallback", "TrackioCallback", "WandbCallback",
-    }
-)  # fmt: skip
-"""Of the libraries' own callbacks, those that read no checkpoint unless a variable of `UPLOADS` is set."""
 RETRY_STEPS = 100
 """After memory was too little: a copy that is given up half-way costs as much as one that is not."""
 
@@ -62,15 +52,16 @@ class Saver:
         self._trainer = trainer
         self._session = session
         self._call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
+        self._output = Path(self._call.output_dir)
         self._before = before
         self._exact = exact
         # now: wrapping the model for training casts and renames its parameters
-        self._facts = BatchFacts(**layout.manifest_fields(trainer, session.world_size))
+        self._facts = layout.manifest_fields(trainer, session.world_size)
         self._original = getattr(trainer, upstream.SAVE_CHECKPOINT)
         self._refused: int | None = None
+        self._bytes = layout.checkpoint_bytes(trainer)
         if session.is_main:
             self._check_room()
-        self._bytes = layout.checkpoint_bytes(trainer)
         self._prepared = False
         self._taken: Callable[[int, float], None] | None = None
         self._short_until = -1
@@ -115,7 +106,7 @@ class Saver:
             None when there is none: the weights are no numbers, or the disk does not take it.
         """
         session, step = self._session, self._trainer.state.global_step
-        path = Path(self._call.output_dir) / f"checkpoint-{step}"
+        path = self._output / f"checkpoint-{step}"
         with self._in_phase():
             there = session.is_main and (self._is_coming(step) or self._is_durable(path))
             if not session.votes.maximum(int(there)):
@@ -125,10 +116,9 @@ class Saver:
             snapshots = session.snapshots
             in_memory = session.votes.maximum(int(session.is_main and self._is_coming(step)))
             if in_memory and (snapshots is None or not snapshots.wait_durable()):
-                if session.is_main:
-                    session.warn(
-                        f"{path} is not on disk yet; the supervisor goes on trying when the script has ended"
-                    )
+                session.warn(
+                    f"{path} is not on disk yet; the supervisor goes on trying when the script has ended"
+                )
                 return None
             return path
 
@@ -136,10 +126,10 @@ class Saver:
 
     def _check_room(self) -> None:
         """Warn at the start of a disk that will be full tonight."""
-        folder = Path(self._call.output_dir)
+        folder = self._output
         while not folder.exists():
             folder = folder.parent
-        free, one = shutil.disk_usage(folder).free, layout.checkpoint_bytes(self._trainer)
+        free, one = shutil.disk_usage(folder).free, self._bytes
         kept = self._trainer.args.save_total_limit
         # one more than are kept, as an older one goes only when the newer is complete
         if one and free < one * ((kept or 1) + 1):
@@ -151,7 +141,7 @@ class Saver:
     def _own_bytes(self) -> int:
         """About what this rank writes: with DDP rank 0 writes all, else all write a share, and rank 0 the whole model too."""
         whole = self._bytes
-        if self._facts.layout == "ddp":
+        if self._facts["layout"] == "ddp":
             return whole if self._session.is_main else 0
         return whole // self._session.world_size + (whole // 3 if self._session.is_main else 0)
 
@@ -178,8 +168,7 @@ class Saver:
             manifest = checkpoints.read_manifest(path)
         except CheckpointError:
             return False
-        ours = (self._session.settings.run_id, self._call.ordinal)
-        return (manifest.run_id, manifest.train_call.ordinal) == ours
+        return manifest.call_of_run == (self._session.settings.run_id, self._call.ordinal)
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A checkpoint that the script, or a person, asked for."""
@@ -188,24 +177,30 @@ class Saver:
             return None
         snapshots = self._session.snapshots
         # callbacks may differ by rank, as one that uploads is rank 0's
-        reader = READERS[self._session.votes.maximum(READERS.index(self._reader()))]
-        if snapshots is None or reader == "inside" or self._is_short():
+        read = self._session.votes.maximum(reading(self._trainer))
+        if snapshots is None or read == Reading.within_the_save or self._is_short():
             return self._save_directly(args, kwargs, began)
-        outcome = self._take(args, kwargs, scheduled=True)
-        if outcome != TAKEN:
+        if self._take(args, kwargs, scheduled=True) != TAKEN:
             return self._save_directly(args, kwargs, began)
-        if reader == "after":
+        if read == Reading.after_the_save:
             snapshots.wait_durable()
         self._note(began)
         return None
 
     def _snapshot(self) -> None:
         """One of our own: in memory, or not at all."""
+        from transformers.trainer_utils import SaveStrategy
+
         began = time.perf_counter()
         assert self._session.snapshots is not None, "none are due without"
         if self._is_short() or not self._agree_on_finite():
             return
-        with _quiet(self._trainer), _nobody_reads(self._trainer.args):
+        with (
+            _quiet(),
+            replaced(self._trainer, create_model_card=lambda *args, **kwargs: None),
+            # no upload, and none becomes the best: its directory in memory is not there for long
+            replaced(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
+        ):
             outcome = self._take((self._trainer.model_wrapped, None), {}, scheduled=False)
         if outcome == TAKEN:
             self._note(began)
@@ -229,7 +224,7 @@ class Saver:
                 "checkpoint_rejected",
                 rank=0,
                 step=step,
-                path=str(Path(self._call.output_dir) / f"checkpoint-{step}"),
+                path=str(self._output / f"checkpoint-{step}"),
                 reason="weights are not finite",
                 cause="nonfinite",
             )
@@ -237,23 +232,33 @@ class Saver:
         self._refused = step
         return False
 
+    def _identity(self, *, scheduled: bool) -> Identity:
+        """What a checkpoint of the present step is."""
+        return Identity(
+            run_id=self._session.settings.run_id,
+            train_call=self._call,
+            step=self._trainer.state.global_step,
+            world_size=self._session.world_size,
+            scheduled=scheduled,
+            versions=_versions(),
+            **self._facts,
+        )
+
+    def _best(self) -> str | None:
+        """Directory name of the script's best checkpoint so far."""
+        best = self._trainer.state.best_model_checkpoint
+        return Path(best).name if best else None
+
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, scheduled: bool) -> int:
         session, trainer = self._session, self._trainer
         assert session.snapshots is not None
-        best = trainer.state.best_model_checkpoint
         staged = Staged(
-            run_id=session.settings.run_id,
             attempt=session.settings.attempt,
-            step=trainer.state.global_step,
-            train_call=self._call,
-            world_size=session.world_size,
             output_dir=self._call.output_dir,
-            scheduled=scheduled,
             limit=trainer.args.save_total_limit,
-            best=Path(best).name if best else None,
-            versions=_versions(),
-            facts=self._facts,
+            best=self._best(),
             staged_at=time.time(),
+            **dict(self._identity(scheduled=scheduled)),
         )
         outcome: int = session.snapshots.take(
             trainer, staged, lambda folder: self._write(folder, args, kwargs), self._bytes
@@ -278,36 +283,23 @@ class Saver:
 
     def _write(self, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All that this rank has to write of a checkpoint."""
-        arguments = self._trainer.args
-        limit, arguments.save_total_limit = arguments.save_total_limit, None
         # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
-        bare, arguments.save_only_model = arguments.save_only_model, False
-        try:
+        with replaced(self._trainer.args, save_total_limit=None, save_only_model=False):
             result = self._original(*args, **kwargs)
-        finally:
-            arguments.save_total_limit = limit
-            arguments.save_only_model = bare
         self._exact.save(folder)
         return result
 
     def _save_directly(self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float) -> Any:
         session, trainer = self._session, self._trainer
-        step = trainer.state.global_step
-        path = Path(self._call.output_dir) / f"checkpoint-{step}"
+        identity = self._identity(scheduled=True)
+        step = identity.step
+        path = self._output / identity.folder
         if session.is_main:
             checkpoints.withdraw(path)
         result = self._write(path, args, kwargs)
         session.votes.maximum(step)  # every rank has written its files
         if session.is_main:
-            manifest = checkpoints.write_manifest(
-                path,
-                run_id=session.settings.run_id,
-                train_call=self._call,
-                step=step,
-                world_size=session.world_size,
-                versions=_versions(),
-                **self._facts.model_dump(),
-            )
+            manifest = checkpoints.write_manifest(path, identity)
             session.journal.write(
                 "checkpoint_published",
                 rank=session.rank,
@@ -321,49 +313,17 @@ class Saver:
                 seconds=time.perf_counter() - began,
             )
             session.journal.sync()
-            best = trainer.state.best_model_checkpoint
-            rotation.rotate(
-                Path(self._call.output_dir),
-                newest=path,
-                limit=trainer.args.save_total_limit,
-                best=Path(best).name if best else None,
-            )
+            rotation.rotate(self._output, newest=path, limit=trainer.args.save_total_limit, best=self._best())
         self._note(began)
         return result
 
-    def _reader(self) -> str | None:
-        """When something reads the checkpoint's directory: "inside" the trainer's own save, right "after" it, or not."""
-        arguments = self._trainer.args
-        if arguments.push_to_hub or arguments.metric_for_best_model is not None:
-            return "inside"
-        uploads = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in UPLOADS)
-        last = self._trainer.state.global_step >= self._trainer.state.max_steps
-        for callback in self._trainer.callback_handler.callbacks:
-            library, _, _ = type(callback).__module__.partition(".")
-            if library == "grpo_run" or (type(callback).__name__ in QUIET_CALLBACKS and not uploads):
-                continue
-            # what happens at the end of training is called before `finish` could wait
-            if _overrides(callback, "on_save") or (
-                last and library not in ("transformers", "trl") and _overrides(callback, "on_train_end")
-            ):
-                return "after"
-        return None
-
-
-def _overrides(callback: Any, event: str) -> bool:
-    from transformers import TrainerCallback
-
-    return getattr(type(callback), event, None) is not getattr(TrainerCallback, event)
-
 
 @contextmanager
-def _quiet(trainer: Any) -> Iterator[None]:
-    """No progress bar, no repeated warning and no new model card for what nobody asked for."""
+def _quiet() -> Iterator[None]:
+    """No progress bar and no repeated warning for what nobody asked for."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
-    card = trainer.__dict__.get("create_model_card")
-    trainer.create_model_card = lambda *args, **kwargs: None
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
@@ -372,23 +332,6 @@ def _quiet(trainer: Any) -> Iterator[None]:
     finally:
         if bars:
             logging.enable_progress_bar()
-        if card is None:
-            del trainer.create_model_card
-        else:
-            trainer.create_model_card = card
-
-
-@contextmanager
-def _nobody_reads(arguments: Any) -> Iterator[None]:
-    """No upload of a snapshot, and none becomes the best checkpoint: its directory in memory is not there for long."""
-    from transformers.trainer_utils import SaveStrategy
-
-    own = arguments.push_to_hub, arguments.save_strategy
-    arguments.push_to_hub, arguments.save_strategy = False, SaveStrategy.NO
-    try:
-        yield
-    finally:
-        arguments.push_to_hub, arguments.save_strategy = own
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime import checkpoints, parts
-from grpo_run.runtime.checkpoints import MANIFEST, TrainCall
+from grpo_run.runtime.checkpoints import MANIFEST, Identity, TrainCall
 from grpo_run.trainers import layout
 from grpo_run.trainers.resuming import PassedOver, Question, choose
 
@@ -52,11 +52,11 @@ class Publish(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """As the guard does."""
-        checkpoints.write_manifest(
-            Path(args.output_dir) / f"checkpoint-{state.global_step}", run_id="run-1", train_call=self.call,
-            step=state.global_step, world_size=1, versions=checkpoints.versions(),
+        identity = Identity(
+            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=checkpoints.versions(),
             **layout.manifest_fields(self.trainer, 1),
         )  # fmt: skip
+        checkpoints.write_manifest(Path(args.output_dir) / identity.folder, identity)
 
 
 @pytest.fixture(scope="module")

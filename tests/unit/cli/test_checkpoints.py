@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from support import checkpoint_files as made
+from support.identities import identity
 
 from grpo_run.cli.checkpoints import size
 from grpo_run.cli.main import main
 from grpo_run.runtime import checkpoints, partials
-from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.journal import Journal
 from grpo_run.runtime.rundir import RunDirectory
 
@@ -31,8 +31,7 @@ def out(here: Path) -> Path:
 def publish(folder: Path, step: int, run_id: str = "night") -> Path:
     """One of ours, on two ranks."""
     path = made.plain(folder, step)
-    call = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(folder))
-    checkpoints.write_manifest(path, run_id=run_id, train_call=call, step=step, world_size=2, versions={})
+    checkpoints.write_manifest(path, identity(folder, step, run_id=run_id, world_size=2))
     return path
 
 
@@ -161,8 +160,7 @@ def publish_with_best(folder: Path, step: int, best: str) -> Path:
     """One whose trainer knows an older best one."""
     path = made.plain(folder, step)
     (path / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_model_checkpoint": best}))
-    call = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(folder))
-    checkpoints.write_manifest(path, run_id="night", train_call=call, step=step, world_size=2, versions={})
+    checkpoints.write_manifest(path, identity(folder, step, run_id="night", world_size=2))
     return path
 
 

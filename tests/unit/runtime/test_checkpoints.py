@@ -13,12 +13,14 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
+from support.identities import identity
+from support.slots import snapshot
 
 from grpo_run.runtime import checkpoints
-from grpo_run.runtime.checkpoints import MANIFEST, Manifest, TrainCall
+from grpo_run.runtime.checkpoints import MANIFEST, Manifest
 from grpo_run.runtime.errors import CheckpointError
 
-CALL = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir="out")
+CALL = identity().train_call
 FILES = {
     "model.safetensors": b"weights" * 1000,
     "trainer_state.json": b"{}",
@@ -37,9 +39,8 @@ def fill(path: Path) -> Path:
 
 def publish(path: Path, *, step: int = 5) -> Manifest:
     """A complete checkpoint."""
-    return checkpoints.write_manifest(
-        fill(path), run_id="run-1", train_call=CALL, step=step, world_size=2, versions={"torch": "2.13.0"}
-    )
+    what = identity(step=step, world_size=2, versions={"torch": "2.13.0"})
+    return checkpoints.write_manifest(fill(path), what)
 
 
 @pytest.fixture
@@ -138,18 +139,14 @@ def test_nothing_is_not_published(tmp_path: Path) -> None:
     """A manifest over no files would make an empty directory the newest checkpoint."""
     (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(CheckpointError, match="empty"):
-        checkpoints.write_manifest(
-            tmp_path / "checkpoint-5", run_id="r", train_call=CALL, step=5, world_size=1, versions={}
-        )
+        checkpoints.write_manifest(tmp_path / "checkpoint-5", identity())
     assert list(checkpoints.find(tmp_path)) == []
 
 
 def test_publishing_again_does_not_cover_the_old_manifest(checkpoint: Path) -> None:
     """Written anew over what is there now."""
     (checkpoint / "model.safetensors").write_bytes(b"other weights")
-    manifest = checkpoints.write_manifest(
-        checkpoint, run_id="run-1", train_call=CALL, step=5, world_size=2, versions={}
-    )
+    manifest = checkpoints.write_manifest(checkpoint, identity(world_size=2))
     assert set(manifest.files) == set(FILES)
     checkpoints.verify(checkpoint, manifest)
 
@@ -284,17 +281,23 @@ def test_batch_layout_and_shape_come_back(tmp_path: Path) -> None:
         "layout": "ddp", "model_shape": "abc",
     }  # fmt: skip
     path = fill(tmp_path / "checkpoint-5")
-    checkpoints.write_manifest(
-        path,
-        run_id="r",
-        train_call=CALL,
-        step=5,
-        world_size=2,
-        versions={},
-        **fields,  # type: ignore[arg-type]
-    )
+    checkpoints.write_manifest(path, identity(world_size=2, **fields))
     read = checkpoints.read_manifest(path).model_dump()
     assert {name: read[name] for name in fields} == fields
+
+
+def test_a_snapshots_own_fields_do_not_become_a_manifests(tmp_path: Path) -> None:
+    """Its place, its attempt and its format are of memory alone."""
+    staged = snapshot(tmp_path, limit=2, best="checkpoint-3", schema_version=7)
+    path = fill(tmp_path / staged.folder)
+    checkpoints.write_manifest(path, staged)
+    raw = json.loads((path / MANIFEST).read_text())
+    assert set(raw) == {
+        "schema_version", "run_id", "train_call", "step", "world_size", "finished", "scheduled", "global_batch",
+        "per_device_train_batch_size", "gradient_accumulation_steps", "layout", "model_shape", "versions", "files",
+        "seal",
+    }  # fmt: skip
+    assert raw["schema_version"] == checkpoints.SCHEMA
 
 
 def test_every_byte_is_on_disk_before_the_manifest_is(
@@ -310,7 +313,7 @@ def test_every_byte_is_on_disk_before_the_manifest_is(
         real(descriptor)
 
     monkeypatch.setattr(checkpoints.os, "fsync", fsync)
-    checkpoints.write_manifest(path, run_id="r", train_call=CALL, step=5, world_size=1, versions={})
+    checkpoints.write_manifest(path, identity())
     before = {name for name, published in synced if not published}
     assert {path / name for name in FILES} | {path, path / "global_step5"} <= before
     assert (path, True) in synced
@@ -325,7 +328,7 @@ def test_no_manifest_when_the_disk_refuses_a_file(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(checkpoints.os, "fsync", fsync)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.write_manifest(path, run_id="r", train_call=CALL, step=5, world_size=1, versions={})
+        checkpoints.write_manifest(path, identity())
     assert not (path / MANIFEST).exists()
 
 

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from support import checkpoint_files as made
+from support.identities import identity
 
 from grpo_run.runtime import checkpoints, inventory, partials
-from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.inventory import State
 
 
 def publish(folder: Path, step: int, **changes: Any) -> Path:
     """One of ours."""
     path = made.plain(folder, step)
-    call = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(folder))
-    fields = {"run_id": "run-1", "train_call": call, "step": step, "world_size": 2, "versions": {}}
-    checkpoints.write_manifest(path, **(fields | changes))
+    checkpoints.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
     return path
 
 

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 from support import checkpoint_files as made
+from support.identities import identity
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from grpo_run.runtime import checkpoints, partials
-from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.errors import CheckpointError
-
-CALL = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir="out")
 
 
 def fill(path: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> None:
     """A complete checkpoint in a directory that is there."""
     (path / "model.safetensors").write_bytes(content)
-    checkpoints.write_manifest(path, run_id=run_id, train_call=CALL, step=5, world_size=1, versions={})
+    checkpoints.write_manifest(path, identity(run_id=run_id))
 
 
 def published(folder: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> Path:

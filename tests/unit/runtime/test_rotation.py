@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.identities import identity
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_run.runtime import checkpoints, partials, rotation
-from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.rotation import rotate
 
 
@@ -29,10 +29,8 @@ def saved(
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
-    call = TrainCall(ordinal=ordinal, trainer_class="GRPOTrainer", output_dir=str(folder))
-    checkpoints.write_manifest(
-        path, run_id=run_id, train_call=call, step=step, world_size=1, versions={}, scheduled=scheduled
-    )
+    what = identity(folder, step, run_id=run_id, ordinal=ordinal, scheduled=scheduled)
+    checkpoints.write_manifest(path, what)
     if finished:
         checkpoints.mark_finished(path)
     os.utime(path, (1e9 + age, 1e9 + age))
@@ -179,7 +177,7 @@ def test_what_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.
     def refuse(*paths: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(rotation.os, "rename", refuse)
+    monkeypatch.setattr(partials.os, "rename", refuse)
     assert rotate(tmp_path, newest=newest, limit=1, best=None) == []
     assert left(tmp_path) == [1, 2]
 
@@ -209,7 +207,7 @@ def test_a_crash_in_the_midst_leaves_nothing_that_looks_like_a_checkpoint(
     saved(tmp_path, 1)
     newest = saved(tmp_path, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(rotation.shutil, "rmtree", lambda path, **options: None)
+        patch.setattr(partials.shutil, "rmtree", lambda path, **options: None)
         rotate(tmp_path, newest=newest, limit=1, best=None)
     assert left(tmp_path) == [2]
     assert len(os.listdir(tmp_path)) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import checkpoint_files as made
+from support.identities import identity
 
 from grpo_run.runtime import checkpoints, partials
 from grpo_run.runtime.checkpoints import TrainCall
@@ -31,9 +32,7 @@ def question(tmp_path: Path) -> Question:
 def publish(question: Question, step: int) -> Path:
     """One of its checkpoints."""
     path = made.plain(Path(question.call.output_dir), step)
-    checkpoints.write_manifest(
-        path, run_id="run-1", train_call=question.call, step=step, world_size=2, versions={}
-    )
+    checkpoints.write_manifest(path, identity(step=step, train_call=question.call, world_size=2))
     return path
 
 

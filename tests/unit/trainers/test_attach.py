@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.identities import identity
 
 import grpo_run.trainers
 from grpo_run.runtime import checkpoints
@@ -80,7 +81,7 @@ def publish(call: TrainCall, step: int, *, run_id: str = "run-1", finished: bool
     path = Path(call.output_dir) / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
-    checkpoints.write_manifest(path, run_id=run_id, train_call=call, step=step, world_size=1, versions={})
+    checkpoints.write_manifest(path, identity(step=step, run_id=run_id, train_call=call))
     if finished:
         checkpoints.mark_finished(path)
     return path

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import checkpoint_files as made
+from support.identities import identity
 
 from grpo_run.runtime import checkpoints, partials
 from grpo_run.runtime.checkpoints import MANIFEST, TrainCall
@@ -35,13 +36,7 @@ def save(output: Path) -> Save:
 
     def make(step: int, *, folder: Path = output, finished: bool = False, **changes: Any) -> Path:
         path = plain(folder, step)
-        call = TrainCall(
-            ordinal=changes.pop("ordinal", 1),
-            trainer_class=changes.pop("trainer_class", "GRPOTrainer"),
-            output_dir=str(folder),
-        )
-        fields: dict[str, Any] = {"run_id": "run-1", "train_call": call, "step": step, "world_size": 2}
-        checkpoints.write_manifest(path, versions={}, **(fields | changes))
+        checkpoints.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
         if finished:
             checkpoints.mark_finished(path)
         return path

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.identities import identity
 from transformers import TrainerCallback
 
 from grpo_run.runtime import checkpoints
@@ -18,6 +19,7 @@ from grpo_run.runtime.drainer import Published, Request, answer
 from grpo_run.runtime.staging import Staging
 from grpo_run.trainers import saving
 from grpo_run.trainers import snapshot as snapshot_module
+from grpo_run.trainers.readers import UPLOADS
 from grpo_run.trainers.saving import Saver
 from grpo_run.trainers.snapshot import Snapshots
 from grpo_run.watchdog.observation import Phase, Slot
@@ -122,7 +124,7 @@ class Guarded:
 def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions that do not change, and no uploads in this environment."""
     monkeypatch.setattr(saving, "_versions", lambda: {"torch": "2.13.0"})
-    for name in saving.UPLOADS:
+    for name in UPLOADS:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -660,10 +662,7 @@ def test_another_ones_checkpoint_is_not_taken_for_the_end(
     path = Path(call.output_dir) / "checkpoint-7"
     path.mkdir(parents=True)
     (path / "old.bin").write_bytes(b"old")
-    theirs = call.model_copy(update={"ordinal": other.get("ordinal", 1)})
-    checkpoints.write_manifest(
-        path, run_id=other.get("run_id", "run-1"), train_call=theirs, step=7, world_size=1, versions={}
-    )
+    checkpoints.write_manifest(path, identity(call.output_dir, 7, **other))
     direct.trainer.state.global_step = 7
     assert direct.saver.finish() == path
     manifest = checkpoints.read_manifest(path)
