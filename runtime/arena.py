@@ -7,6 +7,7 @@ agreed elsewhere: an arena knows nothing of slots and locks, nor what its bytes 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -33,8 +34,6 @@ POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of madvise(2), Linux 5.14: fault pages in for writing; mmap has no name for it yet."""
 DONT_DUMP = 16
 """MADV_DONTDUMP: weights have no place in a core file."""
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
-"""What reserving room fails with when there is none; anything else is no question of room."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -81,7 +80,7 @@ class Arena:
                 self._populate(start, min(RESERVATION_BYTES, self._held - start))
         except OSError as error:
             os.close(self._descriptor)
-            kind = NoRoomError if error.errno in NO_ROOM else CheckpointError
+            kind = NoRoomError if error.errno in limits.NO_ROOM else CheckpointError
             raise kind(f"{path} cannot be mapped: {error.strerror}") from error
         self._view = memoryview(self._map)
 
@@ -113,10 +112,7 @@ class Arena:
         growth = -(-missing // GROWTH_BYTES) * GROWTH_BYTES
         room = self._room(self.path.parent)
         if growth > room.usable_bytes:
-            raise NoRoomError(
-                f"{self.path} needs {growth >> 20} MiB more, and {room.name} has {room.free_bytes >> 20} MiB free,"
-                f" of which {room.usable_bytes >> 20} MiB may be taken"
-            )
+            raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more, and {room.sentence}")
         end = self._held + growth
         if end > len(self._map):
             raise NoRoomError(
@@ -132,7 +128,7 @@ class Arena:
                 self._populate(start, size)
         except OSError as error:
             os.ftruncate(self._descriptor, self._held)
-            if error.errno not in NO_ROOM:
+            if error.errno not in limits.NO_ROOM:
                 raise
             raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more: {error.strerror}") from error
         self._held = end
@@ -164,6 +160,11 @@ class Arena:
         """A writable view of bytes of the arena, to copy into by other means. Let go of it before `close`."""
         assert 0 <= offset <= offset + size_bytes <= self._held, "a view beyond what was allocated"
         return self._view[offset : offset + size_bytes]
+
+    def address(self, offset: int, size_bytes: int) -> int:
+        """Where bytes of the arena lie in this process's memory, until `close`."""
+        with self.view(offset, size_bytes) as view:
+            return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
     def close(self) -> None:
         """Unmap and close. The file and its memory stay until it is unlinked."""

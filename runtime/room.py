@@ -1,17 +1,23 @@
 """How many bytes a file held in memory may still grow by: the file system's, the machine's and the cgroup's say.
 
 A full file system in memory answers a write to a mapped page with SIGBUS, a full memory cgroup with a kill: neither
-can be handled, so room is asked for before it is taken. Called by `arena.py`. Takes no room itself.
+can be handled, so room is asked for before it is taken; what writes files itself finds out by an error (`is_full`).
+Called by `arena.py` and by who saves. Takes no room itself.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.watchdog.processes import read_file
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+"""What asking for room fails with when there is none; anything else is no question of room."""
+FULL_BYTES = 1 << 20
+"""A file system with less is full."""
 RESERVE_FRACTION = 0.05
 """Of each limit, left free for whoever else lives under it: the next step's allocations, data loaders, NCCL."""
 RESERVE_MINIMUM_BYTES = 64 << 20
@@ -37,6 +43,11 @@ class Room:
             RESERVE_MINIMUM_BYTES, min(RESERVE_MAXIMUM_BYTES, int(RESERVE_FRACTION * self.total_bytes))
         )
         return max(0, self.free_bytes - reserve)
+
+    @property
+    def sentence(self) -> str:
+        """What is left, for a person."""
+        return f"{self.name} has {self.free_bytes >> 20} MiB free, of which {self.usable_bytes >> 20} MiB may be taken"
 
 
 def rooms(folder: Path) -> list[Room]:
@@ -66,6 +77,21 @@ def tightest(folder: Path) -> Room:
         OSError: the folder's file system does not answer.
     """
     return min(rooms(folder), key=lambda room: room.usable_bytes)
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """Whether an error comes of a full file system: by its number, or by what is left, as libraries have words of their own.
+
+    Args:
+        folder: on the file system that was written to.
+
+    Raises:
+        OSError: the folder's file system does not answer.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in NO_ROOM
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < FULL_BYTES
 
 
 def machine_room(meminfo: bytes) -> Room | None:

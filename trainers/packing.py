@@ -1,6 +1,6 @@
 """Puts what a library is about to save into an arena: tensors' bytes at the speed of memory, the rest as it is.
 
-Called by `interception.py`. What cannot be put down exactly as the library would write it is refused (None), before
+Called by `interception.py`; the copies are `copying.py`'s. What cannot be put down exactly as the library would write it is refused (None), before
 anything is copied, and left to the library. Does not replace any function, nor write files.
 """
 
@@ -18,6 +18,7 @@ import torch
 from grpo_run.runtime.arena import Arena, aligned
 from grpo_run.runtime.image import Record, SafetensorsFile, TorchFile
 from grpo_run.trainers import upstream
+from grpo_run.trainers.copying import Copy, copy_all
 
 DEVICES = frozenset({"cpu", "cuda"})
 """Where a storage's bytes can be copied from as they are; anything else the library moves itself."""
@@ -26,12 +27,13 @@ HEADER_ALIGNMENT_BYTES = 8
 
 
 def pack_torch(
-    arena: Arena, path: str, obj: Any, *, protocol: int, disable_byteorder_record: bool
+    arena: Arena, path: str, obj: Any, *, protocol: int, disable_byteorder_record: bool, threads: int = 1
 ) -> TorchFile | None:
     """The archive that `torch.save` would write of `obj`, its bytes in `arena`; None when torch had better write it.
 
     Args:
         path: relative to the checkpoint.
+        threads: to copy with.
 
     Raises:
         NoRoomError: nothing was appended.
@@ -52,14 +54,15 @@ def pack_torch(
         return None
     sizes = [content if isinstance(content, int) else len(content) for _, content in records]
     arena.reserve(sum(aligned(size) for size in sizes))
-    placed = []
+    placed, copies = [], []
     for (name, content), size in zip(records, sizes, strict=True):
         if isinstance(content, bytes):
             offset = arena.append(content)
         else:
             offset = arena.allocate(size)
-            _copy(arena, offset, storages[name.removeprefix("data/")], 0, size)
+            copies.append(Copy(storages[name.removeprefix("data/")], 0, offset, size))
         placed.append(Record(name=name, offset=offset, size=size))
+    copy_all(arena, copies, threads=threads)
     compute_crc32, storage_alignment = upstream.archive_settings()
     return TorchFile(
         path=path, records=tuple(placed), compute_crc32=compute_crc32, storage_alignment=storage_alignment
@@ -67,7 +70,7 @@ def pack_torch(
 
 
 def pack_safetensors(
-    arena: Arena, path: str, tensors: Any, metadata: Mapping[str, str] | None
+    arena: Arena, path: str, tensors: Any, metadata: Mapping[str, str] | None, *, threads: int = 1
 ) -> SafetensorsFile | None:
     """The file that `save_file` would write, its bytes in `arena`; None when safetensors had better write it.
 
@@ -75,6 +78,7 @@ def pack_safetensors(
 
     Args:
         path: relative to the checkpoint.
+        threads: to copy with.
 
     Raises:
         NoRoomError: nothing was appended.
@@ -92,12 +96,12 @@ def pack_safetensors(
     offset = arena.allocate(size)
     with arena.view(offset, len(lead)) as view:
         view[:] = lead
-    position = offset + len(lead)
+    position, copies = offset + len(lead), []
     for _, tensor in ordered:
-        taken = _size(tensor)
         start = tensor.storage_offset() * tensor.element_size()
-        _copy(arena, position, tensor.untyped_storage(), start, taken)
-        position += taken
+        copies.append(Copy(tensor.untyped_storage(), start, position, _size(tensor)))
+        position += _size(tensor)
+    copy_all(arena, copies, threads=threads)
     return SafetensorsFile(path=path, records=(Record(name="file", offset=offset, size=size),))
 
 
@@ -159,19 +163,6 @@ def _place(item: tuple[str, torch.Tensor]) -> tuple[int, str]:
     """Where a tensor comes in the file. Rust compares strings by their UTF-8 bytes, which is by code points."""
     name, tensor = item
     return _ORDER[_type_name(tensor)], name
-
-
-def _copy(arena: Arena, offset: int, storage: torch.UntypedStorage, start: int, size_bytes: int) -> None:
-    """Copy bytes of a storage, from a device directly into the arena; other threads run meanwhile."""
-    if size_bytes == 0:
-        return
-    with arena.view(offset, size_bytes) as view:
-        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
-            storage, start, (size_bytes,), (1,)
-        )
-        target = torch.frombuffer(view, dtype=torch.uint8)
-        target.copy_(source)
-        del target  # it holds the view
 
 
 def _recording_pickle(storages: dict[str, torch.UntypedStorage]) -> Any:

@@ -1,0 +1,79 @@
+"""Copies storages into an arena: what the processor holds by several threads at the speed of memory, a device's by torch.
+
+One core of a server moves a tenth of what its memory can. Called by `packing.py`; does not decide what goes where.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from grpo_run.runtime.arena import Arena
+
+PIECE_BYTES = 16 << 20
+"""Given to a thread at a time: a millisecond's work, so that all end together, and some tens of microseconds to hand out."""
+THREADS = 8
+"""At most. Eight cores draw what a socket's memory gives, and each rank of a node copies its own."""
+
+
+class Copy(NamedTuple):
+    """`size_bytes` of a storage from `start` on, to be put at `offset` of an arena."""
+
+    storage: torch.UntypedStorage
+    start: int
+    offset: int
+    size_bytes: int
+
+
+def share_of_threads(local_ranks: int) -> int:
+    """How many threads a rank copies with, as all ranks of a node copy at once."""
+    return max(1, min(THREADS, len(os.sched_getaffinity(0)) // local_ranks))
+
+
+def copy_all(arena: Arena, copies: Iterable[Copy], *, threads: int) -> None:
+    """Make every copy; returns when all are made. Other threads run meanwhile.
+
+    Args:
+        copies: into records that were allocated in `arena`.
+        threads: how many at once.
+    """
+    on_processor = []
+    for copy in copies:
+        if copy.size_bytes == 0:
+            continue
+        if copy.storage.device.type == "cpu":
+            on_processor.append(copy)
+        else:
+            _from_device(arena, copy)
+    pieces = list(_pieces(arena, on_processor))
+    if threads == 1 or len(pieces) == 1:
+        for piece in pieces:
+            ctypes.memmove(*piece)
+    else:
+        # `memmove` lets go of the interpreter; torch's own threads are counted for the whole process, and are the model's
+        with ThreadPoolExecutor(threads, thread_name_prefix="grpo-run-copy") as pool:
+            for _ in pool.map(lambda piece: ctypes.memmove(*piece), pieces):
+                pass
+
+
+def _pieces(arena: Arena, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
+    """Target address, source address and size of what is moved at a time."""
+    for copy in copies:
+        target = arena.address(copy.offset, copy.size_bytes)
+        source = copy.storage.data_ptr() + copy.start
+        for done in range(0, copy.size_bytes, PIECE_BYTES):
+            yield target + done, source + done, min(PIECE_BYTES, copy.size_bytes - done)
+
+
+def _from_device(arena: Arena, copy: Copy) -> None:
+    with arena.view(copy.offset, copy.size_bytes) as view:
+        source = torch.empty(0, dtype=torch.uint8, device=copy.storage.device)
+        source.set_(copy.storage, copy.start, (copy.size_bytes,), (1,))
+        target = torch.frombuffer(view, dtype=torch.uint8)
+        target.copy_(source)
+        del target  # it holds the view
