@@ -68,10 +68,11 @@ class Taken(NamedTuple):
 class Bench:
     """The trainer, its arena, and the two ways of saving."""
 
-    def __init__(self, trainer: Any, disk: Path, memory: Path) -> None:
+    def __init__(self, trainer: Any, disk: Path, memory: Path, copy_threads: int) -> None:
         from grpo_run.runtime.arena import Arena
 
         self.trainer = trainer
+        self.copy_threads = copy_threads
         self.disk = disk
         self.memory = memory / "files"
         self.memory.mkdir()
@@ -81,17 +82,17 @@ class Bench:
         self._copies()
 
     def _copies(self) -> None:
-        """Add up the time of every copy into the arena."""
+        """Add up the time of all copies into the arena."""
         from grpo_run.trainers import packing
 
-        copy = packing._copy
+        copy_all = packing.copy_all
 
-        def timed(*args: Any) -> None:
+        def timed(*args: Any, **kwargs: Any) -> None:
             began = time.perf_counter()
-            copy(*args)
+            copy_all(*args, **kwargs)
             self.copy_seconds += time.perf_counter() - began
 
-        packing._copy = timed
+        packing.copy_all = timed
 
     @contextlib.contextmanager
     def output(self, folder: Path) -> Iterator[None]:
@@ -117,7 +118,7 @@ class Bench:
         with self.output(self.memory):
             began = time.perf_counter(), time.process_time()
             self.arena.begin()
-            with captured(self.arena, self.memory) as image:
+            with captured(self.arena, self.memory, threads=self.copy_threads) as image:
                 self.trainer._save_checkpoint(self.trainer.model, None)
             self.index.write_bytes(image.to_json())
             return Taken(time.perf_counter() - began[0], time.process_time() - began[1], self.copy_seconds)
@@ -209,12 +210,12 @@ def measure(options: Any, console: Console, disk: Path, memory: Path) -> dict[st
 
     from grpo_run.runtime.image import read_image
 
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # as a rank has where there are several
     transformers.utils.logging.disable_progress_bar()
     trainer = trained(options.layers, disk / "output")
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     console.print(f"{parameters / 1e6:.0f} million parameters, one step trained", highlight=False)
-    bench = Bench(trainer, disk, memory)
+    bench = Bench(trainer, disk, memory, options.threads)
     memory_copies = Memory(options.threads)
     first = bench.caught()
     bench.direct()  # the first of these imports and makes what the next ones find made
@@ -310,7 +311,7 @@ def main() -> int:
     parser = machine.argument_parser(__doc__)
     parser.add_argument("--pairs", type=machine.count, default=10, help="default 10")
     parser.add_argument("--layers", type=machine.count, default=14, help="of the model; default 14")
-    parser.add_argument("--threads", type=machine.count, default=1, help="of torch; default 1, as a rank has where there are several")  # fmt: skip
+    parser.add_argument("--threads", type=machine.count, default=len(os.sched_getaffinity(0)), help="to copy with; default: as many as there are cores")  # fmt: skip
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to save to; default: the temporary one")  # fmt: skip
     options = parser.parse_args()
     os.environ.update(

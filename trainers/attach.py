@@ -117,9 +117,7 @@ def _guarded_train(
     _warn_of_shared_directory(session, call)
     resume = _agree_on_resume(session, call, script_asks or None, trainer)
     path = phases.Path()
-    exact = ExactState(
-        trainer, rank=session.rank, world_size=session.world_size, warn=functools.partial(_warn, session)
-    )
+    exact = ExactState(trainer, rank=session.rank, world_size=session.world_size, warn=session.warn)
     callback = GuardCallback(
         session,
         call.ordinal,
@@ -159,13 +157,6 @@ def _guarded_train(
     return result
 
 
-def _warn(session: Session, text: str) -> None:
-    """Say what a person should know of, once for all ranks."""
-    if session.is_main:
-        session.say(text)
-        session.journal.write("warning", rank=0, text=text)
-
-
 def _resumed_from(argument: str | bool | None, call: TrainCall) -> Path | None:
     """The checkpoint directory that `train()` will load, as transformers finds it."""
     if isinstance(argument, str):
@@ -179,15 +170,13 @@ def _resumed_from(argument: str | bool | None, call: TrainCall) -> Path | None:
 
 
 def _warn_of_shared_directory(session: Session, call: TrainCall) -> None:
-    """Say when an earlier call of this script wrote its checkpoints to the same place, under the same numbers."""
+    """Warn when an earlier call of this script wrote its checkpoints to the same place, under the same numbers."""
     place = os.path.realpath(call.output_dir)
-    if place in session.output_dirs and session.is_main:
-        text = (
+    if place in session.output_dirs:
+        session.warn(
             f"{call.output_dir} was used by an earlier train() call: both number their checkpoints from 0, so a"
             " recovery may have to train the earlier call again; give each call an output_dir of its own"
         )
-        session.say(text)
-        session.journal.write("warning", rank=0, text=text)
     session.output_dirs.add(place)
 
 
@@ -216,9 +205,7 @@ def _agree_on_resume(
         partials.clean_partials(Path(call.output_dir))  # what died between two renames has its name again
     choice = agreement.agree(session, question)
     if choice.notice:
-        session.say(choice.notice)
-        if session.is_main:
-            session.journal.write("warning", rank=0, text=choice.notice)
+        session.warn(choice.notice)
     if choice.own is not None:
         what = "restored, it had finished" if choice.finished else "goes on"
         session.say(f"train() call {call.ordinal} ({call.trainer_class}) {what} from {choice.own.path}")

@@ -35,6 +35,7 @@ class _Capture:
     arena: Arena
     root: str
     image: Image
+    threads: int
     failure: NoRoomError | None = None
 
     def relative(self, target: Any) -> str | None:
@@ -78,6 +79,8 @@ class _Capture:
         return True
 
 
+_Pack = Callable[[_Capture, str, Mapping[str, Any]], TorchFile | SafetensorsFile | None]
+
 _thread = threading.local()
 """`capture`: the capture of this thread."""
 
@@ -87,7 +90,7 @@ def _current() -> _Capture | None:
 
 
 @contextlib.contextmanager
-def captured(arena: Arena, root: Path) -> Iterator[Image]:
+def captured(arena: Arena, root: Path, *, threads: int = 1) -> Iterator[Image]:
     """Catch what this thread saves below `root`; yields the image, complete when the block has ended.
 
     Appends to the arena: call `arena.begin()` first to use its space again. After a save that finds no room nothing more is
@@ -95,6 +98,7 @@ def captured(arena: Arena, root: Path) -> Iterator[Image]:
 
     Args:
         root: a folder that exists.
+        threads: to copy with.
 
     Raises:
         NoRoomError: at the block's end; the image is not whole.
@@ -102,7 +106,9 @@ def captured(arena: Arena, root: Path) -> Iterator[Image]:
     assert _current() is None, "a thread captures one checkpoint at a time"
     image = Image()
     with _installation.held():
-        capture = _thread.capture = _Capture(arena=arena, root=os.path.realpath(root), image=image)
+        capture = _thread.capture = _Capture(
+            arena=arena, root=os.path.realpath(root), image=image, threads=threads
+        )
         try:
             yield image
         finally:
@@ -111,8 +117,13 @@ def captured(arena: Arena, root: Path) -> Iterator[Image]:
         raise capture.failure
 
 
-def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.save`, catching."""
+def _catching(original: Callable[..., Any], target_argument_name: str, pack: _Pack) -> Callable[..., Any]:
+    """A library's function that writes a file, catching.
+
+    Args:
+        target_argument_name: of its argument that says where to.
+        pack: puts what it was given into the capture's arena; None when the library had better write it.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -124,7 +135,8 @@ def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
             except TypeError:
                 return original(*args, **kwargs)
             bound.apply_defaults()
-            if capture.catch(bound.arguments["f"], lambda path: _pack_torch(capture, path, bound.arguments)):
+            given = bound.arguments
+            if capture.catch(given[target_argument_name], lambda path: pack(capture, path, given)):
                 return None
         return original(*args, **kwargs)
 
@@ -141,32 +153,14 @@ def _pack_torch(capture: _Capture, path: str, given: Mapping[str, Any]) -> Torch
         given["obj"],
         protocol=given["pickle_protocol"],
         disable_byteorder_record=given["_disable_byteorder_record"],
+        threads=capture.threads,
     )
 
 
-def _save_file(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`safetensors.torch.save_file`, catching."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def save_file(*args: Any, **kwargs: Any) -> Any:
-        capture = _current()
-        if capture is not None:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError:
-                return original(*args, **kwargs)
-            bound.apply_defaults()
-            given = bound.arguments
-
-            def pack(path: str) -> SafetensorsFile | None:
-                return packing.pack_safetensors(capture.arena, path, given["tensors"], given["metadata"])
-
-            if capture.catch(given["filename"], pack):
-                return None
-        return original(*args, **kwargs)
-
-    return save_file
+def _pack_safetensors(capture: _Capture, path: str, given: Mapping[str, Any]) -> SafetensorsFile | None:
+    return packing.pack_safetensors(
+        capture.arena, path, given["tensors"], given["metadata"], threads=capture.threads
+    )
 
 
 @dataclass
@@ -197,11 +191,13 @@ class _Installation:
 
     def _install(self) -> None:
         # modules that are not imported have nothing to replace, and importing them here would take seconds
-        for names, original, make in (
-            (upstream.TORCH_SAVE, torch.save, _torch_save),
-            (upstream.SAFETENSORS_SAVE, safetensors.torch.save_file, _save_file),
+        for names, replacement in (
+            (upstream.TORCH_SAVE, _catching(torch.save, "f", _pack_torch)),
+            (
+                upstream.SAFETENSORS_SAVE,
+                _catching(safetensors.torch.save_file, "filename", _pack_safetensors),
+            ),
         ):
-            replacement = make(original)
             for module_name, name in names:
                 module = sys.modules.get(module_name)
                 if module is not None and hasattr(module, name):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import exact_format
+from grpo_run.trainers import exact_format, upstream
 
 Kind = Literal["replicated", "sharded"]
 
@@ -25,11 +25,9 @@ def synced(trainer: Any) -> Any | None:
 
 def _local(parameter: Any) -> tuple[torch.Tensor, bool]:
     """What this rank holds of a parameter, and whether it is a shard."""
-    if hasattr(parameter, "ds_tensor"):  # ZeRO-3
-        return parameter.ds_tensor.data, True
-    if hasattr(parameter, "to_local"):  # DTensor: FSDP 2
-        return parameter.detach().to_local(), True
-    return parameter.detach(), hasattr(parameter, "_local_shard")  # a FlatParameter of FSDP 1
+    # ZeRO-3, a DTensor of FSDP 2, a FlatParameter of FSDP 1
+    shard = any(hasattr(parameter, name) for name in ("ds_tensor", "to_local", "_local_shard"))
+    return upstream.local_part(parameter).detach(), shard
 
 
 def path(folder: Path, rank: int) -> Path:

@@ -32,7 +32,7 @@ _current: Session | None = None
 
 
 class Session:
-    """See the module. `rank`, `world_size` and `local_rank` are torch elastic's."""
+    """See the module. `rank`, `world_size`, `local_rank` and `local_world_size` are torch elastic's."""
 
     def __init__(self, settings: RankSettings) -> None:
         run = RunDirectory(path=Path(settings.run_directory))
@@ -40,13 +40,14 @@ class Session:
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         # virtual local ranks are all 0: the slot follows the rank's place on this node
-        place = self.rank % int(os.environ["LOCAL_WORLD_SIZE"])
+        place = self.rank % self.local_world_size
         self.board = Board.open(run.board, writable=True)
         self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.run_id)
         self.journal.attempt = settings.attempt
-        self.recorder = Recorder(self.slot, self._warn)
+        self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
         self.train_calls = 0
         self.output_dirs: set[str] = set()
@@ -91,7 +92,7 @@ class Session:
             self._server = serve(self.settings.socket)
         except Exception as error:  # noqa: BLE001 - this runs inside the script's import of torch
             # the watch then says that it cannot see this rank's records, and judges by what is left
-            self.journal.write("warning", rank=self.rank, text=f"no worker server: {error}")
+            self.warn_in_journal(f"no worker server: {error}")
 
     def _connect(self) -> None:
         try:
@@ -104,9 +105,6 @@ class Session:
             )
         except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
             self._failure = error  # raised by `votes`, in the thread that needs the group
-
-    def _warn(self, text: str) -> None:
-        self.journal.write("warning", rank=self.rank, text=text)
 
     def issued(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
         """Note a collective of a group that is ours alone."""
@@ -141,8 +139,13 @@ class Session:
             print(f"grpo-run: {text}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """Say and journal what a person should know of; call it on rank 0."""
-        self.say(text)
+        """Say and journal what a person should know of: rank 0 does, once for all ranks."""
+        if self.is_main:
+            self.say(text)
+            self.warn_in_journal(text)
+
+    def warn_in_journal(self, text: str) -> None:
+        """Journal what went wrong on this rank, whichever it is; nothing is printed."""
         self.journal.write("warning", rank=self.rank, text=text)
 
     @property
@@ -182,7 +185,7 @@ class Session:
         )
 
     def no_room(self, step: int) -> None:
-        """Say once an attempt that checkpoints cannot be kept in memory; call it on rank 0."""
+        """Warn once an attempt that checkpoints cannot be kept in memory."""
         if not self._said_no_room:
             self._said_no_room = True
             self.warn(

@@ -9,23 +9,23 @@ by `saving.py`; does not decide when.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo_run.runtime import arena as memory
 from grpo_run.runtime import room as limits
 from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.errors import CheckpointError, NoRoomError
 from grpo_run.runtime.staging import Slot, Staged, Staging
 from grpo_run.trainers import upstream
+from grpo_run.trainers.copying import share_of_threads
 from grpo_run.trainers.interception import captured
+from grpo_run.trainers.replaced import replaced
 from grpo_run.trainers.session import Session
 
 WAIT_SECONDS = 1800.0
@@ -34,8 +34,6 @@ SLICE_SECONDS = 30.0
 """Rank 0 tells the others this often that it still waits: a vote has a deadline of its own."""
 POLL_SECONDS = 0.01
 GAVE_UP, WAITING, FOUND = 0, 1, 2
-FULL_BYTES = 1 << 20
-"""A file system with less is full."""
 WORTH_PREPARING_BYTES = 64 << 20
 """Less is taken in some tens of milliseconds when it is needed."""
 TAKEN, NO_ROOM, NO_SLOT = 0, 1, 2
@@ -53,6 +51,7 @@ class Snapshots:
         self.staging = staging
         self._arenas: dict[int, Arena] = {}
         self._preparing: threading.Thread | None = None
+        self._threads = share_of_threads(session.local_world_size)
         self.cost_seconds = 0.0
         """How long the last one blocked this rank."""
         self.last: tuple[Slot, Staged] | None = None
@@ -106,12 +105,13 @@ class Snapshots:
             try:
                 arena = self._arena(slot)
                 arena.begin()
-                with captured(arena, folder) as image, _redirected(trainer, slot.files):
+                elsewhere = {upstream.OUTPUT_DIR: lambda trial=None: str(slot.files)}
+                with captured(arena, folder, threads=self._threads) as image, replaced(trainer, **elsewhere):
                     write(folder)
                 slot.image(session.rank).write_bytes(image.to_json())
                 outcome = TAKEN
-            except Exception as error:  # a full file system comes in every library's own words
-                if not isinstance(error, NoRoomError) and not _is_full(error, slot.path):
+            except (Exception, upstream.collective_save_error()) as error:
+                if not _is_no_room(error, slot.path):
                     raise
                 # what is not caught is written to the slot itself, which may be as full
                 session.journal.write("warning", rank=session.rank, text=str(error))
@@ -203,31 +203,12 @@ def _empty(slot: Slot, folder: Path, expected_bytes: int) -> None:
     folder.mkdir(parents=True)
     room = limits.tightest(slot.path)
     if expected_bytes > slot.size_bytes() + room.usable_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f"about {expected_bytes >> 20} MiB are needed and {room.name} has {room.free_bytes >> 20} MiB free, of which"
-            f" {room.usable_bytes >> 20} MiB may be taken",
-        )
+        raise OSError(errno.ENOSPC, f"about {expected_bytes >> 20} MiB are needed, and {room.sentence}")
 
 
-def _is_full(error: Exception, folder: Path) -> bool:
-    """Whether an error comes of a full file system: by its number, or by what is left there."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in memory.NO_ROOM
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < FULL_BYTES
-
-
-@contextmanager
-def _redirected(trainer: Any, folder: Path) -> Iterator[None]:
-    """Let the trainer take `folder` for its output directory while it saves."""
-    own = {name: value for name, value in trainer.__dict__.items() if name == upstream.OUTPUT_DIR}
-    setattr(trainer, upstream.OUTPUT_DIR, lambda trial=None: str(folder))
-    try:
-        yield
-    finally:
-        trainer.__dict__.pop(upstream.OUTPUT_DIR, None)
-        trainer.__dict__.update(own)
+def _is_no_room(error: BaseException, folder: Path) -> bool:
+    causes = upstream.save_errors(error)
+    return any(isinstance(cause, NoRoomError) or limits.is_full(cause, folder) for cause in causes)
 
 
 def finite(trainer: Any) -> bool:

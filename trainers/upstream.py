@@ -211,7 +211,26 @@ def check_safetensors(tensors: Any) -> None:
     _evaluate_tensors_for_save(tensors)
 
 
+def collective_save_error() -> type[BaseException]:
+    """What torch's distributed checkpoint raises on every rank when one could not write; it is no `Exception`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return CheckpointException
+
+
+def save_errors(error: BaseException) -> list[BaseException]:
+    """What a save failed of: the error itself, or each rank's that a `collective_save_error` has collected."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    if not isinstance(error, CheckpointException):
+        return [error]
+    return [cause for cause, _ in error.failures.values()]
+
+
 def local_part(parameter: Any) -> Any:
-    """What this rank holds of a parameter: under ZeRO-3 (`ds_tensor`) and as a DTensor only a part of it."""
+    """What this rank holds of a parameter: under ZeRO-3 (`ds_tensor`) and as a DTensor only a part of it.
+
+    Neither copied nor detached.
+    """
     part = getattr(parameter, "ds_tensor", parameter)
     return part.to_local() if hasattr(part, "to_local") else part

@@ -30,6 +30,22 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def check_growth(samples: list[tuple[int, int, int]], what: str, count: int, whose: str) -> None:
+    """Print a row of the campaign's table, and hold that neither process grew once it had settled.
+
+    Args:
+        samples: checkpoints so far, and the resident memory of `whose` process and of the drainer, in bytes.
+    """
+    settled = [sample for sample in samples if sample[0] >= WARM]
+    growth = [settled[-1][place] - settled[0][place] for place in (1, 2)]
+    print(
+        f"\n| {what}, resident memory from the {WARM}th on | {count} | {whose}"
+        f" {growth[0] >> 10:+d} KiB of {settled[-1][1] >> 20} MiB, drainer {growth[1] >> 10:+d} KiB of"
+        f" {settled[-1][2] >> 20} MiB |"
+    )
+    assert max(growth) < GROWTH_BYTES, samples
+
+
 @pytest.mark.parametrize(
     "count", [300, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(900)])]
 )
@@ -52,14 +68,7 @@ def test_draining_holds_no_memory(count: int, memory: Path) -> None:
     assert process.exitcode == 0
     assert samples[-1][0] == count
     assert len(list((memory / "out").glob("checkpoint-*"))) == 2
-    settled = [sample for sample in samples if sample[0] >= WARM]
-    growth = [settled[-1][place] - settled[0][place] for place in (1, 2)]
-    print(
-        f"\n| {count} checkpoints drained, resident memory from the {WARM}th on | {count} | supervisor's side"
-        f" {growth[0] >> 10:+d} KiB of {settled[-1][1] >> 20} MiB, drainer {growth[1] >> 10:+d} KiB of"
-        f" {settled[-1][2] >> 20} MiB |"
-    )
-    assert max(growth) < GROWTH_BYTES, samples
+    check_growth(samples, f"{count} checkpoints drained", count, "supervisor's side")
 
 
 @pytest.mark.full
@@ -85,11 +94,4 @@ def test_a_supervisor_holds_no_memory_over_a_thousand_checkpoints(
         (drainer,) = [c for server in supervisor.children() for c in server.children() if c.pid not in ranks]
         samples.append((number, supervisor.memory_info().rss, drainer.memory_info().rss))
     assert run.wait(300) == 0, run.tail()
-    settled = [sample for sample in samples if sample[0] >= WARM]
-    growth = [settled[-1][place] - settled[0][place] for place in (1, 2)]
-    print(
-        f"\n| a run of {steps} checkpoints, resident memory from the {WARM}th on | {steps} | supervisor"
-        f" {growth[0] >> 10:+d} KiB of {settled[-1][1] >> 20} MiB, drainer {growth[1] >> 10:+d} KiB of"
-        f" {settled[-1][2] >> 20} MiB |"
-    )
-    assert max(growth) < GROWTH_BYTES, samples
+    check_growth(samples, f"a run of {steps} checkpoints", steps, "supervisor")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.arena import Arena
-from grpo_run.runtime.checkpoints import TrainCall
 from grpo_run.runtime.image import Image, Record, SafetensorsFile, TorchFile
 from grpo_run.runtime.staging import Slot, Staged
+from support.identities import identity
 
 PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}
 """What a trainer writes itself."""
@@ -16,13 +16,9 @@ PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a
 
 def snapshot(output: Path, step: int = 5, **changes: Any) -> Staged:
     """What a rank would declare of `checkpoint-<step>` in `output`; scheduled, of the first call and attempt."""
-    ordinal = changes.pop("ordinal", 1)
-    fields: dict[str, Any] = {
-        "run_id": "run-1", "attempt": 0, "step": step, "world_size": 1, "output_dir": str(output), "scheduled": True,
-        "train_call": TrainCall(ordinal=ordinal, trainer_class="GRPOTrainer", output_dir=str(output)),
-        "versions": {"torch": "2.13.0"}, "staged_at": 1000.0,
-    }  # fmt: skip
-    return Staged(**(fields | changes))
+    what = identity(output, step, versions={"torch": "2.13.0"}, ordinal=changes.pop("ordinal", 1))
+    fields = {"attempt": 0, "output_dir": str(output), "staged_at": 1000.0}
+    return Staged(**(dict(what) | fields | changes))
 
 
 def weights(rank: int, step: int) -> bytes:

@@ -1,13 +1,15 @@
-"""A rank's session with a real board and journal, and a vote group of one."""
+"""A rank's session with a real board and journal and a vote group of one, and the exact state of calls."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.exact import Begun
 
 from grpo_run.runtime.board import Board, SlotWriter
 from grpo_run.runtime.journal import Journal
@@ -66,12 +68,32 @@ def session(
     without_room: list[int] = []
 
     def warn(text: str) -> None:
-        said.append(text)
-        journal.write("warning", rank=0, text=text)
+        if made.is_main:
+            said.append(text)
+            journal.write("warning", rank=0, text=text)
 
-    return SimpleNamespace(
-        board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1,
+    made = SimpleNamespace(
+        board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1, local_world_size=1,
         is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
         train_calls=0, said=said, say=said.append, warn=warn, snapshots=None, cadence=lambda first_step: None,
         without_room=without_room, no_room=without_room.append,
     )  # fmt: skip
+    return made
+
+
+@pytest.fixture
+def begin() -> Begun:
+    """Begins calls."""
+    return Begun()
+
+
+@pytest.fixture
+def warned(begin: Begun) -> list[str]:
+    """What a person was told."""
+    return begin.warned
+
+
+@pytest.fixture
+def again(begin: Begun, tmp_path: Path) -> Callable[..., Any]:
+    """From one trainer through a checkpoint into a fresh one."""
+    return functools.partial(begin.again, folder=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -15,24 +14,6 @@ from support.exact import Begun, Clock, Trainer, read_json
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers import exact_format
-
-
-@pytest.fixture
-def begin() -> Begun:
-    """Begins calls."""
-    return Begun()
-
-
-@pytest.fixture
-def warned(begin: Begun) -> list[str]:
-    """What a person was told."""
-    return begin.warned
-
-
-@pytest.fixture
-def again(begin: Begun, tmp_path: Path) -> Callable[..., Any]:
-    """From one trainer through a checkpoint into a fresh one."""
-    return functools.partial(begin.again, folder=tmp_path)
 
 
 def test_the_micro_step_survives(again: Callable[..., Any]) -> None:

@@ -14,12 +14,6 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers import exact_format
 
 
-@pytest.fixture
-def begin() -> Begun:
-    """Begins calls."""
-    return Begun()
-
-
 def reference(value: float) -> torch.nn.Linear:
     model = torch.nn.Linear(2, 2)
     with torch.no_grad():

@@ -14,13 +14,6 @@ from grpo_run.trainers.exact import ReshapeError, can_reshape
 from grpo_run.trainers.exact_format import Geometry, RankState, RewardState
 from grpo_run.trainers.reshaping import carried
 
-
-@pytest.fixture
-def begin() -> Begun:
-    """Begins calls."""
-    return Begun()
-
-
 OLD = Geometry(steps_per_generation=2, num_iterations=2, accumulation=2)
 
 

@@ -9,29 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from support.exact import Begun, Trainer
 
 from grpo_run.trainers.reward_state import stateful_rewards
-
-
-@pytest.fixture
-def begin() -> Begun:
-    """Begins calls."""
-    return Begun()
-
-
-@pytest.fixture
-def warned(begin: Begun) -> list[str]:
-    """What a person was told."""
-    return begin.warned
-
-
-@pytest.fixture
-def again(begin: Begun, tmp_path: Path) -> Callable[..., Any]:
-    """From one trainer through a checkpoint into a fresh one."""
-    return functools.partial(begin.again, folder=tmp_path)
 
 
 class Stateful:
