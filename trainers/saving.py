@@ -3,7 +3,7 @@
 Wraps a trainer's own checkpoint method and lets it write what it always writes:
 
     in memory    the usual way: a copy in the run's staging (`snapshot.py`), made durable by the supervisor
-    directly     where memory does not do: several nodes, no room, a script that reads the checkpoint while it saves
+    directly     where memory does not do (`direct.py`): several nodes, no room, a script that reads it while it saves
 
 Either way weights that are no numbers are never saved, the manifest comes last, and older checkpoints go only after it.
 Between the script's own checkpoints it takes snapshots of its own, when `callback.py` says so. Called through the guard.
@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime import checkpoints, rotation
+from grpo_run.runtime import checkpoints
 from grpo_run.runtime.checkpoints import Identity, TrainCall
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging import Staged
 from grpo_run.trainers import layout, upstream
+from grpo_run.trainers.direct import save_directly
 from grpo_run.trainers.exact import ExactState
 from grpo_run.trainers.readers import Reading, reading
 from grpo_run.trainers.replaced import replaced
@@ -58,7 +59,7 @@ class Saver:
         # now: wrapping the model for training casts and renames its parameters
         self._facts = layout.manifest_fields(trainer, session.world_size)
         self._original = getattr(trainer, upstream.SAVE_CHECKPOINT)
-        self._refused: int | None = None
+        self._unsaved: int | None = None
         self._bytes = layout.checkpoint_bytes(trainer)
         if session.is_main:
             self._check_room()
@@ -80,8 +81,10 @@ class Saver:
         @functools.wraps(self._original)
         def save(*args: Any, **kwargs: Any) -> Any:
             self._before()
+            state = self._trainer.state
             with self._in_phase():
-                return self._save(args, kwargs)
+                # the last one is what the run was for
+                return self._save(args, kwargs, dispensable=state.global_step < state.max_steps)
 
         @functools.wraps(after_step)
         def after(*args: Any, **kwargs: Any) -> Any:
@@ -110,8 +113,8 @@ class Saver:
         with self._in_phase():
             there = session.is_main and (self._is_coming(step) or self._is_durable(path))
             if not session.votes.maximum(int(there)):
-                self._save((self._trainer.model_wrapped, None), {})
-            if self._refused == step:
+                self._save((self._trainer.model_wrapped, None), {}, dispensable=True)
+            if self._unsaved == step:
                 return None
             snapshots = session.snapshots
             in_memory = session.votes.maximum(int(session.is_main and self._is_coming(step)))
@@ -170,8 +173,8 @@ class Saver:
             return False
         return manifest.call_of_run == (self._session.settings.run_id, self._call.ordinal)
 
-    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A checkpoint that the script, or a person, asked for."""
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dispensable: bool) -> Any:
+        """A checkpoint that the script, or a person, asked for; a dispensable one may be given up on a full disk."""
         began = time.perf_counter()
         if not self._agree_on_finite():
             return None
@@ -179,9 +182,9 @@ class Saver:
         # callbacks may differ by rank, as one that uploads is rank 0's
         read = self._session.votes.maximum(reading(self._trainer))
         if snapshots is None or read == Reading.within_the_save or self._is_short():
-            return self._save_directly(args, kwargs, began)
+            return self._save_directly(args, kwargs, began, dispensable=dispensable)
         if self._take(args, kwargs, scheduled=True) != TAKEN:
-            return self._save_directly(args, kwargs, began)
+            return self._save_directly(args, kwargs, began, dispensable=dispensable)
         if read == Reading.after_the_save:
             snapshots.wait_durable()
         self._note(began)
@@ -219,7 +222,7 @@ class Saver:
         step = self._trainer.state.global_step
         if not self._session.votes.maximum(int(not finite(self._trainer))):
             return True
-        if self._session.is_main and self._refused != step:
+        if self._session.is_main and self._unsaved != step:
             self._session.journal.write(
                 "checkpoint_rejected",
                 rank=0,
@@ -229,7 +232,7 @@ class Saver:
                 cause="nonfinite",
             )
             self._session.say(f"step {step} is not saved: weights are not finite")
-        self._refused = step
+        self._unsaved = step
         return False
 
     def _identity(self, *, scheduled: bool) -> Identity:
@@ -289,32 +292,22 @@ class Saver:
         self._exact.save(folder)
         return result
 
-    def _save_directly(self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float) -> Any:
-        session, trainer = self._session, self._trainer
-        identity = self._identity(scheduled=True)
-        step = identity.step
-        path = self._output / identity.folder
-        if session.is_main:
-            checkpoints.withdraw(path)
-        result = self._write(path, args, kwargs)
-        session.votes.maximum(step)  # every rank has written its files
-        if session.is_main:
-            manifest = checkpoints.write_manifest(path, identity)
-            session.journal.write(
-                "checkpoint_published",
-                rank=session.rank,
-                step=step,
-                path=str(path),
-                verified=True,
-                train_call=self._call.ordinal,
-                scheduled=True,
-                durable=True,
-                size_bytes=sum(entry.size for entry in manifest.files.values()),
-                seconds=time.perf_counter() - began,
-            )
-            session.journal.sync()
-            rotation.rotate(self._output, newest=path, limit=trainer.args.save_total_limit, best=self._best())
-        self._note(began)
+    def _save_directly(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float, *, dispensable: bool
+    ) -> Any:
+        saved, result = save_directly(
+            self._session,
+            self._output,
+            self._identity(scheduled=True),
+            lambda folder: self._write(folder, args, kwargs),
+            limit=self._trainer.args.save_total_limit,
+            best=self._best(),
+            dispensable=dispensable,
+        )
+        if saved:
+            self._note(began)
+        else:
+            self._unsaved = self._trainer.state.global_step
         return result
 
 

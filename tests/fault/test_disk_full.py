@@ -168,3 +168,31 @@ def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run
     assert digest(disk.folder) == digest(tmp_path / "reference")
     assert not run.status()["checkpoint_trouble"]
     assert set(intact(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
+
+
+def test_without_memory_a_full_disk_costs_checkpoints_not_the_run(
+    disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Written directly, by two ranks: nothing half-written is seen, the alert ends with the next checkpoint, weights are equal."""
+    arguments = ("--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2")
+    torchrun(
+        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
+    )
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
+        *arguments, "--step-seconds", "0.1",
+    ).start()  # fmt: skip
+    run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+    disk.leave(0)
+    failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
+    assert failed["cause"] == "disk_full"
+    run.until_step(failed["step"] + 1)
+    assert run.status()["checkpoint_trouble"]
+    assert not (disk.folder / f"checkpoint-{failed['step']}").exists()
+    assert {path.name.partition("-")[0] for path in disk.folder.iterdir()} <= {"checkpoint", "README.md"}
+    disk.empty()
+    assert run.wait() == 0, run.tail()
+    assert {event["attempt"] for event in run.events("attempt_started")} == {0}
+    assert digest(disk.folder) == digest(tmp_path / "reference")
+    assert not run.status()["checkpoint_trouble"]
+    assert set(intact(disk.folder)) == {"checkpoint-18", "checkpoint-20"}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.identities import identity
+from torch.distributed.checkpoint import CheckpointException
 from transformers import TrainerCallback
 
 from grpo_run.runtime import checkpoints
@@ -233,8 +236,9 @@ def test_the_best_checkpoint_stays(direct: Guarded) -> None:
 def test_nothing_is_published_before_all_ranks_have_written(
     direct: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest comes after the barrier."""
-    path = Path(direct.trainer.args.output_dir) / "checkpoint-5"
+    """An older manifest goes before the first barrier, the new one comes after the second."""
+    path = direct.save(5)
+    (path / "exact.json").unlink()
     at_barrier: list[tuple[bool, bool]] = []
 
     def maximum(value: int) -> int:
@@ -243,7 +247,7 @@ def test_nothing_is_published_before_all_ranks_have_written(
 
     monkeypatch.setattr(session.votes, "maximum", maximum)
     direct.save(5)
-    assert at_barrier[-1] == (True, False)
+    assert at_barrier[-3:] == [(False, False), (True, False), (True, True)]
 
 
 def test_only_the_main_rank_publishes(direct: Guarded, session: Any, events: Events) -> None:
@@ -253,6 +257,113 @@ def test_only_the_main_rank_publishes(direct: Guarded, session: Any, events: Eve
     assert (path / "weights.pt").exists()
     assert not (path / checkpoints.MANIFEST).exists()
     assert events() == []
+
+
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
+    CheckpointException("write", {1: (OSError(errno.ENOSPC, "No space left"), StackSummary())}),
+]
+
+
+def failing(error: BaseException) -> Callable[[Path], None]:
+    """What happens while a checkpoint is written."""
+
+    def fail(path: Path) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_a_full_disk_costs_the_checkpoint_not_the_run(
+    direct: Guarded, session: Any, events: Events, error: BaseException
+) -> None:
+    """Nothing half-written is left; it is said, alerted on, and the next one is saved again."""
+    older = direct.save(5)
+    direct.trainer.during = failing(error)
+    path = direct.save(6)
+    assert not path.exists()
+    assert {file.name for file in older.parent.iterdir()} == {"checkpoint-5"}
+    (record,) = named(events, "checkpoint_failed")
+    assert (record["step"], record["cause"]) == (6, "disk_full")
+    assert str(path) in record["reason"]
+    assert "checkpoint-6 is not saved" in session.said[-1]
+    direct.trainer.during = lambda path: None
+    assert checkpoints.read_manifest(direct.save(7)).step == 7
+
+
+def test_a_disk_that_fills_up_under_the_manifest_is_full_too(
+    direct: Guarded, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delayed allocation finds out only when it is synced."""
+
+    def refuse(path: Path, progress: Any = None) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "sync_tree", refuse)
+    assert not direct.save(5).exists()
+    assert named(events, "checkpoint_failed")
+    assert not named(events, "checkpoint_published")
+
+
+def test_what_was_in_the_way_of_a_checkpoint_that_failed_is_left(direct: Guarded) -> None:
+    """It may be somebody's."""
+    path = Path(direct.trainer.args.output_dir) / "checkpoint-5"
+    path.mkdir(parents=True)
+    (path / "notes.txt").write_text("keep")
+    direct.trainer.during = failing(FULL[0])
+    direct.save(5)
+    assert (path / "notes.txt").read_text() == "keep"
+    assert not (path / checkpoints.MANIFEST).exists()
+
+
+def test_the_last_checkpoint_is_not_given_up(direct: Guarded) -> None:
+    """It is what the run was for: the script hears of it."""
+    direct.trainer.state.max_steps = 5
+    direct.trainer.during = failing(FULL[0])
+    with pytest.raises(OSError, match="No space left"):
+        direct.save(5)
+
+
+def test_one_that_nobody_asked_for_at_the_end_is_given_up(direct: Guarded) -> None:
+    """The script had ended well without."""
+    direct.trainer.state.max_steps = 5
+    direct.trainer.state.global_step = 5
+    direct.trainer.during = failing(FULL[0])
+    assert direct.saver.finish() is None
+
+
+def test_a_rank_that_others_may_wait_for_does_not_go_on(
+    tmp_path: Path, session: Any, call: TrainCall
+) -> None:
+    """Sharded layouts save in collectives: it fails, and so do the others, by the watchdog."""
+    trainer: Any = Trainer(tmp_path / "out")
+    trainer.is_fsdp_enabled = True
+    session.world_size = 2
+    guarded = Guarded(trainer, session, call)
+    trainer.during = failing(FULL[0])
+    with pytest.raises(OSError, match="No space left"):
+        guarded.save(5)
+    trainer.during = failing(FULL[-1])  # raised on every rank
+    assert not guarded.save(6).exists()
+
+
+def test_when_another_rank_finds_the_disk_full_there_is_no_checkpoint(
+    direct: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks' parts or none."""
+    asked: list[int] = []
+
+    def maximum(value: int) -> int:
+        asked.append(value)
+        return (
+            1 if len(asked) == 4 else value
+        )  # whether it is finite, who reads it, nobody writes yet, all have written
+
+    monkeypatch.setattr(session.votes, "maximum", maximum)
+    assert not direct.save(5).exists()
+    assert "not saved" in session.said[-1]
 
 
 # ---- either way ----
