@@ -2,8 +2,8 @@
 
 One process trains a model of more than 200 million parameters for one real step of AdamW and then saves it again
 and again with TRL's own `_save_checkpoint`: to a folder on disk as it always does, and caught into an arena in
-memory. A pair is one of each, in the order A B, B A, …; what was written to disk is deleted after each pair, so that
-no leg waits for the disk on another's behalf. The first time into memory takes the memory too and is told apart.
+memory. A pair is one of each, in the order A B, B A, …; what was written to disk is deleted after each pair, and the
+disk comes to rest, so that no leg waits for it on another's behalf. The first time into memory takes the memory too and is told apart.
 Copies are compared with what this machine's memory does in the same pair between two buffers, with as many threads.
 Afterwards the files are written from memory to disk, digested, and compared byte for byte with the trainer's own.
 
@@ -43,8 +43,8 @@ BUFFER_COPIES = 3
 class Pair:
     """Seconds of the two legs of one pair, on the clock and of this process's processor time.
 
-    `memory_bytes_a_second` is what the machine's memory did right after them. `copy_seconds` is the part of the leg into memory that copies take. What the kernel does to bring pages to the
-    disk is in neither.
+    `memory_bytes_a_second` is what the machine's memory did right after them. `copy_seconds` is the part of the leg into
+    memory that copies take. What the kernel does to bring pages to the disk is in neither.
     """
 
     number: int
@@ -124,8 +124,9 @@ class Bench:
             return Taken(time.perf_counter() - began[0], time.process_time() - began[1], self.copy_seconds)
 
     def forget(self) -> None:
-        """Delete what was written to disk."""
+        """Delete what was written to disk, and let the disk come to rest: saves are minutes apart in a training."""
         shutil.rmtree(self.disk / "direct", ignore_errors=True)
+        os.sync()
 
     def materialize(self) -> tuple[float, float]:
         """Seconds to write the checkpoint to disk from memory, and to digest it."""
