@@ -158,7 +158,7 @@ class Supervisor:
         """The ranks are there."""
         self.has_ranks = True
         rank_of = self._ranks_by_place
-        self.watch.learned_before = self.history.learned_durations()
+        self.watch.learned.before = self.history.learned_durations()
         self.watch.begin_attempt(
             self.board,
             {rank: place for place, rank in rank_of.items()},
@@ -299,7 +299,7 @@ class Supervisor:
             return self._fault(ranks, slots, finding)
         if now - self._learned_at > LEARNED_EVERY_SECONDS:
             self._write_learned()
-            self._notices.stragglers(stragglers(self.watch.tallies()))
+            self._notices.stragglers(stragglers(self.watch.learned.tallies()))
         return Next.go_on
 
     def _fault(
@@ -397,7 +397,7 @@ class Supervisor:
     def _write_learned(self) -> None:
         """Write down how long phases take, for attempts to come."""
         self._learned_at = time.monotonic()
-        for phase, durations in self.watch.learned().items():
+        for phase, durations in self.watch.learned.durations().items():
             self._write("phase_learned", phase=phase.name, durations=durations.as_json())
 
     def _end(self, event: Event, code: int) -> Next:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from grpo_run.runtime import recorders
 from grpo_run.runtime.activity import Activity
 from grpo_run.runtime.board import Board
+from grpo_run.runtime.learned import Learned
 from grpo_run.runtime.leftovers import Leftovers
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.collectives import Collective, Progress, merge, parse_recorder
 from grpo_run.watchdog.deadlines import DeadlineSettings
 from grpo_run.watchdog.deadlock import Deadlock, Position, prove
 from grpo_run.watchdog.diagnosis import all_done
-from grpo_run.watchdog.durations import Durations, merge_ranks
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls import InnerTime, ProcessFacts, Stall, find
 
@@ -35,10 +35,6 @@ SECOND_POLL_SECONDS = 0.1
 SLOWEST_POLL_SECONDS = 5.0
 CLOCK_SECONDS = 0.5
 FETCH_SECONDS = 0.5
-SHOWN_SECONDS = 2.0
-"""How old the tallies may be by which a long phase is judged; it does not end meanwhile."""
-PATIENCE_GROWTH = 2.0
-"""How much longer a phase may take after it was ended for its deadline once."""
 BLINDED_SECONDS = 2.0
 """A supervisor that did not look for this long was itself stopped: what ranks did meanwhile counts for nothing."""
 
@@ -79,7 +75,7 @@ class Watch:
         self._board = board
         self._settings = settings
         self._clock = clock
-        self.learned_before: dict[Phase, Durations] = {}
+        self.learned = Learned(settings)
         self.begin_attempt(board, {}, {}, {}, 0)
 
     def begin_attempt(
@@ -97,6 +93,7 @@ class Watch:
         self._pids = dict(pids)
         self._sockets = dict(sockets)
         self._world_size = world_size
+        self.learned.begin_attempt(board, places)
         self._moved: dict[int, tuple[object, float]] = {}
         self._looked_at = now
         self._not_before = now
@@ -106,8 +103,6 @@ class Watch:
         self._clocks_at = 0.0
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._stalled: str | None = None
-        self._shown_last: tuple[float, dict[Phase, Durations], dict[int, frozenset[Phase]]] | None = None
-        self._ended: tuple[Phase, float] | None = None
         self._deadlocked: str | None = None
         self._leftovers = Leftovers(self._settings)
         self._inner = InnerTime()
@@ -148,12 +143,6 @@ class Watch:
             for rank in self._places
         }
 
-    def tallies(self) -> dict[int, dict[Phase, Durations]]:
-        """What each rank has counted in this attempt."""
-        if not self._board.intact:
-            return {}
-        return {rank: self._board.tallies(place) for rank, place in self._places.items()}
-
     def notes(self) -> dict[int, object]:
         """Each rank's last notes, as plain values for a file."""
         if not self._board.intact:
@@ -161,21 +150,6 @@ class Watch:
         return {
             rank: [_plain(one) for one in self._board.notes(place)] for rank, place in self._places.items()
         }
-
-    def learned(self) -> dict[Phase, Durations]:
-        """What this run's ranks have shown so far, attempt after attempt."""
-        learned = dict(self.learned_before)
-        tallies = self.tallies()
-        for phase in Phase:
-            shown = [tally[phase] for tally in tallies.values() if phase in tally]
-            if shown:
-                now = merge_ranks(shown)
-                learned[phase] = learned[phase].then(now) if phase in learned else now
-        if self._ended is not None and self._ended[0] in learned:
-            # if it was only slow, the next attempt gives it twice as long: `factor_seen` times this length
-            phase, seconds = self._ended
-            learned[phase] = learned[phase].lasting(PATIENCE_GROWTH * seconds / self._settings.factor_seen)
-        return learned
 
     # inside
 
@@ -343,7 +317,7 @@ class Watch:
         if not confirmed:
             self._clocks_at = now  # by the next look: a single one may have met a rank on its way
             return None
-        self._ended = (stall.phase, stall.waited_seconds)
+        self.learned.note_ended(stall.phase, stall.waited_seconds)
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def _find_stall(
@@ -356,7 +330,7 @@ class Watch:
         """Args:
         recorded: what was fetched; None to take ranks for working unless they are known to wait.
         """
-        learned, completed = self._shown(now)
+        learned, completed = self.learned.shown(now)
         waits = {
             rank: self._waits(rank, slot, recorded.get(rank) if recorded is not None else ())
             for rank, slot in slots.items()
@@ -373,13 +347,6 @@ class Watch:
             inner=self._inner,
             whole_world=len(slots) == self._world_size,
         )
-
-    def _shown(self, now: float) -> tuple[dict[Phase, Durations], dict[int, frozenset[Phase]]]:
-        """What phases took so far, and which of them each rank has ended; read anew every few seconds."""
-        if self._shown_last is None or now >= self._shown_last[0] + SHOWN_SECONDS:
-            completed = {rank: frozenset(tally) for rank, tally in self.tallies().items()}
-            self._shown_last = (now, self.learned(), completed)
-        return self._shown_last[1], self._shown_last[2]
 
     def _waits(self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None) -> bool | None:
         """Whether the rank is blocked in a collective; None where only its recorder could tell, and has not."""

@@ -521,9 +521,9 @@ def test_a_board_that_was_cut_short_blinds_and_kills_nobody(world: World) -> Non
     os.truncate(world.path, 4096)
     assert world.go_on(200.0, every=0.5) is None
     assert set(world.watch.blind) == {0, 1}
-    assert world.watch.tallies() == {}
+    assert world.watch.learned.tallies() == {}
     assert world.watch.notes() == {}
-    assert world.watch.learned() == {}
+    assert world.watch.learned.durations() == {}
 
 
 def test_a_process_that_cannot_be_read_is_judged_by_the_rest(
@@ -627,7 +627,7 @@ def test_a_rank_that_waits_in_gradients_for_a_late_one_is_not_blamed(
     world: World, silent: dict[int, str]
 ) -> None:
     """It is past its own deadline because of the other, which works; with its recorder heard or not."""
-    world.watch.learned_before = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.learned.before = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
     for _ in range(2):  # its first of the attempt is over
         world.writers[0].replace(Phase.forward_backward)
     world.issue(0, "all_reduce", noted=False)
@@ -785,7 +785,7 @@ def test_ranks_that_all_wait_in_gradients_are_blamed_on_nobody(world: World) -> 
 
 def test_what_was_learned_sets_the_deadline(world: World) -> None:
     """Rewards of a second, a hundred times, leave no room for twenty."""
-    world.watch.learned_before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     world.issue(0, "all_reduce")
     for _ in range(2):  # its first reward of the attempt is over
         world.writers[1].replace(Phase.reward)
@@ -807,31 +807,31 @@ def overdue_after_rewards_of_a_second(world: World) -> Finding:
 
 def test_a_phase_that_was_ended_for_its_deadline_is_given_twice_as_long(world: World) -> None:
     """If it was only slow, the next attempt shows it; twice in a row is twice as long again."""
-    world.watch.learned_before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     waited = []
     for attempt in (1, 2):
         stall = overdue_after_rewards_of_a_second(world).stall
         assert stall is not None
         waited.append(stall.waited_seconds)
-        world.watch.learned_before = world.watch.learned()
+        world.watch.learned.before = world.watch.learned.durations()
         world.begin(attempt)
     assert waited[1] == pytest.approx(2 * waited[0], abs=1.5)
 
 
 def test_what_was_not_ended_is_learned_as_it_was(world: World) -> None:
     """A stall that is only suspected is no lesson, and none of an earlier attempt's is one again."""
-    world.watch.learned_before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     world.issue(0, "all_reduce")
     for _ in range(2):
         world.writers[1].replace(Phase.reward)
     while world.watch.suspicion is None:
         assert world.go_on(0.1) is None
-    before = world.watch.learned()[Phase.reward].max_seconds
+    before = world.watch.learned.durations()[Phase.reward].max_seconds
     assert before < 1.1
     assert world.go_on(1.0) is not None
-    assert world.watch.learned()[Phase.reward].max_seconds > before
+    assert world.watch.learned.durations()[Phase.reward].max_seconds > before
     world.begin(1)
-    assert world.watch.learned()[Phase.reward].max_seconds == before
+    assert world.watch.learned.durations()[Phase.reward].max_seconds == before
 
 
 # the script's end
@@ -938,20 +938,20 @@ def test_what_is_learned_adds_up_over_attempts(world: World) -> None:
             writer.replace(Phase.reward)
             world.now += seconds
             writer.replace(Phase.data)
-    first = world.watch.learned()[Phase.reward]
+    first = world.watch.learned.durations()[Phase.reward]
     assert (first.count, first.first_seconds, first.max_seconds) == (
         2,
         pytest.approx(3.0),
         pytest.approx(1.0),
     )
-    world.watch.learned_before = world.watch.learned()
+    world.watch.learned.before = world.watch.learned.durations()
     world.begin(1)
-    assert world.watch.learned()[Phase.reward] == first
+    assert world.watch.learned.durations()[Phase.reward] == first
     for seconds in (5.0, 2.0):
         world.writers[0].replace(Phase.reward)
         world.now += seconds
         world.writers[0].replace(Phase.data)
-    both = world.watch.learned()[Phase.reward]
+    both = world.watch.learned.durations()[Phase.reward]
     assert (both.count, both.first_seconds, both.max_seconds) == (3, pytest.approx(5.0), pytest.approx(2.0))
 
 
@@ -960,8 +960,8 @@ def test_learning_twice_counts_once(world: World) -> None:
     world.writers[0].replace(Phase.reward)
     world.writers[0].replace(Phase.reward)
     world.writers[0].replace(Phase.data)
-    assert world.watch.learned() == world.watch.learned()
-    assert world.watch.learned()[Phase.reward].count == 1
+    assert world.watch.learned.durations() == world.watch.learned.durations()
+    assert world.watch.learned.durations()[Phase.reward].count == 1
 
 
 # positions, for a fault that exits tell of
