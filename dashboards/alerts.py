@@ -68,8 +68,8 @@ CHECKPOINT_TROUBLE = {
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }}: checkpoints do not reach the disk",
-        "description": "It is full or does not answer; training goes on from snapshots in this machine's memory."
-        " `grpo-run status` has the reason. Writing goes on by itself when there is room.",
+        "description": "It is full or does not answer; training goes on, from snapshots in this machine's memory where"
+        " it keeps them. `grpo-run status` has the reason. Writing goes on by itself when there is room.",
     },
 }
 

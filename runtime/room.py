@@ -80,7 +80,7 @@ def tightest(folder: Path) -> Room:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error comes of a full file system: by its number, or by what is left, as libraries have words of their own.
+    """Whether an error comes of a full file system: by its number, or by what is left where a library gives none.
 
     Args:
         folder: on the file system that was written to.

@@ -1,6 +1,6 @@
-"""Copies storages into an arena: what the processor holds by several threads at the speed of memory, a device's by torch.
+"""Copies storages into an arena: what main memory holds by several threads, what a device holds by torch.
 
-One core of a server moves a tenth of what its memory can. Called by `packing.py`; does not decide what goes where.
+One core of a server moves a fraction of what its memory can. Called by `packing.py`; does not decide what goes where.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from grpo_run.runtime.arena import Arena
 PIECE_BYTES = 4 << 20
 """Moved at a time: less than half a millisecond, so that all threads end together and a signal is heard."""
 THREADS = 8
-"""At most. Eight cores draw what a socket's memory gives, and each rank of a node copies its own."""
+"""At most; chosen, not measured: a few cores draw most of what a memory controller gives."""
 
 
 class Copy(NamedTuple):
@@ -51,14 +52,20 @@ def copy_all(arena: Arena, copies: Iterable[Copy], *, threads: int) -> None:
         else:
             _from_device(arena, copy)
     pieces = list(_pieces(arena, on_processor))
-    if threads == 1 or len(pieces) == 1:
-        _move(iter(pieces))
+    left = iter(pieces)  # one iterator: each thread takes the next piece that no other has
+    helpers = min(threads, len(pieces)) - 1
+    if helpers < 1:
+        _move(left)
         return
     # `memmove` lets go of the interpreter; torch's own threads are counted for the whole process, and are the model's
-    left = iter(pieces)  # one iterator: each thread takes the next piece that no other has
-    with ThreadPoolExecutor(threads, thread_name_prefix="grpo-run-copy") as pool:
-        for moved in [pool.submit(_move, left) for _ in range(threads)]:
-            moved.result()
+    with ThreadPoolExecutor(helpers, thread_name_prefix="grpo-run-copy") as pool:
+        moved = []
+        with suppress(RuntimeError):  # no more threads to be had: this one copies what is left
+            for _ in range(helpers):
+                moved.append(pool.submit(_move, left))
+        _move(left)
+        for future in moved:
+            future.result()
 
 
 def _move(pieces: Iterator[tuple[int, int, int]]) -> None:
@@ -69,6 +76,7 @@ def _move(pieces: Iterator[tuple[int, int, int]]) -> None:
 def _pieces(arena: Arena, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
     """Target address, source address and size of what is moved at a time."""
     for copy in copies:
+        assert copy.start + copy.size_bytes <= copy.storage.nbytes(), "a copy from beyond a storage"
         target = arena.address(copy.offset, copy.size_bytes)
         source = copy.storage.data_ptr() + copy.start
         for done in range(0, copy.size_bytes, PIECE_BYTES):

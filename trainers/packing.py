@@ -1,7 +1,7 @@
 """Puts what a library is about to save into an arena: tensors' bytes at the speed of memory, the rest as it is.
 
-Called by `interception.py`; the copies are `copying.py`'s. What cannot be put down exactly as the library would write it is refused (None), before
-anything is copied, and left to the library. Does not replace any function, nor write files.
+Called by `interception.py`; the copies are `copying.py`'s. What cannot be put down exactly as the library would write
+it is refused (None), before anything is copied, and left to the library. Does not replace any function, nor write files.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def pack_safetensors(
         view[:] = lead
     position, copies = offset + len(lead), []
     for _, tensor in ordered:
-        start = tensor.storage_offset() * tensor.element_size()
-        copies.append(Copy(tensor.untyped_storage(), start, position, _size(tensor)))
+        copies.append(Copy(tensor.untyped_storage(), _start(tensor), position, _size(tensor)))
         position += _size(tensor)
     copy_all(arena, copies, threads=threads)
     return SafetensorsFile(path=path, records=(Record(name="file", offset=offset, size=size),))
@@ -145,11 +144,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
         and _type_name(tensor) in upstream.SAFETENSORS_TYPES
+        # sharding code frees a parameter's storage and keeps its shape
+        and _start(tensor) + _size(tensor) <= tensor.untyped_storage().nbytes()
     )
 
 
 def _type_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -1,4 +1,7 @@
-"""Attributes of a trainer or its arguments that are others while it saves for us. Called by `saving.py` and `snapshot.py`."""
+"""Attributes of a trainer or its arguments that are others while it saves for us.
+
+Called by `saving.py` and `snapshot.py`; does not know which, nor why.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Give an object attributes of its own for as long as the block runs; what it had, or inherited, is there again after.
+    """Give an object attributes of its own while the block runs; what it had, or inherited, is there again after.
 
     Args:
         target: an object that keeps its attributes in `__dict__`.

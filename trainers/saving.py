@@ -3,7 +3,7 @@
 Wraps a trainer's own checkpoint method and lets it write what it always writes:
 
     in memory    the usual way: a copy in the run's staging (`snapshot.py`), made durable by the supervisor
-    directly     where memory does not do (`direct.py`): several nodes, no room, a script that reads it while it saves
+    directly     where memory does not do: several nodes, no room, a script that reads the checkpoint while it saves
 
 Either way weights that are no numbers are never saved, the manifest comes last, and older checkpoints go only after it.
 Between the script's own checkpoints it takes snapshots of its own, when `callback.py` says so. Called through the guard.
@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime import checkpoints
+from grpo_run.runtime import checkpoints, rotation
 from grpo_run.runtime.checkpoints import Identity, TrainCall
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.room import is_full
 from grpo_run.runtime.staging import Staged
 from grpo_run.trainers import layout, upstream
-from grpo_run.trainers.direct import save_directly
 from grpo_run.trainers.exact import ExactState
 from grpo_run.trainers.readers import Reading, reading
 from grpo_run.trainers.replaced import replaced
@@ -59,10 +59,12 @@ class Saver:
         # now: wrapping the model for training casts and renames its parameters
         self._facts = layout.manifest_fields(trainer, session.world_size)
         self._original = getattr(trainer, upstream.SAVE_CHECKPOINT)
-        self._unsaved: int | None = None
+        self._refused: int | None = None
         self._bytes = layout.checkpoint_bytes(trainer)
         if session.is_main:
             self._check_room()
+        self._last_bytes: int | None = None
+        self._disk_is_short = False
         self._prepared = False
         self._taken: Callable[[int, float], None] | None = None
         self._short_until = -1
@@ -81,10 +83,8 @@ class Saver:
         @functools.wraps(self._original)
         def save(*args: Any, **kwargs: Any) -> Any:
             self._before()
-            state = self._trainer.state
             with self._in_phase():
-                # the last one is what the run was for
-                return self._save(args, kwargs, dispensable=state.global_step < state.max_steps)
+                return self._save(args, kwargs)
 
         @functools.wraps(after_step)
         def after(*args: Any, **kwargs: Any) -> Any:
@@ -113,8 +113,8 @@ class Saver:
         with self._in_phase():
             there = session.is_main and (self._is_coming(step) or self._is_durable(path))
             if not session.votes.maximum(int(there)):
-                self._save((self._trainer.model_wrapped, None), {}, dispensable=True)
-            if self._unsaved == step:
+                self._save((self._trainer.model_wrapped, None), {})
+            if self._refused == step:
                 return None
             snapshots = session.snapshots
             in_memory = session.votes.maximum(int(session.is_main and self._is_coming(step)))
@@ -173,8 +173,8 @@ class Saver:
             return False
         return manifest.call_of_run == (self._session.settings.run_id, self._call.ordinal)
 
-    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dispensable: bool) -> Any:
-        """A checkpoint that the script, or a person, asked for; a dispensable one may be given up on a full disk."""
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A checkpoint that the script, or a person, asked for."""
         began = time.perf_counter()
         if not self._agree_on_finite():
             return None
@@ -182,9 +182,9 @@ class Saver:
         # callbacks may differ by rank, as one that uploads is rank 0's
         read = self._session.votes.maximum(reading(self._trainer))
         if snapshots is None or read == Reading.within_the_save or self._is_short():
-            return self._save_directly(args, kwargs, began, dispensable=dispensable)
+            return self._save_directly(args, kwargs, began)
         if self._take(args, kwargs, scheduled=True) != TAKEN:
-            return self._save_directly(args, kwargs, began, dispensable=dispensable)
+            return self._save_directly(args, kwargs, began)
         if read == Reading.after_the_save:
             snapshots.wait_durable()
         self._note(began)
@@ -222,7 +222,7 @@ class Saver:
         step = self._trainer.state.global_step
         if not self._session.votes.maximum(int(not finite(self._trainer))):
             return True
-        if self._session.is_main and self._unsaved != step:
+        if self._session.is_main and self._refused != step:
             self._session.journal.write(
                 "checkpoint_rejected",
                 rank=0,
@@ -232,7 +232,7 @@ class Saver:
                 cause="nonfinite",
             )
             self._session.say(f"step {step} is not saved: weights are not finite")
-        self._unsaved = step
+        self._refused = step
         return False
 
     def _identity(self, *, scheduled: bool) -> Identity:
@@ -286,29 +286,88 @@ class Saver:
 
     def _write(self, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All that this rank has to write of a checkpoint."""
-        # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
-        with replaced(self._trainer.args, save_total_limit=None, save_only_model=False):
+        with (
+            # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
+            replaced(self._trainer.args, save_total_limit=None, save_only_model=False),
+            replaced(self._trainer, create_model_card=self._card(self._trainer.create_model_card)),
+        ):
             result = self._original(*args, **kwargs)
         self._exact.save(folder)
         return result
 
-    def _save_directly(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float, *, dispensable: bool
-    ) -> Any:
-        saved, result = save_directly(
-            self._session,
-            self._output,
-            self._identity(scheduled=True),
-            lambda folder: self._write(folder, args, kwargs),
-            limit=self._trainer.args.save_total_limit,
-            best=self._best(),
-            dispensable=dispensable,
-        )
-        if saved:
-            self._note(began)
-        else:
-            self._unsaved = self._trainer.state.global_step
+    def _card(self, create: Callable[..., None]) -> Callable[..., None]:
+        """TRL's model card lies beside the checkpoints, on a disk that may be full: rank 0 would leave the others in the save."""
+
+        def create_model_card(*args: Any, **kwargs: Any) -> None:
+            try:
+                create(*args, **kwargs)
+            except OSError as error:
+                if not is_full(error, self._output):
+                    raise
+                self._session.journal.write(
+                    "warning", rank=self._session.rank, text=f"no model card: {error}"
+                )
+
+        return create_model_card
+
+    def _save_directly(self, args: tuple[Any, ...], kwargs: dict[str, Any], began: float) -> Any:
+        identity = self._identity(scheduled=True)
+        path = self._output / identity.folder
+        # asked before anything is begun: a rank that gives up half-way leaves the others in a collective of the save
+        if not self._trainer.control.should_training_stop and self._agree_on_a_short_disk(path):
+            return None
+        if self._session.is_main:
+            checkpoints.withdraw(path)
+        result = self._write(path, args, kwargs)
+        self._session.votes.maximum(identity.step)  # every rank has written its files
+        if self._session.is_main:
+            self._publish(identity, path, began)
+        self._note(began)
         return result
+
+    def _agree_on_a_short_disk(self, path: Path) -> bool:
+        """Whether there is no room for another one as large as the last; an alert, and said once until there is."""
+        session, short = self._session, False
+        if session.is_main and self._last_bytes is not None:
+            free = shutil.disk_usage(self._output).free
+            short = free < self._last_bytes
+            if short:
+                sentence = (
+                    f"{path} is not saved, {free / 1e9:.1f} GB are free and the last one took"
+                    f" {self._last_bytes / 1e9:.1f} GB: training goes on, and a fault costs the work since then"
+                )
+                session.journal.write(
+                    "checkpoint_failed",
+                    rank=0,
+                    step=self._trainer.state.global_step,
+                    cause="disk_full",
+                    reason=sentence,
+                )
+                if not self._disk_is_short:
+                    session.warn(sentence)
+            self._disk_is_short = short
+        return bool(session.votes.maximum(int(short)))
+
+    def _publish(self, identity: Identity, path: Path, began: float) -> None:
+        manifest = checkpoints.write_manifest(path, identity)
+        self._last_bytes = sum(entry.size for entry in manifest.files.values())
+        self._session.journal.write(
+            "checkpoint_published",
+            rank=self._session.rank,
+            step=identity.step,
+            path=str(path),
+            verified=True,
+            train_call=self._call.ordinal,
+            scheduled=True,
+            durable=True,
+            size_bytes=self._last_bytes,
+            seconds=time.perf_counter() - began,
+        )
+        self._session.journal.sync()
+        limit = self._trainer.args.save_total_limit
+        rotation.rotate(
+            self._output, newest=path, limit=limit, best=self._best()
+        )  # the save may have found a better
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Every private name of transformers, TRL and torch that the guard leans on, and the versions it was tested with.
 
 One place, so that a contract test (`tests/unit/trainers/test_upstream.py`) says at once what a new release moved.
-Read by `attach.py`, `saving.py`, `interception.py`, `packing.py`, `recorder.py` and `cli.launch`. Importing it imports none of those libraries.
+Read by whoever in `trainers` needs one, and by `cli.launch`. Importing it imports none of those libraries.
 """
 
 from __future__ import annotations

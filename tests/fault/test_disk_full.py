@@ -135,7 +135,7 @@ def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
     ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
-    disk.leave(ROOM_RESERVE_BYTES // 2)
+    disk.leave(0)  # to the last byte: whatever else lies beside checkpoints must not end the run either
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
     assert failed["cause"] == "disk_full"
     run.until_step(failed["step"] + 11)  # every slot holds one that the script asked for
@@ -170,17 +170,13 @@ def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run
     assert set(intact(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
 
 
-def test_without_memory_a_full_disk_costs_checkpoints_not_the_run(
-    disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path
+def test_without_memory_a_short_disk_costs_checkpoints_not_the_run(
+    disk: SmallDisk, runs: Callable[..., Run]
 ) -> None:
-    """Written directly, by two ranks: nothing half-written is seen, the alert ends with the next checkpoint, weights are equal."""
-    arguments = ("--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2")
-    torchrun(
-        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
-    )
+    """Written directly, by two ranks: none is begun for which there is no room, and the alert ends with the next."""
     run = runs(
         "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
-        *arguments, "--step-seconds", "0.1",
+        "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
     ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
     disk.leave(0)
@@ -189,10 +185,8 @@ def test_without_memory_a_full_disk_costs_checkpoints_not_the_run(
     run.until_step(failed["step"] + 1)
     assert run.status()["checkpoint_trouble"]
     assert not (disk.folder / f"checkpoint-{failed['step']}").exists()
-    assert {path.name.partition("-")[0] for path in disk.folder.iterdir()} <= {"checkpoint", "README.md"}
     disk.empty()
     assert run.wait() == 0, run.tail()
-    assert {event["attempt"] for event in run.events("attempt_started")} == {0}
-    assert digest(disk.folder) == digest(tmp_path / "reference")
+    assert len(run.events("attempt_started")) == 1
     assert not run.status()["checkpoint_trouble"]
     assert set(intact(disk.folder)) == {"checkpoint-18", "checkpoint-20"}

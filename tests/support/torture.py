@@ -132,6 +132,7 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
     session = SimpleNamespace(
         is_main=rank == 0,
         rank=rank,
+        local_world_size=save.world_size,
         votes=_Votes(peer),
         journal=SimpleNamespace(write=lambda *args, **kwargs: None),
         slot=SimpleNamespace(count=lambda: None),

@@ -55,6 +55,31 @@ def test_every_byte_arrives_and_no_other_changes(
             assert bytes(view) == content
 
 
+def test_what_lies_on_a_device_is_copied_by_torch(arena: Arena) -> None:
+    """The same bytes, from the midst of a storage too; here the device is the processor."""
+    arena.begin()
+    content = torch.arange(250, dtype=torch.uint8)
+    offset = arena.allocate(100)
+    copying._from_device(arena, Copy(content.untyped_storage(), 50, offset, 100))
+    with arena.view(offset, 100) as view:
+        assert bytes(view) == bytes(range(50, 150))
+
+
+def test_without_a_thread_to_be_had_all_is_copied(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may limit them; a save does not fail for it."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    arena.begin()
+    content = torch.arange(250, dtype=torch.uint8)
+    offset = arena.allocate(250)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    copy_all(arena, [Copy(content.untyped_storage(), 0, offset, 250)], threads=3)
+    with arena.view(offset, 250) as view:
+        assert bytes(view) == bytes(range(250))
+
+
 def test_the_copying_threads_are_gone_afterwards(arena: Arena) -> None:
     """A data loader forked later must not find locks of threads that it does not have."""
     arena.begin()

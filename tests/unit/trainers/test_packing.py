@@ -25,6 +25,7 @@ from grpo_run.runtime.errors import NoRoomError
 from grpo_run.runtime.image import Image, parse_image
 from grpo_run.runtime.materialize import write_files
 from grpo_run.runtime.room import Room
+from grpo_run.trainers import copying
 from grpo_run.trainers.packing import pack_safetensors, pack_torch
 
 Made = Callable[..., bytes | None]
@@ -296,6 +297,35 @@ def test_a_real_models_weights_come_out_as_safetensors_writes_them(safe_copy: Ma
     assert safe_copy(state) is None
     del state["3.weight"]
     assert safe_copy(state, {"format": "pt"}) == safetensors.torch.save(state, {"format": "pt"})
+
+
+def test_a_tensor_whose_memory_was_given_back_is_left_to_safetensors(safe_copy: Made) -> None:
+    """Sharding code does that to parameters; safetensors says what is wrong, and nothing is read from beyond."""
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    assert safe_copy({"weight": tensor}) is None
+
+
+def test_several_threads_make_the_same_files(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's and safetensors', in pieces that no tensor's size is a multiple of."""
+    monkeypatch.setattr(copying, "PIECE_BYTES", 1000)
+    state = {f"layer-{number}": filled((37, number + 11), torch.float32, number) for number in range(20)}
+    one = pack_torch(arena, "a.pt", state, protocol=2, disable_byteorder_record=False)
+    other = pack_torch(arena, "b.pt", state, protocol=2, disable_byteorder_record=False, threads=4)
+    safe = [
+        pack_safetensors(arena, f"{threads}.safetensors", state, None, threads=threads) for threads in (1, 4)
+    ]
+    assert one is not None
+    assert other is not None
+    assert None not in safe
+    made = written(Image(files=[one, other, *safe]), arena, tmp_path / "copy")  # type: ignore[list-item]
+    assert made["1.safetensors"] == made["4.safetensors"] == safetensors.torch.save(state)
+    torch.save(state, tmp_path / "a.pt")
+    torch.save(state, tmp_path / "b.pt")
+    assert made["a.pt"] == (tmp_path / "a.pt").read_bytes()
+    assert made["b.pt"] == (tmp_path / "b.pt").read_bytes()
 
 
 def test_many_metadata_are_all_there(safe_copy: Made) -> None:

@@ -6,14 +6,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.identities import identity
-from torch.distributed.checkpoint import CheckpointException
 from transformers import TrainerCallback
 
 from grpo_run.runtime import checkpoints
@@ -39,6 +37,7 @@ class Trainer:
             push_to_hub=False, metric_for_best_model=None, save_strategy="steps",
             per_device_train_batch_size=4, gradient_accumulation_steps=2,
         )  # fmt: skip
+        self.control = SimpleNamespace(should_training_stop=False)
         self.state = SimpleNamespace(global_step=5, max_steps=1000, best_model_checkpoint=None)
         self.model = torch.nn.Linear(4, 2)
         self.model_wrapped = object()
@@ -236,9 +235,8 @@ def test_the_best_checkpoint_stays(direct: Guarded) -> None:
 def test_nothing_is_published_before_all_ranks_have_written(
     direct: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older manifest goes before the first barrier, the new one comes after the second."""
-    path = direct.save(5)
-    (path / "exact.json").unlink()
+    """The manifest comes after the barrier."""
+    path = Path(direct.trainer.args.output_dir) / "checkpoint-5"
     at_barrier: list[tuple[bool, bool]] = []
 
     def maximum(value: int) -> int:
@@ -247,7 +245,7 @@ def test_nothing_is_published_before_all_ranks_have_written(
 
     monkeypatch.setattr(session.votes, "maximum", maximum)
     direct.save(5)
-    assert at_barrier[-3:] == [(False, False), (True, False), (True, True)]
+    assert at_barrier[-1] == (True, False)
 
 
 def test_only_the_main_rank_publishes(direct: Guarded, session: Any, events: Events) -> None:
@@ -259,111 +257,99 @@ def test_only_the_main_rank_publishes(direct: Guarded, session: Any, events: Eve
     assert events() == []
 
 
-FULL = [
-    OSError(errno.ENOSPC, "No space left on device"),
-    OSError(errno.EDQUOT, "Disk quota exceeded"),
-    CheckpointException("write", {1: (OSError(errno.ENOSPC, "No space left"), StackSummary())}),
-]
+@pytest.fixture
+def free_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the disk says is free; the last entry counts."""
+    free = [1 << 40]
+    monkeypatch.setattr(
+        saving.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[-1], total=1 << 41, used=0)
+    )
+    return free
 
 
-def failing(error: BaseException) -> Callable[[Path], None]:
-    """What happens while a checkpoint is written."""
-
-    def fail(path: Path) -> None:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize("error", FULL)
-def test_a_full_disk_costs_the_checkpoint_not_the_run(
-    direct: Guarded, session: Any, events: Events, error: BaseException
+def test_without_room_for_another_nothing_is_begun(
+    direct: Guarded, session: Any, events: Events, free_bytes: list[int]
 ) -> None:
-    """Nothing half-written is left; it is said, alerted on, and the next one is saved again."""
+    """It is an alert each time and said once; the next one is saved when there is room."""
     older = direct.save(5)
-    direct.trainer.during = failing(error)
-    path = direct.save(6)
-    assert not path.exists()
-    assert {file.name for file in older.parent.iterdir()} == {"checkpoint-5"}
-    (record,) = named(events, "checkpoint_failed")
-    assert (record["step"], record["cause"]) == (6, "disk_full")
-    assert str(path) in record["reason"]
-    assert "checkpoint-6 is not saved" in session.said[-1]
-    direct.trainer.during = lambda path: None
-    assert checkpoints.read_manifest(direct.save(7)).step == 7
+    (published,) = named(events, "checkpoint_published")
+    free_bytes.append(published["size_bytes"] - 1)
+    for step in (6, 7):
+        assert not direct.save(step).exists()
+    assert len(direct.trainer.seen) == 1
+    assert [(event["step"], event["cause"]) for event in named(events, "checkpoint_failed")] == [
+        (6, "disk_full"), (7, "disk_full"),
+    ]  # fmt: skip
+    assert len([text for text in session.said if "is not saved" in text]) == 1
+    checkpoints.verify(older, checkpoints.read_manifest(older))
+    free_bytes.append(published["size_bytes"])
+    assert checkpoints.read_manifest(direct.save(8)).step == 8
 
 
-def test_a_disk_that_fills_up_under_the_manifest_is_full_too(
-    direct: Guarded, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Delayed allocation finds out only when it is synced."""
-
-    def refuse(path: Path, progress: Any = None) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "sync_tree", refuse)
-    assert not direct.save(5).exists()
-    assert named(events, "checkpoint_failed")
-    assert not named(events, "checkpoint_published")
-
-
-def test_what_was_in_the_way_of_a_checkpoint_that_failed_is_left(direct: Guarded) -> None:
-    """It may be somebody's."""
-    path = Path(direct.trainer.args.output_dir) / "checkpoint-5"
-    path.mkdir(parents=True)
-    (path / "notes.txt").write_text("keep")
-    direct.trainer.during = failing(FULL[0])
-    direct.save(5)
-    assert (path / "notes.txt").read_text() == "keep"
-    assert not (path / checkpoints.MANIFEST).exists()
-
-
-def test_the_last_checkpoint_is_not_given_up(direct: Guarded) -> None:
-    """It is what the run was for: the script hears of it."""
-    direct.trainer.state.max_steps = 5
-    direct.trainer.during = failing(FULL[0])
-    with pytest.raises(OSError, match="No space left"):
-        direct.save(5)
-
-
-def test_one_that_nobody_asked_for_at_the_end_is_given_up(direct: Guarded) -> None:
-    """The script had ended well without."""
-    direct.trainer.state.max_steps = 5
-    direct.trainer.state.global_step = 5
-    direct.trainer.during = failing(FULL[0])
-    assert direct.saver.finish() is None
-
-
-def test_a_rank_that_others_may_wait_for_does_not_go_on(
-    tmp_path: Path, session: Any, call: TrainCall
-) -> None:
-    """Sharded layouts save in collectives: it fails, and so do the others, by the watchdog."""
-    trainer: Any = Trainer(tmp_path / "out")
-    trainer.is_fsdp_enabled = True
-    session.world_size = 2
-    guarded = Guarded(trainer, session, call)
-    trainer.during = failing(FULL[0])
-    with pytest.raises(OSError, match="No space left"):
-        guarded.save(5)
-    trainer.during = failing(FULL[-1])  # raised on every rank
-    assert not guarded.save(6).exists()
-
-
-def test_when_another_rank_finds_the_disk_full_there_is_no_checkpoint(
+def test_all_ranks_take_rank_0s_word_for_the_disk(
     direct: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks' parts or none."""
+    """The others ask no disk: theirs may be another, and one that began alone would wait for ever."""
+    direct.save(5)
+    session.is_main = False
+    monkeypatch.setattr(saving.shutil, "disk_usage", None)
     asked: list[int] = []
 
     def maximum(value: int) -> int:
         asked.append(value)
         return (
-            1 if len(asked) == 4 else value
-        )  # whether it is finite, who reads it, nobody writes yet, all have written
+            1 if len(asked) == 3 else value
+        )  # whether weights are finite, who reads it, whether the disk is short
 
     monkeypatch.setattr(session.votes, "maximum", maximum)
-    assert not direct.save(5).exists()
-    assert "not saved" in session.said[-1]
+    assert not direct.save(6).exists()
+
+
+def test_the_first_checkpoint_is_tried_and_the_last(direct: Guarded, free_bytes: list[int]) -> None:
+    """What the first takes nobody knows, and an error in the evening is heard; the last is what the run was for."""
+    free_bytes.append(0)
+    assert direct.save(5).exists()
+    assert not direct.save(6).exists()
+    direct.trainer.control.should_training_stop = True
+    assert direct.save(7).exists()
+
+
+def test_the_best_that_a_save_has_just_found_counts_at_once(direct: Guarded) -> None:
+    """The trainer compares within its save, before it would rotate."""
+    older = direct.save(5)
+    direct.trainer.args.save_total_limit = 1
+    direct.trainer.state.best_model_checkpoint = str(older)
+
+    def better(path: Path) -> None:
+        direct.trainer.state.best_model_checkpoint = str(path)
+
+    direct.trainer.during = better
+    newest = direct.save(10)
+    assert [path.name for path in newest.parent.iterdir()] == ["checkpoint-10"]
+
+
+def test_a_full_disk_costs_the_model_card_not_the_save(either: Guarded, events: Events) -> None:
+    """Rank 0 alone writes it, in the midst of a save in which the others wait for it."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    either.trainer.create_model_card = full  # type: ignore[method-assign]
+    either.save(5)
+    assert "no model card" in named(events, "warning")[0]["text"]
+    assert named(events, "checkpoint_published") or either.staged == [(5, True)]
+    assert either.trainer.create_model_card is full
+
+
+def test_another_error_of_the_model_card_is_the_scripts(either: Guarded) -> None:
+    """As it is without us."""
+
+    def refuse() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    either.trainer.create_model_card = refuse  # type: ignore[method-assign]
+    with pytest.raises(PermissionError):
+        either.save(5)
 
 
 # ---- either way ----

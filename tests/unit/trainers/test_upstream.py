@@ -334,3 +334,23 @@ def test_sft_gathers_metrics_under_the_same_name() -> None:
     """It makes no rollouts, and counts the tokens it has trained on."""
     found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
     assert {upstream.METRICS, upstream.TRAIN_TOKENS} <= found
+
+
+def test_a_sharded_save_that_failed_names_each_ranks_error(tmp_path: Path) -> None:
+    """Torch's own, of a real save into a place where nothing can be made; it is no `Exception`, so it is caught by name."""
+    from torch.distributed import checkpoint
+
+    taken = tmp_path / "file"
+    taken.write_text("in the way")
+    writer = checkpoint.FileSystemWriter(taken / "checkpoint")
+    with pytest.raises(upstream.collective_save_error()) as raised:
+        checkpoint.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    assert not isinstance(raised.value, Exception)
+    (cause,) = upstream.save_errors(raised.value)
+    assert isinstance(cause, NotADirectoryError)
+
+
+def test_any_other_error_of_a_save_is_itself() -> None:
+    """Nothing to take apart."""
+    error = ValueError("one")
+    assert upstream.save_errors(error) == [error]
