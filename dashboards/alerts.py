@@ -73,6 +73,17 @@ CHECKPOINT_TROUBLE = {
     },
 }
 
+JOURNAL_LOST = {
+    "alert": "GrpoRunJournalLost",
+    "expr": "increase(grpo_journal_lost_total[15m]) > 0",
+    "labels": {"severity": "critical"},
+    "annotations": {
+        "summary": "{{ $labels.run_id }}: its directory takes no more lines",
+        "description": "The disk of the run directory may be full. The run goes on; what happens to it meanwhile is"
+        " neither in its journal nor among its evidence, and a new supervisor will not know of it.",
+    },
+}
+
 EXPORTER_BLIND = {
     "alert": "GrpoRunExporterBlind",
     "expr": "grpo_observation_failed == 1 or time() - grpo_observation_timestamp_seconds > 120",
@@ -116,6 +127,7 @@ RULES: tuple[dict[str, Any], ...] = (
     RANK_LOST,
     RESTART_LOOP,
     CHECKPOINT_TROUBLE,
+    JOURNAL_LOST,
     EXPORTER_BLIND,
     EXPORTER_VANISHED,
     SUPERVISOR_LOST,

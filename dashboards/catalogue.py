@@ -211,6 +211,10 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         help="1 while the disk does not take checkpoints (full, or not moving), 0 while it does.",
     ),
     Metric(
+        name="grpo_journal_lost_total", kind="counter", unit="count", read=_one(lambda seen: float(seen.status.journal_lost)),
+        help="Events that the disk of the run directory did not take: journal and evidence are incomplete.",
+    ),
+    Metric(
         name="grpo_checkpoint_verified", kind="gauge", unit="boolean", read=_one(_checkpoint_verified),
         help="Whether the last published checkpoint was read back and matched its manifest.",
     ),

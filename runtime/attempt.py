@@ -1,7 +1,7 @@
 """Where one attempt keeps its files: a rank's output, stacks, error and socket.
 
-The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory,
-writes nothing into it.
+The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory, writes
+nothing into it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from grpo_run.runtime.room import NO_ROOM
 from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.staging import MEMORY_ROOT
 from grpo_run.watchdog.observation import RankError
 
 MAX_SOCKET_PATH_BYTES = 100
@@ -26,9 +28,23 @@ class AttemptFiles:
         self._folder = run.attempt(number)
         self._short: tempfile.TemporaryDirectory[str] | None = None
 
-    def make(self) -> None:
-        """Make the attempt's directory."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def make(self) -> Path | None:
+        """Make the attempt's directory, or on a full disk one in memory, which is not removed.
+
+        Returns:
+            where the latter is.
+
+        Raises:
+            OSError: neither can be made.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._folder = Path(tempfile.mkdtemp(prefix=f"grpo-run-{self._folder.name}-", dir=MEMORY_ROOT))
+            return self._folder
+        return None
 
     def log(self, rank: int) -> Path:
         """The rank's output."""

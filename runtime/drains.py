@@ -40,7 +40,7 @@ class Journal(Protocol):
 
     def __call__(
         self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
-    ) -> None: ...
+    ) -> object: ...
 
 
 def next_to_drain(

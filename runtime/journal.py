@@ -73,9 +73,9 @@ class Journal:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._end_cut_line(path)
         self._cut = False
         self.lost = 0
+        self._end_cut_line(path)
         self._run_id = run_id
         self._wall = wall
         self._monotonic = monotonic
@@ -85,10 +85,19 @@ class Journal:
         """A crash may have left half a line; without an end it would swallow the next one."""
         with open(path, "rb") as file:
             if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                os.write(self._descriptor, b"\n")
+                try:
+                    os.write(self._descriptor, b"\n")
+                except OSError:
+                    self._cut = True  # a full disk: the next line that goes through begins with it
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
-        """Append one event. Fields must be JSON; floats that are not finite become null; long texts are cut."""
+    def write(
+        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
+    ) -> dict[str, Any] | None:
+        """Append one event. Fields must be JSON; floats that are not finite become null; long texts are cut.
+
+        Returns:
+            None when it is in the file; the event itself when the disk did not take it, which nobody will ever read.
+        """
         assert event in EVENTS, f"unknown journal event {event!r}"
         record = {
             "time": round(self._wall(), 6),
@@ -110,8 +119,12 @@ class Journal:
             written = os.write(self._descriptor, (b"\n" if self._cut else b"") + line + b"\n")
         except OSError:
             self.lost += 1  # a full or failing disk loses lines, not the run
-            return
-        self._cut = written < len(line) + 1
+            return record
+        self._cut = written < len(line) + 1 + self._cut
+        if self._cut:
+            self.lost += 1
+            return record
+        return None
 
     def sync(self) -> None:
         """Put what was written on disk; called at the events a resumed supervisor counts on.

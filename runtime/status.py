@@ -23,7 +23,8 @@ from grpo_run.watchdog.observation import Slot
 class RunStatus:
     """One reading of a run. `slots` holds None for a rank that could not be observed.
 
-    `blind` says of each rank what the watchdog cannot see now; only the supervisor itself knows it.
+    `blind` says of each rank what the watchdog cannot see now, `journal_lost` how many events the disk did not take;
+    only the supervisor itself knows them.
     """
 
     run_id: str
@@ -33,6 +34,7 @@ class RunStatus:
     slots: tuple[Slot | None, ...]
     supervisor_pid: int | None
     blind: Mapping[int, str] = field(default_factory=dict)
+    journal_lost: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The object `grpo-run status --json` prints."""

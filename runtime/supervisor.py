@@ -82,6 +82,7 @@ class Supervisor:
         self._suspected: str | None = None
         self._learned_at = time.monotonic()
         self.journal = Journal(run.journal, config.run_id)
+        self._losing = False
         self._notices = Notices(self._warn)
         self._drains = (
             Drains(
@@ -134,7 +135,11 @@ class Supervisor:
         self.attempt += 1
         self.journal.attempt = self.attempt
         self.files = AttemptFiles(self.run, self.attempt)
-        self.files.make()
+        elsewhere = self.files.make()
+        if elsewhere is not None:
+            self._say(
+                f"the disk of {self.run.path} is full: what ranks print in attempt {self.attempt} is in {elsewhere}"
+            )
         if not self.board.intact or not self.run.board.exists():
             self.board = Board.create(self.run.board, self.board.slots)  # somebody took it away
         self.board.begin_attempt(self.attempt)
@@ -244,6 +249,7 @@ class Supervisor:
             slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
             blind=dict(self.watch.blind),
+            journal_lost=self.journal.lost,
         )
 
     # inside
@@ -420,7 +426,16 @@ class Supervisor:
         self._write("state_changed", **fields)
 
     def _write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
-        self.journal.write(event, rank=rank, step=step, **fields)
+        lost = self.journal.write(event, rank=rank, step=step, **fields)
+        losing, self._losing = self._losing, lost is not None
+        if lost is not None:
+            self.history.apply(
+                lost
+            )  # what is not on disk has happened all the same: budgets and alerts go by it
+            if not losing:
+                self._say(
+                    f"{self.run.path} takes no more lines, its disk may be full: journal and evidence are incomplete"
+                )
 
     def _warn(self, rank: int | None, text: str) -> None:
         self._write("warning", rank=rank, text=text)

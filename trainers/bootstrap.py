@@ -22,11 +22,12 @@ import traceback
 import types
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
 from grpo_run.runtime.lifeline import die_with_parent, let_be_traced_by
+from grpo_run.runtime.room import NO_ROOM
 from grpo_run.trainers.session import Session, current, open_session
 from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.evidence import STACK_SIGNAL
@@ -46,6 +47,7 @@ def main() -> NoReturn:
         _refuse_inherited_cuda()
     else:
         die_with_parent(settings.parent_pid)
+    _wrap_output()
     let_be_traced_by(settings.parent_pid)
     _set_title(settings)
     _arm_stacks(settings.stacks)
@@ -106,15 +108,31 @@ def _run_script(settings: RankSettings) -> None:
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this is for
 
 
+class _Output(io.FileIO):
+    """A rank's output, of which a full disk loses what it does not take: no reason for a `print` to end a training."""
+
+    def write(self, data: Any) -> int:
+        """As its base, but for a full disk."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return memoryview(data).nbytes
+
+
 def _redirect_output(log: str) -> None:
-    """Point stdout and stderr at the rank's file, unbuffered as torchrun's `python -u`."""
+    """Point stdout and stderr at the rank's file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _wrap_output() -> None:
+    """The layers that torchrun's `python -u` makes: nothing is held back that a kill could lose."""
     for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = io.FileIO(number, "w", closefd=False)
-        # the layers `python -u` makes: nothing is held back that a kill could lose
+        raw = _Output(number, "w", closefd=False)
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))
 
 
@@ -164,6 +182,7 @@ def _report(session: Session, error: BaseException) -> None:
 
 
 def _write_error(session: Session, error: BaseException) -> None:
+    """For the supervisor; on a full disk it has only the exit code to go by."""
     error.__traceback__ = _user_frames(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
@@ -179,10 +198,13 @@ def _write_error(session: Session, error: BaseException) -> None:
         "wall_time": time.time(),
     }
     temporary = session.settings.error + ".new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(record, file)
-    os.replace(temporary, session.settings.error)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(record, file)
+        os.replace(temporary, session.settings.error)
+    except OSError as failure:
+        session.warn_in_journal(f"what was raised could not be written down: {failure}")
 
 
 def _message(error: BaseException) -> str:

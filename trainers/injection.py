@@ -36,7 +36,7 @@ class InjectedFault(Exception):
 class EventLog(Protocol):
     """The part of `runtime.journal.Journal` that is needed."""
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
+    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> object:
         """Append one event."""
 
     def sync(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from support.full_disk import SmallDisk, small_disk
@@ -190,3 +192,53 @@ def test_without_memory_a_short_disk_costs_checkpoints_not_the_run(
     assert len(run.events("attempt_started")) == 1
     assert not run.status()["checkpoint_trouble"]
     assert set(intact(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
+
+
+def test_a_run_all_of_whose_files_lie_on_a_full_disk_goes_on_and_does_not_look_well(disk: SmallDisk) -> None:
+    """Checkpoints, journal, evidence, every rank's output and our own: what is not written is told to whoever scrapes."""
+    run = Run(
+        disk.folder.parent,
+        [
+            "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
+            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4", "--save-total-limit", "2",
+            "--step-seconds", "0.1",
+        ],
+        metrics="127.0.0.1:0", program=PATCHED,
+        environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
+    )  # fmt: skip
+    try:
+        run.start()
+        run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+        disk.leave(0)
+        wait_for(
+            run, lambda seen: seen["grpo_checkpoint_trouble"] == 1 and seen["grpo_journal_lost_total"] > 0
+        )
+        run.kill(1)
+        hurt = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
+        wait_for(run, lambda seen: seen["grpo_step"] > hurt + 2)
+        disk.empty()
+        assert run.wait() == 0, run.tail()
+    finally:
+        run.close()
+    assert set(intact(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
+
+
+def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """The run's metrics without labels, as soon as they are so."""
+    address = re.search(r"http://[\d.]+:\d+/metrics", run.output.read_text())
+    assert address is not None, run.tail()
+    deadline = time.monotonic() + 60.0
+    while True:
+        assert run.process is not None
+        assert run.process.poll() is None, run.tail()
+        assert time.monotonic() < deadline, run.tail()
+        with urlopen(address[0], timeout=5.0) as answer:
+            lines = answer.read().decode().splitlines()
+        seen = {}
+        for line in lines:
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                seen[name.partition("{")[0]] = float(value)
+        if condition(seen):
+            return seen
+        time.sleep(0.05)

@@ -218,7 +218,7 @@ def for_the_run(expression: str) -> str:
 
 def test_promtool_accepts_the_rules() -> None:
     """The committed rules are valid."""
-    assert "7 rules found" in promtool("check", "rules", str(RULES))
+    assert "8 rules found" in promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_fires_when_it_must_and_only_then() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from grpo_run.runtime import attempt
 from grpo_run.runtime.attempt import MAX_SOCKET_PATH_BYTES, AttemptFiles
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.watchdog.observation import RankError
@@ -24,6 +27,40 @@ def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
         return AttemptFiles(RunDirectory(path=tmp_path / folder), number)
 
     return files
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_an_attempts_files_are_kept_in_memory(
+    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A recovery needs a directory, and the one of the attempt before is still written to."""
+    monkeypatch.setattr(attempt, "MEMORY_ROOT", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    files = make()
+
+    def full(self: Path, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "mkdir", full)
+        folder = files.make()
+    assert folder is not None
+    assert folder.parent == tmp_path / "memory"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {files.log(0).parent, files.stacks(0).parent, files.error(1).parent} == {folder}
+
+
+def test_another_error_of_the_attempts_directory_is_raised(
+    make: Callable[..., AttemptFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is worked around."""
+
+    def refuse(self: Path, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PermissionError):
+        make().make()
 
 
 def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]) -> None:

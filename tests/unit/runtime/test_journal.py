@@ -219,10 +219,27 @@ def test_a_disk_that_fails_loses_lines_and_not_the_run(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "write", fail)
-        journal.write("warning", text="lost")
+        lost = journal.write("warning", text="lost")
+    assert lost is not None
+    assert (lost["event"], lost["text"]) == ("warning", "lost")
     assert journal.lost == 1
-    journal.write("warning", text="kept")
+    assert journal.write("warning", text="kept") is None
     assert [record["text"] for record in events()] == ["kept"]
+
+
+def test_a_line_that_was_cut_is_lost_and_the_next_is_not(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The last block of a full disk takes half of it."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert journal.write("warning", text="cut") is not None
+    assert journal.lost == 1
+    assert journal.write("warning", text="whole") is None
+    assert journal.write("warning", text="whole too") is None
+    assert [record["text"] for record in events()] == ["whole", "whole too"]
+    assert journal.lost == 1
 
 
 def test_a_disk_that_is_full_only_when_synced_stops_nobody(

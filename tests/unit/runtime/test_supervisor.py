@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -273,6 +274,34 @@ def test_the_same_exception_at_the_same_step_is_not_tried_a_third_time(start: Ca
     assert "KeyError" in night.supervisor.sentence
     assert "Traceback ..." in night.said
     assert night.events("run_ended")[0]["exit_code"] == 93
+
+
+def test_what_the_disk_does_not_take_counts_all_the_same(
+    start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run directory on a full disk: budgets still end a loop of failures, and whoever watches hears of it."""
+    night = start(budget=Budget(failures_without_progress=1))
+    night.vote(7)
+    night.observe()
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if data.lstrip().startswith(b'{"time"'):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    night.raised(0)
+    assert night.observe(night.ranks.exit(0, signal=9)) is Next.restart
+    night.attempt()
+    night.train(step=5)
+    assert night.observe(night.ranks.exit(0, signal=9)) is Next.stop
+    assert (night.supervisor.exit_code, night.state) == (93, State.failed)
+    assert not night.events("incident")
+    status = night.supervisor.status()
+    assert status.journal_lost > 0
+    assert len(status.history.recoveries) == 2
+    assert len([text for text in night.said if "takes no more lines" in text]) == 1
 
 
 def test_failing_before_the_first_step_is_given_up_at_once(start: Callable[..., Night]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import os
 import sys
@@ -244,7 +245,8 @@ def whole(
     monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
     for name in ("_redirect_output", "_set_title", "_arm_stacks"):
         monkeypatch.setattr(bootstrap, name, lambda argument: None)
-    monkeypatch.setattr(bootstrap, "_refuse_inherited_cuda", lambda: None)
+    for name in ("_refuse_inherited_cuda", "_wrap_output"):
+        monkeypatch.setattr(bootstrap, name, lambda: None)
 
     def execute(source: str) -> int:
         script = tmp_path / "train.py"
@@ -338,3 +340,29 @@ def test_leaving_with_an_agreed_stop_in_training_writes_nothing(run: Run, sessio
     session.slot.state = RankState.training
     assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
     assert not Path(session.settings.error).exists()
+
+
+def test_a_print_that_a_full_disk_does_not_take_ends_no_script() -> None:
+    """Python's own files raise, and a progress bar would end a training."""
+    descriptor = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            os.write(descriptor, b"lost")
+        raw = bootstrap._Output(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, "utf-8", write_through=True)
+        print("lösung", file=stream, flush=True)
+        assert raw.write(memoryview(b"ab").cast("H")) == 2
+        raw.close()
+    finally:
+        os.close(descriptor)
+
+
+def test_a_print_to_what_is_closed_is_an_error_as_ever(tmp_path: Path) -> None:
+    """Only a full disk is passed over."""
+    descriptor = os.open(tmp_path / "log", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        raw = bootstrap._Output(descriptor, "w", closefd=False)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            raw.write(b"text")
+    finally:
+        os.close(descriptor)
