@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run, alive, digest, torchrun
+from support.runs import SCRIPTS, Run, alive, digest, undisturbed
 
 from grpo_run.watchdog.observation import Phase
 
@@ -20,7 +20,6 @@ def test_kill_between_checkpoints_changes_no_weight(
 ) -> None:
     """SIGKILL of a rank between two checkpoints: one recovery, weights as torchrun's."""
     steps = ("--max-steps", "12", "--save-steps", "4")
-    torchrun(tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "reference", *steps])
     run = runs(
         "--nproc-per-node",
         "2",
@@ -34,7 +33,7 @@ def test_kill_between_checkpoints_changes_no_weight(
     run.until_step(6)
     run.kill(1)
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    assert digest(tmp_path / "ours") == undisturbed(script, 12)
     (recovery,) = run.status()["recoveries"]
     assert recovery["cause"] == "signal"
     assert recovery["rank"] == 1
@@ -71,9 +70,6 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
     """Twenty SIGKILLs over one long epoch: twenty recoveries, no hand laid on, the same final weights."""
     steps = 160
     arguments = ("--max-steps", str(steps), "--save-steps", "4")
-    torchrun(
-        tmp_path, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *arguments]
-    )
     dice = random.Random(20)
     run = runs(
         "--nproc-per-node",
@@ -94,7 +90,7 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
             )
         )
     assert run.wait(300) == 0, run.tail()
-    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", steps)
     recoveries = run.status()["recoveries"]
     assert len(recoveries) == 20
     assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
@@ -103,15 +99,11 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
 def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run], tmp_path: Path) -> None:
     """SFT, then GRPO: a rank killed in the second call costs the first call nothing, and weights are equal."""
     arguments = ("--max-steps", "12", "--save-steps", "4")
-    torchrun(
-        tmp_path,
-        ["--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "reference", *arguments],
-    )
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(2, train_call=2)
     run.kill(0)
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == digest(tmp_path / "reference")
+    assert digest(tmp_path / "ours") == undisturbed("sft_then_grpo.py", 12)
     restored = run.events("train_restored")
     assert [event["train_call"] for event in restored] == [1]
     second = [e for e in run.events("step_committed") if e["attempt"] == 1]

@@ -10,14 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest, torchrun
+from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest, undisturbed
 
 STEPS = ("--max-steps", "24", "--save-steps", "8")
-
-
-def _reference(folder: Path) -> str:
-    torchrun(folder, ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "reference", *STEPS])
-    return digest(folder / "reference")
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "command"])
@@ -25,7 +20,6 @@ def test_stop_saves_on_one_step_and_the_same_command_goes_on(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """All ranks leave at one step with one checkpoint, code 75; the same command finishes with equal weights."""
-    reference = _reference(tmp_path)
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
@@ -40,7 +34,7 @@ def test_stop_saves_on_one_step_and_the_same_command_goes_on(
     assert 3 <= stopped_at < 24
     assert status["step"] == stopped_at
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == reference
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
     resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
     assert resumed == [0, stopped_at]
 
@@ -50,7 +44,6 @@ def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """SIGKILL of the supervisor: within 2 s no rank is left; the same command resumes to equal weights."""
-    reference = _reference(tmp_path)
     run = runs(*start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(10)
     assert run.process is not None
@@ -64,7 +57,7 @@ def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
     assert alive(family) == []
     assert run.status()["state"] == "unknown"
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == reference
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
 
 
 def test_second_signal_ends_at_once(runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.freezer import Freezer, freezer, unsupported
-from support.runs import SCRIPTS, Run, digest, torchrun
+from support.runs import SCRIPTS, Run, digest, undisturbed
 from support.torture import intact
 from support.whole_runs import PATCHED, memory_of, resumed_at
 
@@ -52,17 +52,6 @@ def stall(run: Run, hold: Callable[[int], object]) -> int:
     return max(int(event["step"]) for event in run.events("step_committed"))
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The undisturbed run's weights."""
-    folder = tmp_path_factory.mktemp("reference")
-    torchrun(
-        folder,
-        ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", str(STEPS)],
-    )
-    return digest(folder / "out")
-
-
 def published_after(run: Run, moment: float) -> list[dict[str, object]]:
     """Wait for a durable checkpoint."""
     found: list[dict[str, object]] = run.until(
@@ -73,9 +62,7 @@ def published_after(run: Run, moment: float) -> list[dict[str, object]]:
     return found
 
 
-def test_training_goes_on_while_the_disk_hangs(
-    runs: Callable[..., Run], tmp_path: Path, reference: str
-) -> None:
+def test_training_goes_on_while_the_disk_hangs(runs: Callable[..., Run], tmp_path: Path) -> None:
     """A warning, more steps, snapshots in memory; and when the disk answers again, it is used again."""
     run = launch(runs, save_steps=4)
     held: list[int] = []
@@ -93,7 +80,7 @@ def test_training_goes_on_while_the_disk_hangs(
     assert run.wait() == 0, run.tail()
     assert not run.status()["recoveries"]
     assert not run.status()["checkpoint_trouble"]
-    assert digest(tmp_path / "ours") == reference
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
     assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
 
 
@@ -108,7 +95,7 @@ def frozen() -> Iterator[Freezer]:
 
 
 def test_a_rank_that_dies_while_the_disk_hangs_resumes_from_memory(
-    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path, reference: str
+    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The drainer cannot even be killed; another one takes its place, and the last step's snapshot is gone on from."""
     run = launch(runs, save_steps=4)
@@ -125,19 +112,17 @@ def test_a_rank_that_dies_while_the_disk_hangs_resumes_from_memory(
     # a new process is not held: here the disk was well, and only its writer hung
     published_after(run, run.events("attempt_started")[-1]["time"])
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == reference
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
     assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
 
 
 @pytest.mark.full
-def test_a_run_ends_though_the_disk_hangs(
-    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path, reference: str
-) -> None:
+def test_a_run_ends_though_the_disk_hangs(frozen: Freezer, runs: Callable[..., Run], tmp_path: Path) -> None:
     """Nobody waits for a process that cannot be killed: another one writes what is left, and the supervisor leaves."""
     run = launch(runs, save_steps=10)
     stall(run, frozen.freeze)
     assert run.wait(90) == 0, run.tail()
-    assert digest(tmp_path / "ours") == reference
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
     assert run.status()["state"] == "finished"
     assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
     assert not memory_of(run).exists(), "the memory is given back"

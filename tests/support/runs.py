@@ -6,12 +6,14 @@ for a guessed time. Every wait has a deadline and fails with the end of the run'
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -195,6 +197,20 @@ def torchrun(
         timeout=timeout_seconds, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+
+
+@functools.cache
+def undisturbed(script: str, steps: int, *, ranks: int = 2) -> str:
+    """The digest of the weights that torchrun ends with: one run for all tests that compare with it.
+
+    Args:
+        script: of `tests/scripts`.
+        steps: its `--max-steps`; how often it saves changes no weight.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-run-reference-") as folder:
+        words = [str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(steps)]
+        torchrun(Path(folder), ["--nproc-per-node", str(ranks), *words])
+        return digest(Path(folder) / "out")
 
 
 def digest(output_dir: Path) -> str:
