@@ -429,9 +429,8 @@ class Supervisor:
         lost = self.journal.write(event, rank=rank, step=step, **fields)
         losing, self._losing = self._losing, lost is not None
         if lost is not None:
-            self.history.apply(
-                lost
-            )  # what is not on disk has happened all the same: budgets and alerts go by it
+            # it has happened all the same: budgets and alerts go by it
+            self.history.apply(lost)
             if not losing:
                 self._say(
                     f"{self.run.path} takes no more lines, its disk may be full: journal and evidence are incomplete"

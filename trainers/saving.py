@@ -296,7 +296,7 @@ class Saver:
         return result
 
     def _card(self, create: Callable[..., None]) -> Callable[..., None]:
-        """TRL's model card lies beside the checkpoints, on a disk that may be full: rank 0 would leave the others in the save."""
+        """TRL's, but for a full disk: it lies beside the checkpoints, and rank 0 would leave the others in the save."""
 
         def create_model_card(*args: Any, **kwargs: Any) -> None:
             try:
@@ -304,9 +304,7 @@ class Saver:
             except OSError as error:
                 if not is_full(error, self._output):
                     raise
-                self._session.journal.write(
-                    "warning", rank=self._session.rank, text=f"no model card: {error}"
-                )
+                self._session.warn_in_journal(f"no model card: {error}")
 
         return create_model_card
 
@@ -364,10 +362,9 @@ class Saver:
             seconds=time.perf_counter() - began,
         )
         self._session.journal.sync()
-        limit = self._trainer.args.save_total_limit
-        rotation.rotate(
-            self._output, newest=path, limit=limit, best=self._best()
-        )  # the save may have found a better
+        # the best as it is now: the save may have found a better one
+        limit, best = self._trainer.args.save_total_limit, self._best()
+        rotation.rotate(self._output, newest=path, limit=limit, best=best)
 
 
 @contextmanager

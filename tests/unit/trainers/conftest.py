@@ -75,7 +75,8 @@ def session(
     made = SimpleNamespace(
         board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1, local_world_size=1,
         is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
-        train_calls=0, said=said, say=said.append, warn=warn, snapshots=None, cadence=lambda first_step: None,
+        train_calls=0, said=said, say=said.append, warn=warn, snapshots=None,
+        warn_in_journal=lambda text: journal.write("warning", rank=0, text=text), cadence=lambda first_step: None,
         without_room=without_room, no_room=without_room.append,
     )  # fmt: skip
     return made
