@@ -212,7 +212,7 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
     ),
     Metric(
         name="grpo_journal_lost_total", kind="counter", unit="count", read=_one(lambda seen: float(seen.status.journal_lost)),
-        help="Events that the disk of the run directory did not take: journal and evidence are incomplete.",
+        help="Writes of the supervisor's to its journal that the disk did not take: journal and evidence are incomplete.",
     ),
     Metric(
         name="grpo_checkpoint_verified", kind="gauge", unit="boolean", read=_one(_checkpoint_verified),

@@ -1,7 +1,7 @@
 """Where one attempt keeps its files: a rank's output, stacks, error and socket.
 
-The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory, writes
-nothing into it.
+The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory, and
+writes nothing into it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ MAX_SOCKET_PATH_BYTES = 100
 SHORT_DIRECTORY = "/tmp"  # $TMPDIR may be as long as the run's own path
 
 
+def _elsewhere(name: str) -> Path:
+    """A new directory where temporary files go, or in memory when that is full too."""
+    prefix = f"grpo-run-{name}-"
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY_ROOT))
+
+
 class AttemptFiles:
     """The files of attempt `number` of a run."""
 
@@ -29,7 +38,7 @@ class AttemptFiles:
         self._short: tempfile.TemporaryDirectory[str] | None = None
 
     def make(self) -> Path | None:
-        """Make the attempt's directory, or on a full disk one in memory, which is not removed.
+        """Make the attempt's directory, or on a full disk a temporary one, which is not removed.
 
         Returns:
             where the latter is.
@@ -39,10 +48,16 @@ class AttemptFiles:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # of an attempt of the same number that no journal knows: its errors and sockets are nobody's now
+            for stale in (*self._folder.glob("rank*.error.json"), *self._folder.glob("rank*.sock")):
+                stale.unlink()
+            probe = self._folder / ".room"  # ranks make files in it
+            probe.touch(0o600)
+            probe.unlink()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self._folder = Path(tempfile.mkdtemp(prefix=f"grpo-run-{self._folder.name}-", dir=MEMORY_ROOT))
+            self._folder = _elsewhere(self._folder.name)
             return self._folder
         return None
 

@@ -72,23 +72,18 @@ class Journal:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._cut = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.lost = 0
-        self._end_cut_line(path)
+        """Writes that the disk did not take."""
         self._run_id = run_id
         self._wall = wall
         self._monotonic = monotonic
         self.attempt: int | None = None
 
-    def _end_cut_line(self, path: Path) -> None:
-        """A crash may have left half a line; without an end it would swallow the next one."""
-        with open(path, "rb") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                try:
-                    os.write(self._descriptor, b"\n")
-                except OSError:
-                    self._cut = True  # a full disk: the next line that goes through begins with it
+    def _ends_within_a_line(self) -> bool:
+        """Whoever wrote it, a crash or a full disk cut it short: its rest would swallow the next line."""
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(
         self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
@@ -115,13 +110,15 @@ class Journal:
                 key: record[key] for key in ("time", "monotonic", "run", "attempt", "rank", "step", "event")
             }
             line = json.dumps({**kept, "truncated_bytes": len(line)}, separators=(",", ":")).encode()
+        data = line + b"\n"
         try:
-            written = os.write(self._descriptor, (b"\n" if self._cut else b"") + line + b"\n")
+            if self._ends_within_a_line():
+                data = b"\n" + data
+            written = os.write(self._descriptor, data)
         except OSError:
             self.lost += 1  # a full or failing disk loses lines, not the run
             return record
-        self._cut = written < len(line) + 1 + self._cut
-        if self._cut:
+        if written < len(data) - 1:  # its end alone comes with the next line
             self.lost += 1
             return record
         return None

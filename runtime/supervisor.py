@@ -83,6 +83,7 @@ class Supervisor:
         self._learned_at = time.monotonic()
         self.journal = Journal(run.journal, config.run_id)
         self._losing = False
+        """Somebody was told in this attempt that the disk does not take the journal."""
         self._notices = Notices(self._warn)
         self._drains = (
             Drains(
@@ -146,6 +147,7 @@ class Supervisor:
         self._timeline.clear()
         self._suspected = None
         self._notices.begin_attempt()
+        self._losing = False
         if self._stop_asked:
             self.board.request_stop()
         self._ranks_by_place = {worker.local_rank: worker.global_rank for worker in workers}
@@ -394,7 +396,7 @@ class Supervisor:
         self._write("action", action=str(Action.stop), reason="every script had run its last line")
         self._write("warning", text=verdict.sentence)
         self._say(verdict.sentence)
-        if self.history.left_early:
+        if self.history.left_early or any(exit.exit_code == EXIT_STOPPED for exit in self._exits.seen):
             if self.lifecycle.state is not State.stopping:
                 self.lifecycle.fire(Event.stop_requested)  # asked for on another node
             return self._end(Event.stopped, EXIT_STOPPED)
@@ -427,11 +429,12 @@ class Supervisor:
 
     def _write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
         lost = self.journal.write(event, rank=rank, step=step, **fields)
-        losing, self._losing = self._losing, lost is not None
         if lost is not None:
-            # it has happened all the same: budgets and alerts go by it
+            # it has happened all the same: budgets and alerts go by it, after what is in the file
+            self._catch_up()
             self.history.apply(lost)
-            if not losing:
+            if not self._losing:
+                self._losing = True
                 self._say(
                     f"{self.run.path} takes no more lines, its disk may be full: journal and evidence are incomplete"
                 )

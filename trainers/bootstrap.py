@@ -47,7 +47,7 @@ def main() -> NoReturn:
         _refuse_inherited_cuda()
     else:
         die_with_parent(settings.parent_pid)
-    _wrap_output()
+    _wrap_output(forked=settings.preloaded)
     let_be_traced_by(settings.parent_pid)
     _set_title(settings)
     _arm_stacks(settings.stacks)
@@ -129,11 +129,15 @@ def _redirect_output(log: str) -> None:
     os.close(descriptor)
 
 
-def _wrap_output() -> None:
+def _wrap_output(*, forked: bool) -> None:
     """The layers that torchrun's `python -u` makes: nothing is held back that a kill could lose."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = _Output(number, "w", closefd=False)
-        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))
+        # the forkserver's own streams are another environment's
+        encoding, errors = "utf-8", "backslashreplace"
+        if not forked:
+            encoding, errors = getattr(sys, name).encoding, getattr(sys, name).errors
+        setattr(sys, name, io.TextIOWrapper(raw, encoding, errors, write_through=True))
 
 
 def _refuse_inherited_cuda() -> None:

@@ -12,6 +12,7 @@ Between the script's own checkpoints it takes snapshots of its own, when `callba
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 import time
@@ -63,7 +64,7 @@ class Saver:
         self._bytes = layout.checkpoint_bytes(trainer)
         if session.is_main:
             self._check_room()
-        self._last_bytes: int | None = None
+        self._last_bytes = self._newest_bytes() if session.is_main else None
         self._disk_is_short = False
         self._prepared = False
         self._taken: Callable[[int, float], None] | None = None
@@ -132,7 +133,7 @@ class Saver:
         folder = self._output
         while not folder.exists():
             folder = folder.parent
-        free, one = shutil.disk_usage(folder).free, self._bytes
+        free, one = _free_bytes(folder), self._bytes
         kept = self._trainer.args.save_total_limit
         # one more than are kept, as an older one goes only when the newer is complete
         if one and free < one * ((kept or 1) + 1):
@@ -140,6 +141,13 @@ class Saver:
                 f"{folder} has {free / 1e9:.1f} GB free, and a checkpoint of this model takes about {one / 1e9:.1f} GB:"
                 f" {f'save_total_limit={kept} needs' if kept else 'two need'} {one * ((kept or 1) + 1) / 1e9:.1f} GB"
             )
+
+    def _newest_bytes(self) -> int | None:
+        """What the run's newest checkpoint on disk takes; None before the first."""
+        for found in checkpoints.find(self._output):
+            if found.manifest.run_id == self._session.settings.run_id:
+                return sum(entry.size for entry in found.manifest.files.values())
+        return None
 
     def _own_bytes(self) -> int:
         """About what this rank writes: with DDP rank 0 writes all, else all write a share, and rank 0 the whole model too."""
@@ -312,7 +320,7 @@ class Saver:
         identity = self._identity(scheduled=True)
         path = self._output / identity.folder
         # asked before anything is begun: a rank that gives up half-way leaves the others in a collective of the save
-        if not self._trainer.control.should_training_stop and self._agree_on_a_short_disk(path):
+        if self._agree_on_a_short_disk(path):
             return None
         if self._session.is_main:
             checkpoints.withdraw(path)
@@ -326,8 +334,13 @@ class Saver:
     def _agree_on_a_short_disk(self, path: Path) -> bool:
         """Whether there is no room for another one as large as the last; an alert, and said once until there is."""
         session, short = self._session, False
-        if session.is_main and self._last_bytes is not None:
-            free = shutil.disk_usage(self._output).free
+        # the last one is what the run was for: it is tried
+        if (
+            session.is_main
+            and self._last_bytes is not None
+            and not self._trainer.control.should_training_stop
+        ):
+            free = _free_bytes(self._output)
             short = free < self._last_bytes
             if short:
                 sentence = (
@@ -365,6 +378,14 @@ class Saver:
         # the best as it is now: the save may have found a better one
         limit, best = self._trainer.args.save_total_limit, self._best()
         rotation.rotate(self._output, newest=path, limit=limit, best=best)
+
+
+def _free_bytes(folder: Path) -> float:
+    """Infinite where the file system does not say: then a save finds out."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return math.inf
 
 
 @contextmanager

@@ -30,24 +30,46 @@ def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_on_a_full_disk_an_attempts_files_are_kept_in_memory(
-    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize("refused", ["mkdir", "touch"])
+@pytest.mark.parametrize("temporary", [True, False])
+def test_on_a_full_disk_an_attempts_files_are_elsewhere(
+    make: Callable[..., AttemptFiles],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    refused: str,
+    temporary: bool,
 ) -> None:
-    """A recovery needs a directory, and the one of the attempt before is still written to."""
+    """A recovery needs a directory, and ranks need files in it; where temporary ones have no place, memory has."""
+    wanted = tmp_path / ("temporary" if temporary else "memory")
+    wanted.mkdir()
     monkeypatch.setattr(attempt, "MEMORY_ROOT", tmp_path / "memory")
-    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     files = make()
 
-    def full(self: Path, **options: Any) -> None:
+    def full(self: Path, *args: Any, **options: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as disk:
-        disk.setattr(Path, "mkdir", full)
+        disk.setattr(Path, refused, full)
         folder = files.make()
     assert folder is not None
-    assert folder.parent == tmp_path / "memory"
+    assert folder.parent == wanted
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {files.log(0).parent, files.stacks(0).parent, files.error(1).parent} == {folder}
+
+
+def test_a_number_used_before_starts_without_its_errors(make: Callable[..., AttemptFiles]) -> None:
+    """Its start was never written down: what its ranks raised is no news of these."""
+    files = make()
+    files.make()
+    files.error(0).write_text("{}")
+    files.socket(1).touch()
+    files.log(0).write_text("kept")
+    assert files.make() is None
+    assert not files.error(0).exists()
+    assert not files.socket(1).exists()
+    assert files.log(0).read_text() == "kept"
 
 
 def test_another_error_of_the_attempts_directory_is_raised(

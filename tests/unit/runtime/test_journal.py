@@ -242,6 +242,33 @@ def test_a_line_that_was_cut_is_lost_and_the_next_is_not(
     assert journal.lost == 1
 
 
+def test_what_another_process_left_cut_swallows_no_line(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """A rank met the end of the disk; the supervisor is the first to write when there is room again."""
+    rank = Journal(tmp_path / "journal.jsonl", "run-1")
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert rank.write("warning", text="cut") is not None
+    assert journal.write("warning", text="kept") is None
+    assert rank.write("warning", text="kept too") is None
+    assert [record["text"] for record in events()] == ["kept", "kept too"]
+
+
+def test_a_line_without_its_end_is_not_lost(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The next one ends it: told as lost, it would count twice."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
+        assert journal.write("warning", text="first") is None
+    journal.write("warning", text="second")
+    assert [record["text"] for record in events()] == ["first", "second"]
+    assert journal.lost == 0
+
+
 def test_a_disk_that_is_full_only_when_synced_stops_nobody(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

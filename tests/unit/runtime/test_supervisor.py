@@ -17,7 +17,7 @@ from grpo_run.runtime import inquiry, leftovers
 from grpo_run.runtime.agent import Next
 from grpo_run.runtime.board import SlotWriter
 from grpo_run.runtime.config import RunConfig
-from grpo_run.runtime.journal import read_journal
+from grpo_run.runtime.journal import Journal, read_journal
 from grpo_run.runtime.lifecycle import State
 from grpo_run.runtime.policy import Budget
 from grpo_run.runtime.ranks import RankGroup
@@ -301,7 +301,29 @@ def test_what_the_disk_does_not_take_counts_all_the_same(
     status = night.supervisor.status()
     assert status.journal_lost > 0
     assert len(status.history.recoveries) == 2
-    assert len([text for text in night.said if "takes no more lines" in text]) == 1
+    assert len([text for text in night.said if "takes no more lines" in text]) == 2, "once an attempt"
+
+
+def test_a_lost_event_comes_after_what_ranks_have_written(
+    start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot in the file, not read yet, came before the fault: it does not refill the budget after it."""
+    night = start()
+    night.vote(7)
+    night.observe()
+    rank = Journal(night.directory.journal, "night")
+    rank.attempt = 0
+    rank.write("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1)
+    monkeypatch.setattr(night.supervisor.journal, "write", lambda event, **fields: lost(event, fields))
+    assert night.observe(night.ranks.exit(0, signal=9)) is Next.restart
+    assert night.supervisor.history.failures_without_progress == 1
+    assert night.supervisor.history.snapshot_step == 7
+
+
+def lost(event: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """What a journal gives back that could not write it."""
+    now = time.time()
+    return {"time": now, "monotonic": now, "run": "night", "attempt": 0, "event": event, **fields}
 
 
 def test_failing_before_the_first_step_is_given_up_at_once(start: Callable[..., Night]) -> None:

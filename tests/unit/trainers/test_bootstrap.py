@@ -245,8 +245,8 @@ def whole(
     monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
     for name in ("_redirect_output", "_set_title", "_arm_stacks"):
         monkeypatch.setattr(bootstrap, name, lambda argument: None)
-    for name in ("_refuse_inherited_cuda", "_wrap_output"):
-        monkeypatch.setattr(bootstrap, name, lambda: None)
+    monkeypatch.setattr(bootstrap, "_refuse_inherited_cuda", lambda: None)
+    monkeypatch.setattr(bootstrap, "_wrap_output", lambda forked: None)
 
     def execute(source: str) -> int:
         script = tmp_path / "train.py"

@@ -314,6 +314,29 @@ def test_the_first_checkpoint_is_tried_and_the_last(direct: Guarded, free_bytes:
     assert direct.save(7).exists()
 
 
+def test_what_an_attempt_before_saved_tells_how_much_room_is_needed(
+    direct: Guarded, session: Any, call: TrainCall, free_bytes: list[int]
+) -> None:
+    """Else each attempt's first save would be tried on a full disk, and fail, until the run is given up."""
+    direct.save(5)
+    again = Guarded(Trainer(Path(call.output_dir)), session, call)
+    free_bytes.append(0)
+    assert not again.save(6).exists()
+    session.settings = session.settings.model_copy(update={"run_id": "another"})
+    assert Guarded(Trainer(Path(call.output_dir)), session, call).save(7).exists()
+
+
+def test_a_disk_that_does_not_say_is_tried(direct: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks would wait for rank 0's answer."""
+    direct.save(5)
+
+    def stale(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(saving.shutil, "disk_usage", stale)
+    assert direct.save(6).exists()
+
+
 def test_the_best_that_a_save_has_just_found_counts_at_once(direct: Guarded) -> None:
     """The trainer compares within its save, before it would rotate."""
     older = direct.save(5)
