@@ -293,7 +293,7 @@ def test_prometheus_loads_the_alerts_and_sees_the_lost_rank(prometheus: httpx.Cl
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 7
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 8
 
 
 def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(
