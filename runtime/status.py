@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.board import Board
+from grpo_run.runtime.commits import newest_commit
 from grpo_run.runtime.errors import EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.history import History
 from grpo_run.runtime.journal import read_journal
 from grpo_run.runtime.rundir import RunDirectory
 from grpo_run.watchdog.observation import Slot
+
+BEHIND_SECONDS = 5.0
+"""Since the journal's last line; a live supervisor writes down a step within a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +81,25 @@ def read_status(run: RunDirectory) -> RunStatus:
     state = history.state
     if owner is None and history.exit_code is None:
         state = "unknown"
+    behind = _behind(history, slots)
     return RunStatus(
-        run_id=run_id, state=state, sentence=verdict_sentence(state, history), history=history,
-        slots=slots, supervisor_pid=owner,
+        run_id=run_id, state=state, sentence=" ".join(filter(None, (verdict_sentence(state, history), behind))),
+        history=history, slots=slots, supervisor_pid=owner,
     )  # fmt: skip
+
+
+def _behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
+    """What is known from the board alone: a full disk takes no more of the journal, and what it says is old."""
+    commit = newest_commit(dict(enumerate(slots)), world_size=0)
+    if commit is None or time.time() - (history.last_time or 0.0) < BEHIND_SECONDS:
+        return None
+    # one step more may be one that the supervisor has not looked at yet
+    if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):
+        return None
+    return (
+        f"The journal is behind: the ranks have done step {commit.step}; the disk of the run directory may be full, and"
+        " faults since then are not known here."
+    )
 
 
 def verdict_sentence(state: str, history: History) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from grpo_run.runtime import status
 from grpo_run.runtime.board import Board
 from grpo_run.runtime.history import History
 from grpo_run.runtime.journal import Journal
@@ -142,3 +145,28 @@ def test_a_journal_cut_short_is_still_read(run: RunDirectory) -> None:
     with open(run.journal, "ab") as file:
         file.write(b'{"time": 1, "event": "step_com')
     assert read_status(run).history.step == 8
+
+
+@pytest.mark.parametrize(
+    ("committed", "silent_seconds", "behind"), [(40, 60.0, True), (9, 60.0, False), (40, 1.0, False)]
+)
+def test_a_journal_that_the_disk_does_not_take_is_told_from_the_board(
+    owned: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    committed: int,
+    silent_seconds: float,
+    behind: bool,
+) -> None:
+    """Else a run would look as it stood when the disk filled up; a step not looked at yet is no sign of it."""
+    board = Board.create(owned.board, 2)
+    board.begin_attempt(1)
+    for place in (0, 1):
+        writer = board.writer(place, rank=place, pid=os.getpid(), attempt=1)
+        writer.train_call, writer.committed_step = 1, committed
+        writer.touch()
+    now = time.time() + silent_seconds
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
+    found = read_status(owned)
+    assert ("journal is behind" in found.sentence) is behind
+    assert (f"step {committed}" in found.sentence) is behind
+    assert "step 8 of 100" in found.sentence
