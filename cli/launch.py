@@ -98,7 +98,6 @@ def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int
     staging = None
     if config.snapshot_directory is not None:
         staging = Staging(config.snapshot_directory)
-        staging.claim(history.supervisors, directory.path)
     supervisor = Supervisor(
         config,
         directory,
@@ -131,6 +130,9 @@ def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int
     output.start()
     try:
         supervisor.begin(world_size_local=int(launch.elastic.nproc_per_node))
+        if staging is not None:
+            # now: one that could not begin must leave memory to the next
+            staging.claim(history.supervisors, directory.path)
         agent.run()
     except _StoppedWithoutRanks as stopped:
         supervisor.stop_without_ranks(str(stopped))

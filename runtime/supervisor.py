@@ -19,7 +19,14 @@ from grpo_run.runtime.board import Board
 from grpo_run.runtime.commits import newest_commit
 from grpo_run.runtime.config import RunConfig
 from grpo_run.runtime.drains import Drains
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.errors import (
+    EXIT_FINISHED,
+    EXIT_GAVE_UP,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    RunDirectoryError,
+    UsageError,
+)
 from grpo_run.runtime.exits import Exits
 from grpo_run.runtime.history import History
 from grpo_run.runtime.inquiry import Case, inquire
@@ -113,9 +120,17 @@ class Supervisor:
         """False while the agent waits in a rendezvous, where no look is taken."""
 
     def begin(self, **fields: Any) -> None:
-        """Write that this supervisor has taken the run up."""
-        self._write("run_started", supervisor_pid=os.getpid(), **fields)
+        """Write that this supervisor has taken the run up.
+
+        Raises:
+            RunDirectoryError: that could not be written, and the next one would not know of this one.
+        """
+        self.journal.write("run_started", supervisor_pid=os.getpid(), **fields)
         self.journal.sync()
+        if self.journal.lost:
+            raise RunDirectoryError(
+                f"{self.run.path} takes no line, its disk may be full; make room, then run the same command again"
+            )
         self._catch_up()
 
     # what the agent asks of its conductor

@@ -17,7 +17,7 @@ from support.full_disk import SmallDisk, small_disk
 from support.runs import SCRIPTS, Run, digest, undisturbed
 from support.slots import fill, snapshot
 from support.torture import contents, intact, litter, resume
-from support.whole_runs import PATCHED, resumed_at
+from support.whole_runs import PATCHED, kill_all, resumed_at
 
 from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.drainer import ROOM_RESERVE_BYTES, Failed, Published, Request, answer
@@ -218,6 +218,32 @@ def test_a_run_all_of_whose_files_lie_on_a_full_disk_goes_on_and_does_not_look_w
     finally:
         run.close()
     assert set(intact(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
+
+
+def test_a_start_on_a_full_disk_is_refused_and_costs_no_snapshot(disk: SmallDisk) -> None:
+    """One line and code 2; with room again the same command goes on from what memory had kept."""
+    run = Run(
+        disk.folder.parent,
+        [
+            "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir",
+            str(disk.folder), "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.2",
+        ],
+    )  # fmt: skip
+    try:
+        run.start().until_step(7)
+        kill_all(run)
+        committed = max(event["step"] for event in run.events("step_committed"))
+        disk.leave(0)
+        before = len(run.output.read_text())
+        assert run.start().wait() == 2
+        disk.empty()
+        assert run.start().wait() == 0, run.tail()
+        said = run.output.read_text()[before:]
+    finally:
+        run.close()
+    assert "disk" in said.splitlines()[0]
+    assert resumed_at(run, 1) in (committed - 1, committed)
+    assert set(intact(disk.folder)) >= {"checkpoint-4", "checkpoint-12"}
 
 
 def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:

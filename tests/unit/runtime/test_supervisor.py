@@ -17,6 +17,7 @@ from grpo_run.runtime import inquiry, leftovers
 from grpo_run.runtime.agent import Next
 from grpo_run.runtime.board import SlotWriter
 from grpo_run.runtime.config import RunConfig
+from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.journal import Journal, read_journal
 from grpo_run.runtime.lifecycle import State
 from grpo_run.runtime.policy import Budget
@@ -302,6 +303,20 @@ def test_what_the_disk_does_not_take_counts_all_the_same(
     assert status.journal_lost > 0
     assert len(status.history.recoveries) == 2
     assert len([text for text in night.said if "takes no more lines" in text]) == 2, "once an attempt"
+
+
+def test_a_run_that_cannot_write_its_first_line_does_not_begin(
+    start: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next supervisor would not know of this one."""
+    night = start()
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunDirectoryError, match="make room"):
+        night.supervisor.begin()
 
 
 def test_a_lost_event_comes_after_what_ranks_have_written(
