@@ -15,7 +15,7 @@ from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest, undistur
 STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "command"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.full), "command"])
 def test_stop_saves_on_one_step_and_the_same_command_goes_on(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -39,7 +39,9 @@ def test_stop_saves_on_one_step_and_the_same_command_goes_on(
     assert resumed == [0, stopped_at]
 
 
-@pytest.mark.parametrize("start", [(), ("--no-preload",)], ids=["warm", "fresh"])
+@pytest.mark.parametrize(
+    "start", [(), pytest.param(("--no-preload",), marks=pytest.mark.full)], ids=["warm", "fresh"]
+)
 def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
