@@ -102,6 +102,11 @@ class Manifest(Identity):
     files: dict[str, FileEntry]
     seal: str | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all files; the manifest itself is not counted."""
+        return sum(entry.size for entry in self.files.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCheckpoint:

@@ -241,7 +241,7 @@ def _drain(slot: Slot, staged: Staged, restore: str | None, report: Callable[[in
         train_call=staged.train_call.ordinal,
         path=str(final),
         scheduled=staged.scheduled,
-        size_bytes=sum(entry.size for entry in manifest.files.values()),
+        size_bytes=manifest.size_bytes,
         seconds=time.perf_counter() - began,
         durable=durable,
         removed=tuple(map(str, removed)),

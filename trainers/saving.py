@@ -146,7 +146,7 @@ class Saver:
         """What the run's newest checkpoint on disk takes; None before the first."""
         for found in checkpoints.find(self._output):
             if found.manifest.run_id == self._session.settings.run_id:
-                return sum(entry.size for entry in found.manifest.files.values())
+                return found.manifest.size_bytes
         return None
 
     def _own_bytes(self) -> int:
@@ -361,7 +361,7 @@ class Saver:
 
     def _publish(self, identity: Identity, path: Path, began: float) -> None:
         manifest = checkpoints.write_manifest(path, identity)
-        self._last_bytes = sum(entry.size for entry in manifest.files.values())
+        self._last_bytes = manifest.size_bytes
         self._session.journal.write(
             "checkpoint_published",
             rank=self._session.rank,

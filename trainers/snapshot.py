@@ -114,7 +114,7 @@ class Snapshots:
                 if not _is_no_room(error, slot.path):
                     raise
                 # what is not caught is written to the slot itself, which may be as full
-                session.journal.write("warning", rank=session.rank, text=str(error))
+                session.warn_in_journal(str(error))
             outcome = int(session.votes.maximum(outcome))
             if outcome == TAKEN:
                 outcome = self._on_main(lambda: slot.complete(staged))
@@ -133,7 +133,7 @@ class Snapshots:
                 deed()
             except OSError as error:
                 outcome = NO_ROOM
-                self._session.journal.write("warning", rank=0, text=f"no snapshot: {error}")
+                self._session.warn_in_journal(f"no snapshot: {error}")
         return int(self._session.votes.maximum(outcome))
 
     def wait_durable(self, seconds: float = WAIT_SECONDS) -> bool:
@@ -164,7 +164,7 @@ class Snapshots:
                 if slot is not None and held.enter_context(slot.locked()):
                     return FOUND + slot.index
             except OSError as error:  # somebody took the directory away
-                self._session.journal.write("warning", rank=0, text=f"no snapshot: {error}")
+                self._session.warn_in_journal(f"no snapshot: {error}")
                 return GAVE_UP
             return WAITING
 
