@@ -69,7 +69,7 @@ class Bench:
     """The trainer, its arena, and the two ways of saving."""
 
     def __init__(self, trainer: Any, disk: Path, memory: Path, copy_threads: int) -> None:
-        from grpo_run.runtime.arena import Arena
+        from grpo_run.runtime.staging.buffer import Arena
 
         self.trainer = trainer
         self.copy_threads = copy_threads
@@ -130,10 +130,10 @@ class Bench:
 
     def materialize(self) -> tuple[float, float]:
         """Seconds to write the checkpoint to disk from memory, and to digest it."""
-        from grpo_run.runtime.arena import ArenaReader
-        from grpo_run.runtime.checkpoints import digest
-        from grpo_run.runtime.image import read_image
-        from grpo_run.runtime.materialize import write_files
+        from grpo_run.runtime.checkpoints.manifest import digest
+        from grpo_run.runtime.staging.buffer import ArenaReader
+        from grpo_run.runtime.staging.index import read_image
+        from grpo_run.runtime.staging.writer import write_files
 
         target = self.disk / "materialized"
         began = time.perf_counter()
@@ -209,7 +209,7 @@ def measure(options: Any, console: Console, disk: Path, memory: Path) -> dict[st
     import transformers
     from scripts.model import trained
 
-    from grpo_run.runtime.image import read_image
+    from grpo_run.runtime.staging.index import read_image
 
     torch.set_num_threads(1)  # as a rank has where there are several
     transformers.utils.logging.disable_progress_bar()

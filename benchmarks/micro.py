@@ -49,7 +49,7 @@ def batches(number: int, size: int, action: Callable[[], object]) -> list[float]
 
 def board(folder: Path, number: int) -> dict[str, list[float]]:
     """Microseconds: the three writes of a rank, and the supervisor's read of one slot."""
-    from grpo_run.runtime.board import Board
+    from grpo_run.runtime.board.board import Board
     from grpo_run.watchdog.observation import Phase
 
     shared = Board.create(folder / "board.mmap", RANKS)
@@ -77,7 +77,7 @@ def board(folder: Path, number: int) -> dict[str, list[float]]:
 
 def journal(folder: Path, number: int) -> dict[str, list[float]]:
     """Microseconds for one line of the size of a committed step, and for putting it on disk."""
-    from grpo_run.runtime.journal import Journal
+    from grpo_run.runtime.record.journal import Journal
 
     lines = Journal(folder / "journal.jsonl", "benchmark")
     lines.attempt = 0
@@ -163,7 +163,7 @@ def vote(number: int) -> dict[str, list[float]]:
 
 def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
     """What a rank is: a fork of an interpreter that has imported TRL. Measures with and without the freeze."""
-    from grpo_run.runtime.forkserver import SUPERVISOR_PID
+    from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 
     os.environ[SUPERVISOR_PID] = str(supervisor)
     import grpo_run.trainers.preload  # noqa: F401 - collects and freezes
@@ -184,7 +184,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 
 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
-    from grpo_run.runtime.board import Board
+    from grpo_run.runtime.board.board import Board
     from grpo_run.trainers.hygiene import clean
 
     if not frozen:

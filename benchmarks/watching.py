@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import machine
 
-from grpo_run.runtime.board import Board
+from grpo_run.runtime.board.board import Board
 from grpo_run.watchdog.observation import Phase, Slot
 
 RANKS = 8

@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_run.runtime import checkpoints, inventory, partials
+from grpo_run.runtime.checkpoints import listing, publishing
+from grpo_run.runtime.checkpoints import manifest as checkpoints
+from grpo_run.runtime.checkpoints.listing import ASIDE, Entry, State
+from grpo_run.runtime.checkpoints.pruning import superfluous
 from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
-from grpo_run.runtime.inventory import ASIDE, Entry, State
-from grpo_run.runtime.journal import read_journal
-from grpo_run.runtime.retention import superfluous
-from grpo_run.runtime.rundir import find_run
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.record.run_directory import find_run
 
 EXIT_BAD = 1
 """`verify` found a checkpoint that must not be loaded; `prune` could not delete everything."""
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     entries = [
         entry
         for directory in directories
-        for entry in inventory.take(directory, verify=options.action == "verify")
+        for entry in listing.take(directory, verify=options.action == "verify")
     ]
     if not entries:
         raise UsageError(f"no checkpoint in {', '.join(map(str, directories))}")
@@ -79,7 +80,7 @@ def find_directories(target: str | None) -> list[Path]:
         if target is None:
             raise
         raise RunDirectoryError(f"{target} is neither a directory nor a run") from error
-    places = inventory.output_directories(read_journal(run.journal))
+    places = listing.output_directories(read_journal(run.journal))
     if not places:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")
     return places
@@ -134,11 +135,11 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
     for directory in directories:
         if checkpoints.step_of(directory) is not None:
             raise UsageError(f"{directory} is one checkpoint: prune its directory, {directory.parent}")
-    entries = [entry for directory in directories for entry in inventory.take(directory, verify=True)]
+    entries = [entry for directory in directories for entry in listing.take(directory, verify=True)]
     going = [
         entry
         for entry in superfluous(entries, keep=options.keep, best=_best(entries), aside=options.rejected)
-        if entry.state is not State.partial or partials.is_abandoned(entry.path)
+        if entry.state is not State.partial or publishing.is_abandoned(entry.path)
     ]
     left = [entry for entry in going if options.yes and not _delete(entry)]
     gone = [entry for entry in going if options.yes and entry not in left]
@@ -180,7 +181,7 @@ def _best(entries: Sequence[Entry]) -> set[str]:
 def _delete(entry: Entry) -> bool:
     """Delete a directory; one that somebody still writes stays."""
     if entry.state is State.partial:
-        partials.clean_partials(entry.path.parent)
+        publishing.clean_partials(entry.path.parent)
         return not entry.path.exists()
     try:
         if entry.state is State.published:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.journal import JournalReader
-from grpo_run.runtime.rundir import RunDirectory
-from grpo_run.runtime.status import read_status
+from grpo_run.runtime.record.journal import JournalReader
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status
 
 DEADLINE_SECONDS = 600.0
 MARKER = ".grpo-run-demo"
@@ -96,7 +96,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
     from rich.table import Table
 
     from grpo_run.dashboards.picture import draw_run
-    from grpo_run.runtime.journal import read_journal
+    from grpo_run.runtime.record.journal import read_journal
 
     status = read_status(run)
     picture = out / "reward.png"

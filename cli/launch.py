@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_run.cli.options import Launch, node_range, parse
-from grpo_run.runtime import forkserver
 from grpo_run.runtime.errors import EXIT_FINISHED, ProcessError, UsageError
-from grpo_run.runtime.history import History
-from grpo_run.runtime.journal import Journal, read_journal
-from grpo_run.runtime.rundir import RunDirectory
-from grpo_run.runtime.staging import Staging
-from grpo_run.runtime.supervisor import Supervisor
-from grpo_run.trainers.settings import RankSettings
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, read_journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.supervision.supervisor import Supervisor
 
 ENTRY = "grpo_run.trainers.bootstrap:main"
 PRELOAD = ("grpo_run.trainers.preload",)
@@ -61,7 +61,7 @@ def _write_what_was_kept(launch: Launch, directory: RunDirectory, history: Histo
     path = launch.config.snapshot_directory
     if path is None or not path.is_dir():
         return
-    from grpo_run.runtime.drains import Drains
+    from grpo_run.runtime.staging.drain_scheduler import Drains
 
     def say(text: str) -> None:
         print(f"grpo-run: {text}")
@@ -86,7 +86,7 @@ def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     from grpo_run.dashboards.terminal import Terminal, progress_line
-    from grpo_run.runtime.output import OutputFollower
+    from grpo_run.runtime.processes.output import OutputFollower
 
     supervisor: Supervisor | None = None
     terminal = Terminal(
@@ -195,7 +195,7 @@ def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
     from torch.distributed.run import config_from_args
 
-    from grpo_run.runtime.agent import Agent
+    from grpo_run.runtime.processes.agent import Agent
 
     options = launch.elastic
     alone = options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None

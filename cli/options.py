@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_run.dashboards.address import parse_address
-from grpo_run.runtime.config import RunConfig, Timeouts
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.history import History
-from grpo_run.runtime.injection import GRAMMAR, help_text, parse_all
-from grpo_run.runtime.injection import check as check_injections
-from grpo_run.runtime.journal import read_journal
-from grpo_run.runtime.policy import Budget
-from grpo_run.runtime.rundir import DEFAULT_ROOT, RunDirectory, default_run_id
-from grpo_run.runtime.script import needs_fresh_interpreter, source_of
-from grpo_run.runtime.staging import MEMORY_ROOT, place
+from grpo_run.runtime.launch.config import RunConfig, Timeouts
+from grpo_run.runtime.launch.injection import GRAMMAR, help_text, parse_all
+from grpo_run.runtime.launch.injection import check as check_injections
+from grpo_run.runtime.launch.script import needs_fresh_interpreter, source_of
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
+from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
+from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.trainers import caps
 from grpo_run.trainers.upstream import check_versions
 from grpo_run.watchdog.deadlines import DeadlineSettings
@@ -319,7 +319,7 @@ def _parallelism(options: argparse.Namespace, nodes: int) -> tuple[dict[str, str
     if options.accelerate_config:
         import torch
 
-        from grpo_run.runtime.parallelism import load_parallelism
+        from grpo_run.runtime.launch.accelerate import load_parallelism
 
         parallelism = load_parallelism(
             Path(options.accelerate_config),

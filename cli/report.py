@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.rundir import find_run
+from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from grpo_run.runtime.board import Board
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.rundir import find_run
+from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:

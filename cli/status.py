@@ -6,8 +6,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from grpo_run.runtime.rundir import find_run
-from grpo_run.runtime.status import RunStatus, read_status
+from grpo_run.runtime.record.run_directory import find_run
+from grpo_run.runtime.record.status import RunStatus, read_status
 
 
 def main(arguments: Sequence[str]) -> int:

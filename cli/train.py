@@ -10,7 +10,7 @@ from typing import NoReturn
 from grpo_run.cli import launch
 from grpo_run.cli.options import identity
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.rundir import default_run_id
+from grpo_run.runtime.record.run_directory import default_run_id
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
 
 MODULE = "grpo_run.trainers.recipes"

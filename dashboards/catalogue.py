@@ -16,10 +16,10 @@ from importlib.metadata import version
 from typing import Any
 
 from grpo_run.dashboards.metric import RUN_ID, Exporter, Label, Metric, Observation, Sample, one_hot
-from grpo_run.runtime import policy
-from grpo_run.runtime.history import Recovery
-from grpo_run.runtime.lifecycle import State
-from grpo_run.runtime.policy import Action
+from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.supervision import policy
+from grpo_run.runtime.supervision.lifecycle import State
+from grpo_run.runtime.supervision.policy import Action
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 

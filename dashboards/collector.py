@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
 from grpo_run.dashboards.metric import RUN_ID, Exporter, Metric, Observation, Source
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history import History, Recovery
+from grpo_run.runtime.record.history import History, Recovery
 
 SMOOTHING_STEPS = 11
 SMOOTHED_SHARE = 1 / 50

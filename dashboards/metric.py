@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 
 Kind = Literal["gauge", "counter"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.dashboards.curves import Curves, Numbers, running_mean, series_of, smoothing_window
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history import Recovery
+from grpo_run.runtime.record.history import Recovery
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
     """Draw a journal's records into a PNG and return what it shows.
 
     Args:
-        records: the journal, as `runtime.journal.read_journal` yields it.
+        records: the journal, as `runtime.record.journal.read_journal` yields it.
         path: of the PNG; replaced in one move, mode 0644.
 
     Raises:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history import History, Recovery
-from grpo_run.runtime.journal import read_journal
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 SHOWN_EVENTS = 40

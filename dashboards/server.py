@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 
 from grpo_run.dashboards.address import is_loopback, listen, parse_address
 from grpo_run.dashboards.collector import ObservationFailed, RunCollector
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.status import RunStatus
 
 if TYPE_CHECKING:
     import uvicorn

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from grpo_run.runtime.history import History
+from grpo_run.runtime.record.history import History
 
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 15.0

@@ -1,7 +1,7 @@
 """Every private name of Python and of torch that the runtime leans on.
 
 One place, so that a contract test (`tests/unit/runtime/test_upstream.py`) says at once what a new release
-moved. Called by `forkserver.py`, `agent.py`, `materialize.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
+moved. Called by `forkserver.py`, `agent.py`, `writer.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeo
     return gloo(store, rank, world_size, options)
 
 
-# ---- torch's file format, for `materialize.py` ----
+# ---- torch's file format, for `writer.py` ----
 
 
 @contextlib.contextmanager

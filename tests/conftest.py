@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from support.runs import Run
 
-from grpo_run.runtime.journal import Journal, read_journal
+from grpo_run.runtime.record.journal import Journal, read_journal
 
 # no deadline: how long an example takes says something about the machine only; the same examples each time, so that
 # a change is judged by what it changed (`pytest --hypothesis-profile=explore` looks further)

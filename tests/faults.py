@@ -4,7 +4,7 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.injection.KINDS`; faults of user code, without our injector, are `scripts/hurt.py`.
+The kinds are `grpo_run.runtime.launch.injection.KINDS`; faults of user code, without our injector, are `scripts/hurt.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 
 from support.runs import Run
 
-from grpo_run.runtime.injection import Injection
+from grpo_run.runtime.launch.injection import Injection
 from grpo_run.watchdog.observation import Phase
 
 

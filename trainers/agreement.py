@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime import partials
+from grpo_run.runtime.checkpoints import publishing
 from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.trainers import resuming
 from grpo_run.trainers.resuming import PassedOver, Question, Resume
@@ -54,7 +54,7 @@ def _tell(votes: Any, text: str) -> str:
 
 def pass_over(session: Session, one: PassedOver) -> None:
     """Journal and say that a checkpoint is not used; one of ours that is proved bad is renamed aside."""
-    moved = partials.reject(one.path, one.reason) if one.corrupt and one.ours else None
+    moved = publishing.reject(one.path, one.reason) if one.corrupt and one.ours else None
     cause = {"cause": str(Cause.checkpoint_corrupt)} if one.corrupt else {}
     session.journal.write(
         "checkpoint_rejected",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-from grpo_run.runtime import checkpoints, partials
-from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.checkpoints import manifest, publishing
+from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import CheckpointError, ConfigError, Stopped
-from grpo_run.runtime.staging import RESTORE
+from grpo_run.runtime.staging.slots import RESTORE
 from grpo_run.trainers import agreement, caps, layout, phases, progress, resuming, upstream
 from grpo_run.trainers.session import Session, current
 from grpo_run.watchdog.observation import Phase, RankState
@@ -82,7 +82,7 @@ def _check(session: Session, trainer: Any) -> None:
     caps.check(trainer, session.settings.generation)
     expected = session.settings.expected_distributed_type
     if expected is not None:
-        from grpo_run.runtime.parallelism import check_took_effect
+        from grpo_run.runtime.launch.accelerate import check_took_effect
 
         check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
     missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
@@ -202,7 +202,7 @@ def _agree_on_resume(
         also_in=(Path(settings.staging) / RESTORE,) if settings.staging is not None else (),
     )
     if session.is_main:
-        partials.clean_partials(Path(call.output_dir))  # what died between two renames has its name again
+        publishing.clean_partials(Path(call.output_dir))  # what died between two renames has its name again
     choice = agreement.agree(session, question)
     if choice.notice:
         session.warn(choice.notice)
@@ -273,7 +273,7 @@ def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> No
     if session.is_main:
         if path is not None:
             try:
-                checkpoints.mark_finished(path)
+                manifest.mark_finished(path)
             except (OSError, CheckpointError) as error:
                 session.warn(f"{path} is not marked as the end of its train() call: {error}")
         session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)

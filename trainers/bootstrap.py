@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
-from grpo_run.runtime.lifeline import die_with_parent, let_be_traced_by
-from grpo_run.runtime.room import NO_ROOM
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
+from grpo_run.runtime.staging.headroom import NO_ROOM
 from grpo_run.trainers.session import Session, current, open_session
-from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.evidence import STACK_SIGNAL
 from grpo_run.watchdog.observation import RankState
 from grpo_run.watchdog.source import is_users

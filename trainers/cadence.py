@@ -1,4 +1,4 @@
-"""When the next snapshot is due: every N steps as asked, or as often as pays (`runtime.interval`).
+"""When the next snapshot is due: every N steps as asked, or as often as pays (`runtime.record.failure_rate`).
 
 One a `train()` call, asked by the guard's callback after each step. With a fixed N every rank comes to the same answer by
 itself; else rank 0 measures, and its wish goes through the vote. Reads the clock it is given; takes no snapshot.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.runtime.interval import steps_between_snapshots
+from grpo_run.runtime.record.failure_rate import steps_between_snapshots
 
 VOTE_STEPS = 2
 """A wish is acted on after the step that follows the one it was voted with: only then can it be seen to be unheard."""

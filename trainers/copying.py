@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from grpo_run.runtime.arena import Arena
+from grpo_run.runtime.staging.buffer import Arena
 
 PIECE_BYTES = 4 << 20
 """Moved at a time: less than half a millisecond, so that all threads end together and a signal is heard."""

@@ -3,7 +3,7 @@
 The session makes one `Injector` in a rank of a run that has injections; the slot calls it at every phase entry.
 What is about to be done is in the journal, and on disk, before it is done. Faults stand for the user's own
 mistakes, so their frames count as the user's. Nothing here draws a random number or touches the model: a run that
-healed ends with the weights of a run that was never hurt. What may be asked for is `runtime.injection`.
+healed ends with the weights of a run that was never hurt. What may be asked for is `runtime.launch.injection`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Protocol
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.injection import AFTER_STEP, KINDS, Injection, check, remaining
+from grpo_run.runtime.launch.injection import AFTER_STEP, KINDS, Injection, check, remaining
 from grpo_run.trainers import upstream
 from grpo_run.watchdog.observation import Phase
 
@@ -34,7 +34,7 @@ class InjectedFault(Exception):
 
 
 class EventLog(Protocol):
-    """The part of `runtime.journal.Journal` that is needed."""
+    """The part of `runtime.record.journal.Journal` that is needed."""
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> object:
         """Append one event."""

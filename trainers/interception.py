@@ -2,7 +2,7 @@
 
 Called by the guard around a trainer's own checkpoint method, in the thread that saves; what other threads save and
 what does not lie below the given root passes through untouched, and so does everything that cannot be put down
-exactly. A file that was caught is not there until `grpo_run.runtime.materialize` writes it. Does not copy bytes
+exactly. A file that was caught is not there until `grpo_run.runtime.staging.writer` writes it. Does not copy bytes
 itself, nor decide where a checkpoint goes.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.image import Image, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.index import Image, SafetensorsFile, TorchFile
 from grpo_run.trainers import packing, upstream
 
 

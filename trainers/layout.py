@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.model_shape import NamedShape, model_shape
-from grpo_run.runtime.world_size import Batch
+from grpo_run.runtime.checkpoints.model_shape import NamedShape, model_shape
+from grpo_run.runtime.checkpoints.world_size import Batch
 
 
 def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:

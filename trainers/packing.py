@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.arena import Arena, aligned
-from grpo_run.runtime.image import Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.buffer import Arena, aligned
+from grpo_run.runtime.staging.index import Record, SafetensorsFile, TorchFile
 from grpo_run.trainers import upstream
 from grpo_run.trainers.copying import Copy, copy_all
 

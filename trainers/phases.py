@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from grpo_run.runtime.board import SlotWriter
+from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.watchdog.observation import Phase
 
 

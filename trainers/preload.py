@@ -11,8 +11,8 @@ from __future__ import annotations
 import gc
 import os
 
-from grpo_run.runtime.forkserver import SUPERVISOR_PID
-from grpo_run.runtime.lifeline import die_with_parent
+from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
+from grpo_run.runtime.processes.parent_death import die_with_parent
 
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
 os.setsid()  # signals to the supervisor's group or terminal are the supervisor's to answer

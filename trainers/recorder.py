@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from grpo_run.runtime.board import SlotWriter
+from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.trainers import upstream
 from grpo_run.watchdog.collectives import Progress
 from grpo_run.watchdog.source import is_telling

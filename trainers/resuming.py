@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo_run.runtime import checkpoints, parts, world_size
-from grpo_run.runtime.checkpoints import FoundCheckpoint, Manifest, TrainCall
+from grpo_run.runtime.checkpoints import completeness, world_size
+from grpo_run.runtime.checkpoints import manifest as checkpoints
+from grpo_run.runtime.checkpoints.manifest import FoundCheckpoint, Manifest, TrainCall
+from grpo_run.runtime.checkpoints.model_shape import NamedShape, difference, model_shape
+from grpo_run.runtime.checkpoints.world_size import Batch
 from grpo_run.runtime.errors import CheckpointError, UsageError
-from grpo_run.runtime.model_shape import NamedShape, difference, model_shape
-from grpo_run.runtime.world_size import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +228,7 @@ def _check_model(question: Question, path: Path, manifest: Manifest) -> None:
     if manifest.model_shape is None or not question.parameters:
         return
     if model_shape(question.parameters) != manifest.model_shape:
-        what = difference(question.parameters, parts.tensors(path))
+        what = difference(question.parameters, completeness.tensors(path))
         raise UsageError(
             f"{path} is of another model than the script has built: {what}; build the model it was"
             f" saved from, or start another run with --run-id"
@@ -261,11 +262,11 @@ def _from_elsewhere(question: Question, tell: Tell, can_reshape: CanReshape) -> 
             raise UsageError(f"--resume-from {path}: {reason}; start {manifest.world_size} ranks")
         found_there = FoundCheckpoint(path=path, manifest=manifest)
         return Resume(argument=str(path), own=found_there, foreign=True, notice=notice)
-    if not (path / parts.STATE).is_file():
-        raise UsageError(f"--resume-from {path}: no checkpoint (no {parts.STATE} in it)")
+    if not (path / completeness.STATE).is_file():
+        raise UsageError(f"--resume-from {path}: no checkpoint (no {completeness.STATE} in it)")
     if path.resolve().parent != question.output_dir.resolve() and question.call.ordinal != 1:
         return as_asked
-    lacks = parts.missing(path, question.world_size, deep=True)
+    lacks = completeness.missing(path, question.world_size, deep=True)
     if lacks:
         raise UsageError(f"--resume-from {path}: {_listed(lacks)}; name another checkpoint")
     return Resume(argument=str(path), notice=_without_digests(path, question.world_size))
@@ -331,7 +332,7 @@ def _problem(question: Question, path: Path, can_reshape: CanReshape) -> str | N
         UsageError: it is intact and does not fit.
     """
     if not (path / checkpoints.MANIFEST).exists():
-        lacks = parts.missing(path, question.world_size, deep=True)
+        lacks = completeness.missing(path, question.world_size, deep=True)
         return _listed(lacks) if lacks else None
     try:
         manifest = checkpoints.read_manifest(path)
@@ -352,7 +353,7 @@ def _note(question: Question, path: Path) -> str | None:
 
 def _without_digests(path: Path, ranks: int) -> str:
     text = f"{path} has all its parts and no manifest: accepted without digests"
-    written_by = parts.ranks(path)
+    written_by = completeness.ranks(path)
     if written_by not in (None, ranks):
         text += (
             f"; it was written by {written_by} ranks, this run has {ranks}, and whether a step takes as many samples"

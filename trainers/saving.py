@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime import checkpoints, rotation
-from grpo_run.runtime.checkpoints import Identity, TrainCall
+from grpo_run.runtime.checkpoints import manifest as checkpoints
+from grpo_run.runtime.checkpoints import rotation
+from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.room import is_full
-from grpo_run.runtime.staging import Staged
+from grpo_run.runtime.staging.headroom import is_full
+from grpo_run.runtime.staging.slots import Staged
 from grpo_run.trainers import layout, upstream
 from grpo_run.trainers.exact import ExactState
 from grpo_run.trainers.readers import Reading, reading

@@ -16,13 +16,13 @@ from typing import Any
 
 import wrapt
 
-from grpo_run.runtime.board import Board
-from grpo_run.runtime.injection import parse_all
-from grpo_run.runtime.journal import Journal
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.launch.injection import parse_all
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.trainers.injection import Injector
 from grpo_run.trainers.recorder import Recorder, beat, serve
-from grpo_run.trainers.settings import RankSettings
 
 CONNECT_DEADLINE_SECONDS = 300.0
 BEAT_SECONDS = 1.0
@@ -152,7 +152,7 @@ class Session:
     def snapshots(self) -> Any:
         """This rank's `snapshot.Snapshots`; None where checkpoints are written directly."""
         if self._snapshots is None and self.settings.staging is not None:
-            from grpo_run.runtime.staging import Staging
+            from grpo_run.runtime.staging.slots import Staging
             from grpo_run.trainers.snapshot import Snapshots
 
             self._snapshots = Snapshots(self, Staging(Path(self.settings.staging)))

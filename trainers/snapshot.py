@@ -1,6 +1,6 @@
 """A rank's side of checkpoints in memory: one copy at memory speed, then training goes on.
 
-The trainer's own checkpoint method runs as ever, only that its directory is a slot of the run's staging (`runtime.staging`)
+The trainer's own checkpoint method runs as ever, only that its directory is a slot of the run's staging (`runtime.staging.slots`)
 and that what torch and safetensors would write there is copied into this rank's arena (`interception.py`). All
 ranks take part, agree on the slot, and rank 0 declares it complete. Writing it to disk is the supervisor's. Called
 by `saving.py`; does not decide when.
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime import room as limits
-from grpo_run.runtime.arena import Arena
 from grpo_run.runtime.errors import CheckpointError, NoRoomError
-from grpo_run.runtime.staging import Slot, Staged, Staging
+from grpo_run.runtime.staging import headroom as limits
+from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.slots import Slot, Staged, Staging
 from grpo_run.trainers import upstream
 from grpo_run.trainers.copying import share_of_threads
 from grpo_run.trainers.interception import captured

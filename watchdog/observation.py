@@ -1,6 +1,6 @@
 """What the supervisor can see of a rank: its slot on the board and how it exited.
 
-Plain data, written by `runtime.board` (slots) and `runtime.ranks` (exits), read by every detector,
+Plain data, written by `runtime.board.board` (slots) and `runtime.processes.ranks` (exits), read by every detector,
 metric and page. Does not interpret what it holds and does no I/O.
 """
 

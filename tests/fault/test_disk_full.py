@@ -19,10 +19,10 @@ from support.slots import fill, snapshot
 from support.torture import contents, intact, litter, resume
 from support.whole_runs import PATCHED, kill_all, resumed_at
 
-from grpo_run.runtime.arena import Arena
-from grpo_run.runtime.drainer import ROOM_RESERVE_BYTES, Failed, Published, Request, answer
-from grpo_run.runtime.image import Image, Record, SafetensorsFile, TorchFile
-from grpo_run.runtime.staging import Slot, Staging
+from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.drain_worker import ROOM_RESERVE_BYTES, Failed, Published, Request, answer
+from grpo_run.runtime.staging.index import Image, Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.slots import Slot, Staging
 
 DISK_BYTES = ROOM_RESERVE_BYTES + (24 << 20)
 EVENTS = 60

@@ -27,8 +27,8 @@ from support.torture import (
     settle,
 )
 
-from grpo_run.runtime.checkpoints import LOCK
-from grpo_run.runtime.staging import Staging
+from grpo_run.runtime.checkpoints.manifest import LOCK
+from grpo_run.runtime.staging.slots import Staging
 
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500

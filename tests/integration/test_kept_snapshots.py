@@ -11,10 +11,10 @@ import pytest
 from support.slots import fill, snapshot
 
 from grpo_run.cli import launch as module
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.history import History
-from grpo_run.runtime.rundir import RunDirectory
-from grpo_run.runtime.staging import Staging, place
+from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.staging.slots import Staging, place
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_next_launch_writes_what_was_kept(
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
     module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     path = tmp_path / "out" / "checkpoint-5"
-    checkpoints.verify(path, checkpoints.read_manifest(path))
+    manifest.verify(path, manifest.read_manifest(path))
     assert not kept.exists()
     assert [json.loads(line)["event"] for line in run.journal.read_text().splitlines()] == [
         "checkpoint_published"

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType
 from support.partition import check_partition
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.parallelism import check_took_effect, load_parallelism
+from grpo_run.runtime.launch.accelerate import check_took_effect, load_parallelism
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"

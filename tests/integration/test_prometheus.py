@@ -23,10 +23,10 @@ from support import runs
 from grpo_run.dashboards.generated import FOLDER
 from grpo_run.dashboards.grafana import dashboard, queries_of
 from grpo_run.dashboards.server import MetricsServer, start
-from grpo_run.runtime.board import Board
-from grpo_run.runtime.journal import Journal
-from grpo_run.runtime.rundir import RunDirectory
-from grpo_run.runtime.status import RunStatus, read_status
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.observation import Phase, RankState
 
 DEADLINE_SECONDS = 15.0

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from grpo_run.runtime import checkpoints, parts
-from grpo_run.runtime.checkpoints import MANIFEST, Identity, TrainCall
+from grpo_run.runtime.checkpoints import completeness, manifest
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, Identity, TrainCall
 from grpo_run.trainers import layout
 from grpo_run.trainers.resuming import PassedOver, Question, choose
 
@@ -53,10 +53,10 @@ class Publish(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """As the guard does."""
         identity = Identity(
-            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=checkpoints.versions(),
+            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=manifest.versions(),
             **layout.manifest_fields(self.trainer, 1),
         )  # fmt: skip
-        checkpoints.write_manifest(Path(args.output_dir) / identity.folder, identity)
+        manifest.write_manifest(Path(args.output_dir) / identity.folder, identity)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     call = TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder))
     trainer.add_callback(Publish(trainer, call))
     trainer.train()
-    assert [found.manifest.step for found in checkpoints.find(folder)] == sorted(STEPS, reverse=True)
+    assert [found.manifest.step for found in manifest.find(folder)] == sorted(STEPS, reverse=True)
     return folder
 
 
@@ -140,7 +140,7 @@ def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
     dice, folder = random.Random(60), tmp_path / "out"
     shutil.copytree(written, folder)
     for step in STEPS:
-        checkpoints.withdraw(folder / f"checkpoint-{step}")
+        manifest.withdraw(folder / f"checkpoint-{step}")
     asking = question(folder, script_asks=True, first_attempt=True)
     newest = folder / f"checkpoint-{max(STEPS)}"
     assert choose(asking, lambda one: None).argument == str(newest)
@@ -158,4 +158,4 @@ def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
             file.write_bytes(cut(content, dice))
         assert choose(asking, lambda one: None).argument == str(folder / "checkpoint-4"), file
         file.write_bytes(content)
-    assert parts.missing(newest, 1, deep=True) == []
+    assert completeness.missing(newest, 1, deep=True) == []

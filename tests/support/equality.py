@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.parallelism import load_parallelism
+from grpo_run.runtime.launch.accelerate import load_parallelism
 from support.runs import CONFIGS, SCRIPTS, Run, digest, torchrun
 
 ROOT = CONFIGS.parent.parent

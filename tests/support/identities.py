@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints import Identity, TrainCall
+from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall
 
 
 def identity(output: Path | str = "out", step: int = 5, **changes: Any) -> Identity:

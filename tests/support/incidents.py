@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.journal import Journal
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.stacks import Frame, Stack, fold, folded_text
 
 AT = 1_790_000_000.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from grpo_run.runtime import drains as module
-from grpo_run.runtime.staging import Staging
+from grpo_run.runtime.staging import drain_scheduler as module
+from grpo_run.runtime.staging.slots import Staging
 from support.slots import fill, snapshot
 
 EVERY = 50

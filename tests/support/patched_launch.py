@@ -11,9 +11,9 @@ import sys
 
 if __name__ == "__main__":
     from grpo_run.cli.main import main
-    from grpo_run.runtime import drains
+    from grpo_run.runtime.staging import drain_scheduler
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
-        assert hasattr(drains, name), name
-        setattr(drains, name, value)
+        assert hasattr(drain_scheduler, name), name
+        setattr(drain_scheduler, name, value)
     sys.exit(main())

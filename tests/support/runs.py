@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.board import Board
-from grpo_run.runtime.journal import JournalReader
-from grpo_run.runtime.staging import place
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.record.journal import JournalReader
+from grpo_run.runtime.staging.slots import place
 from grpo_run.watchdog.observation import Phase
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.arena import Arena
-from grpo_run.runtime.image import Image, Record, SafetensorsFile, TorchFile
-from grpo_run.runtime.staging import Slot, Staged
+from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.index import Image, Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.slots import Slot, Staged
 from support.identities import identity
 
 PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}

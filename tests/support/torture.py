@@ -1,6 +1,6 @@
 """Saves and drains that are killed at any of their system calls, in processes of their own, and what must hold after.
 
-A `Yard` is a process that holds a real trainer and forks: a rank that takes a snapshot (`runtime.staging`,
+A `Yard` is a process that holds a real trainer and forks: a rank that takes a snapshot (`runtime.staging.slots`,
 `trainers.snapshot`), or a drainer that makes one durable. The fork is traced and killed where `syscalls.Stop` says. What is
 left on the file system is then judged here as the guard does it at the start of the next attempt.
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.checkpoints import MANIFEST, TrainCall, step_of
-from grpo_run.runtime.drainer import Published, Request, answer
-from grpo_run.runtime.drains import next_to_drain
-from grpo_run.runtime.partials import clean_partials
-from grpo_run.runtime.staging import Slot, Staged, Staging
+from grpo_run.runtime.checkpoints import manifest as checkpoints
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, step_of
+from grpo_run.runtime.checkpoints.publishing import clean_partials
+from grpo_run.runtime.staging.drain_scheduler import next_to_drain
+from grpo_run.runtime.staging.drain_worker import Published, Request, answer
+from grpo_run.runtime.staging.slots import Slot, Staged, Staging
 from grpo_run.runtime.upstream import hidden_main
 from grpo_run.trainers.resuming import Question, choose
 from support.syscalls import Fall, Stop, run_and_kill
@@ -107,7 +107,7 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
     import torch
     from transformers import set_seed
 
-    from grpo_run.runtime.arena import Arena
+    from grpo_run.runtime.staging.buffer import Arena
     from grpo_run.trainers.snapshot import TAKEN, Snapshots
 
     trainer = _trainer()

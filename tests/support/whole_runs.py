@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.partials import clean_partials
-from grpo_run.runtime.staging import Staging, place
+from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints.publishing import clean_partials
+from grpo_run.runtime.staging.slots import Staging, place
 from support.runs import Run, alive, descendants
 
 PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
@@ -66,9 +66,9 @@ def what_is_left(run: Run, output: Path) -> Left:
     clean_partials(output)
     durable = 0
     if output.is_dir():
-        for candidate in checkpoints.candidates(output):
+        for candidate in manifest.candidates(output):
             assert candidate.manifest is not None, f"{candidate.path}: {candidate.problem}"
-            checkpoints.verify(candidate.path, candidate.manifest)
+            manifest.verify(candidate.path, candidate.manifest)
             durable = max(durable, candidate.step)
     snapshots = Staging(memory_of(run)).snapshots()
     committed = max((event["step"] for event in run.events("step_committed")), default=0)

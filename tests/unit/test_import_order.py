@@ -29,16 +29,16 @@ PURE = (
     "watchdog.stalls",
     "watchdog.timeline",
     "watchdog.verdict",
-    "runtime.commits",
-    "runtime.injection",
-    "runtime.interval",
-    "runtime.lifecycle",
-    "runtime.policy",
-    "runtime.history",
+    "runtime.record.commits",
+    "runtime.launch.injection",
+    "runtime.record.failure_rate",
+    "runtime.supervision.lifecycle",
+    "runtime.supervision.policy",
+    "runtime.record.history",
     "runtime.errors",
-    "runtime.config",
-    "runtime.script",
-    "runtime.world_size",
+    "runtime.launch.config",
+    "runtime.launch.script",
+    "runtime.checkpoints.world_size",
 )
 HEAVY = frozenset(
     {"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"}
@@ -49,12 +49,12 @@ OUTSIDE_WORLD = frozenset(
         "select", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib",
     ]
 )  # fmt: skip
-READS_THE_SCRIPT = {"runtime.script": {"os"}}
-"""`runtime.script` has one function that reads the script's source and one that looks where modules lie."""
+READS_THE_SCRIPT = {"runtime.launch.script": {"os"}}
+"""`runtime.launch.script` has one function that reads the script's source and one that looks where modules lie."""
 LIGHT = (
     "trainers.attach",
     "trainers",
-    "trainers.settings",
+    "runtime.launch.rank_settings",
     "trainers.upstream",
     "trainers.caps",
     "cli.main",
@@ -62,8 +62,8 @@ LIGHT = (
     "cli.stop",
     "cli.save",
     "cli.checkpoints",
-    "runtime.status",
-    "runtime.forkserver",
+    "runtime.record.status",
+    "runtime.processes.forkserver",
 )
 """What must start fast: commands that only look, and what the supervisor needs before its ranks."""
 
@@ -166,5 +166,5 @@ def test_light_modules_do_not_import_training_libraries(name: str) -> None:
 
 def test_the_closure_sees_through_our_own_modules() -> None:
     """The check above can fail: the agent does import torch, and the launch command leads to it."""
-    assert "torch" in loaded_with("runtime.agent")
+    assert "torch" in loaded_with("runtime.processes.agent")
     assert "torch" in loaded_with("cli.launch")

@@ -10,9 +10,9 @@ import pytest
 from grpo_run.cli import launch
 from grpo_run.cli.main import main
 from grpo_run.cli.options import Launch, parse
-from grpo_run.runtime.history import History
-from grpo_run.runtime.journal import Journal
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 
 @pytest.fixture

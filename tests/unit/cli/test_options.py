@@ -13,8 +13,8 @@ from grpo_run.cli import options
 from grpo_run.cli.main import main
 from grpo_run.cli.options import Launch, build_parser, identity, parse
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.journal import Journal
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",

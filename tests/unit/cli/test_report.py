@@ -9,7 +9,7 @@ import pytest
 from support.incidents import SENTENCE, write_incident
 
 from grpo_run.cli.main import main
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

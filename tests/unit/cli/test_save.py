@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo_run.cli.main import main
-from grpo_run.runtime.board import Board
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.cli.main import main
-from grpo_run.runtime.rundir import RunDirectory
+from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

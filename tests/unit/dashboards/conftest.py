@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.history import Checkpoint, History, Recovery
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.history import Checkpoint, History, Recovery
+from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 

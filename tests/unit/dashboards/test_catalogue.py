@@ -17,8 +17,8 @@ from grpo_run.dashboards.catalogue import (
     RUN_STATES,
 )
 from grpo_run.dashboards.metric import Metric, Observation
-from grpo_run.runtime.history import Recovery
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Phase, Slot
 
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from grpo_run.dashboards.server import DEFAULT_ADDRESS, MetricsServer, start
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.status import RunStatus
+from grpo_run.runtime.record.status import RunStatus
 
 DEADLINE_SECONDS = 20.0
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.utils.serialization import config
 
 from grpo_run.runtime import upstream
-from grpo_run.runtime.agent import Agent
+from grpo_run.runtime.processes.agent import Agent
 
 
 @pytest.mark.parametrize("name", upstream.AGENT_METHODS)

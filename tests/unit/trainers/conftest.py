@@ -11,28 +11,11 @@ from typing import Any
 import pytest
 from support.exact import Begun
 
-from grpo_run.runtime.board import Board, SlotWriter
-from grpo_run.runtime.journal import Journal
+from grpo_run.runtime.board.board import Board, SlotWriter
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.vote import VoteGroup
-from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.observation import Slot
-
-
-@pytest.fixture
-def make_settings(tmp_path: Path) -> Callable[..., RankSettings]:
-    """Settings of a rank in the first attempt of run-1."""
-
-    def make(**changes: Any) -> RankSettings:
-        fields: dict[str, Any] = {
-            "run_id": "run-1", "run_directory": str(tmp_path), "target": "train.py", "module": False,
-            "arguments": (), "attempt": 0, "first_attempt": True, "run_started_at": 1000.0,
-            "log": str(tmp_path / "rank0.log"), "stacks": str(tmp_path / "rank0.stacks"),
-            "socket": str(tmp_path / "rank0.sock"),
-            "error": str(tmp_path / "rank0.error.json"), "preloaded": True, "parent_pid": 1, "title": "rank",
-        }  # fmt: skip
-        return RankSettings(**(fields | changes))
-
-    return make
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from support import checkpoint_files as made
 from support.identities import identity
 
-from grpo_run.runtime import checkpoints, partials
-from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.checkpoints import manifest, publishing
+from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers import agreement
 from grpo_run.trainers.resuming import PassedOver, Question, Resume
@@ -32,7 +32,7 @@ def question(tmp_path: Path) -> Question:
 def publish(question: Question, step: int) -> Path:
     """One of its checkpoints."""
     path = made.plain(Path(question.call.output_dir), step)
-    checkpoints.write_manifest(path, identity(step=step, train_call=question.call, world_size=2))
+    manifest.write_manifest(path, identity(step=step, train_call=question.call, world_size=2))
     return path
 
 
@@ -59,7 +59,7 @@ def test_other_ranks_take_what_rank_0_tells(session: Any, question: Question) ->
     older, _ = publish(question, 5), publish(question, 10)
     choice = Resume(
         argument=str(older),
-        own=checkpoints.FoundCheckpoint(path=older, manifest=checkpoints.read_manifest(older)),
+        own=manifest.FoundCheckpoint(path=older, manifest=manifest.read_manifest(older)),
         notice="é…",
     )
     session.is_main, session.rank, session.votes = False, 1, Votes(choice.to_text(), rank=1)
@@ -109,7 +109,7 @@ def test_a_read_only_file_system_does_not_fail_the_resume(
     """The bad one is passed over where it is, at every resume anew, and that is said."""
     older, bad = publish(question, 5), publish(question, 10)
     (bad / "model.safetensors").write_bytes(b"other")
-    monkeypatch.setattr(partials, "reject", lambda path, reason: None)
+    monkeypatch.setattr(publishing, "reject", lambda path, reason: None)
     session.votes = Votes()
     assert agreement.agree(session, question).argument == str(older)
     (record,) = events()

@@ -11,8 +11,8 @@ import pytest
 from support.identities import identity
 
 import grpo_run.trainers
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.checkpoints import TrainCall
+from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError, Stopped
 from grpo_run.trainers import attach
 
@@ -81,9 +81,9 @@ def publish(call: TrainCall, step: int, *, run_id: str = "run-1", finished: bool
     path = Path(call.output_dir) / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
-    checkpoints.write_manifest(path, identity(step=step, run_id=run_id, train_call=call))
+    manifest.write_manifest(path, identity(step=step, run_id=run_id, train_call=call))
     if finished:
-        checkpoints.mark_finished(path)
+        manifest.mark_finished(path)
     return path
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers import bootstrap
-from grpo_run.trainers.settings import RankSettings
 from grpo_run.watchdog.observation import RankState, Slot
 
 Run = Callable[..., int]

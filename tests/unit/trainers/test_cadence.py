@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.interval import steps_between_snapshots
+from grpo_run.runtime.record.failure_rate import steps_between_snapshots
 from grpo_run.trainers.cadence import Cadence
 
 FAILURE_SECONDS = 2000.0

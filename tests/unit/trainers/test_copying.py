@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_run.runtime.arena import Arena
-from grpo_run.runtime.room import Room
+from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.headroom import Room
 from grpo_run.trainers import copying
 from grpo_run.trainers.copying import Copy, copy_all, share_of_threads
 

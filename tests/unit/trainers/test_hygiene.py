@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.board import SlotWriter
+from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.trainers import hygiene
 from grpo_run.watchdog.observation import Phase, Slot
 

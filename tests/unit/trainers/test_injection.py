@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.injection import KINDS, parse_all
+from grpo_run.runtime.launch.injection import KINDS, parse_all
 from grpo_run.trainers import injection as module
 from grpo_run.trainers.injection import DEEDS, InjectedFault, Injector
 from grpo_run.watchdog.observation import Phase

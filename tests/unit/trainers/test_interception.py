@@ -17,10 +17,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.arena import Arena, ArenaReader
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.materialize import write_files
-from grpo_run.runtime.room import Room
+from grpo_run.runtime.staging.buffer import Arena, ArenaReader
+from grpo_run.runtime.staging.headroom import Room
+from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers import interception
 from grpo_run.trainers.interception import captured
 

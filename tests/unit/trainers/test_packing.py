@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.serialization import config
 
-from grpo_run.runtime.arena import GROWTH_BYTES, Arena, ArenaReader
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.image import Image, parse_image
-from grpo_run.runtime.materialize import write_files
-from grpo_run.runtime.room import Room
+from grpo_run.runtime.staging.buffer import GROWTH_BYTES, Arena, ArenaReader
+from grpo_run.runtime.staging.headroom import Room
+from grpo_run.runtime.staging.index import Image, parse_image
+from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers import copying
 from grpo_run.trainers.packing import pack_safetensors, pack_torch
 

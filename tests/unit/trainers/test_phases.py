@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.board import SlotWriter
+from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.trainers.phases import Path, wrap_callbacks, wrap_method, wrap_reward
 from grpo_run.watchdog.observation import Phase, Slot
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.board import SlotWriter
+from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.trainers.progress import show_work
 from grpo_run.watchdog.observation import Slot
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from grpo_run.runtime import recorders
-from grpo_run.runtime.board import Board, SlotWriter
+from grpo_run.runtime.board.board import Board, SlotWriter
+from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
 from grpo_run.trainers.recorder import MAX_TENSORS, MAX_UNWAITED, Recorder, beat, serve
 from grpo_run.watchdog.collectives import BACKWARD, Collective, Progress, operation_name, parse_recorder
@@ -431,7 +431,7 @@ def test_the_server_hands_out_what_torch_recorded(
     try:
         print("the script's own", file=sys.stderr)
         dist.all_reduce(torch.ones(4))
-        answers, failures = recorders.fetch({0: f"{folder}/s"}, 20.0)
+        answers, failures = flight_recorder.fetch({0: f"{folder}/s"}, 20.0)
     finally:
         server.shutdown()
         shutil.rmtree(folder)

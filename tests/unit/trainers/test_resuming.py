@@ -12,11 +12,11 @@ import pytest
 from support import checkpoint_files as made
 from support.identities import identity
 
-from grpo_run.runtime import checkpoints, partials
-from grpo_run.runtime.checkpoints import MANIFEST, TrainCall
+from grpo_run.runtime.checkpoints import manifest, publishing
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall
+from grpo_run.runtime.checkpoints.model_shape import model_shape
+from grpo_run.runtime.checkpoints.world_size import Batch
 from grpo_run.runtime.errors import CheckpointError, UsageError
-from grpo_run.runtime.model_shape import model_shape
-from grpo_run.runtime.world_size import Batch
 from grpo_run.trainers.resuming import PassedOver, Question, Resume, choose
 
 STARTED_AT = 2_000_000_000.0
@@ -36,9 +36,9 @@ def save(output: Path) -> Save:
 
     def make(step: int, *, folder: Path = output, finished: bool = False, **changes: Any) -> Path:
         path = plain(folder, step)
-        checkpoints.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
+        manifest.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
         if finished:
-            checkpoints.mark_finished(path)
+            manifest.mark_finished(path)
         return path
 
     return make
@@ -332,14 +332,14 @@ def test_a_disk_that_does_not_answer_proves_nothing(
 ) -> None:
     """The older one is taken, and the newer one keeps its name."""
     older, newest = save(5), save(10)
-    real = checkpoints.digest
+    real = manifest.digest
 
-    def digest(path: Path) -> checkpoints.FileEntry:
+    def digest(path: Path) -> manifest.FileEntry:
         if path.parent == newest:
             raise OSError(116, "Stale file handle")
         return real(path)
 
-    monkeypatch.setattr(checkpoints, "digest", digest)
+    monkeypatch.setattr(manifest, "digest", digest)
     seen: list[PassedOver] = []
     assert choose(question, seen.append).argument == str(older)
     assert [one.corrupt for one in seen] == [False]
@@ -492,7 +492,7 @@ def test_the_choice_travels_to_the_other_ranks(
     theirs = Resume.from_text(Resume(argument="a", as_asked=True).to_text(), script_asks="b")
     assert theirs.argument == "b"
     text = ask(question).to_text()
-    partials.reject(Path(ask(question).argument), "gone")  # type: ignore[arg-type]
+    publishing.reject(Path(ask(question).argument), "gone")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError):
         Resume.from_text(text, script_asks=None)
     with pytest.raises(CheckpointError):

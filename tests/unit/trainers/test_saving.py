@@ -14,10 +14,10 @@ import torch
 from support.identities import identity
 from transformers import TrainerCallback
 
-from grpo_run.runtime import checkpoints
-from grpo_run.runtime.checkpoints import TrainCall
-from grpo_run.runtime.drainer import Published, Request, answer
-from grpo_run.runtime.staging import Staging
+from grpo_run.runtime.checkpoints import manifest as checkpoints
+from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.staging.drain_worker import Published, Request, answer
+from grpo_run.runtime.staging.slots import Staging
 from grpo_run.trainers import saving
 from grpo_run.trainers import snapshot as snapshot_module
 from grpo_run.trainers.readers import UPLOADS

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.board import Board
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers.session import Session
-from grpo_run.trainers.settings import RankSettings
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import torch
 from support.slots import snapshot
 from torch.distributed.checkpoint import CheckpointException
 
-from grpo_run.runtime.drainer import Published, Request, answer
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.staging import Slot, Staging
+from grpo_run.runtime.staging.drain_worker import Published, Request, answer
+from grpo_run.runtime.staging.slots import Slot, Staging
 from grpo_run.trainers import snapshot as module
 from grpo_run.trainers.snapshot import NO_ROOM, NO_SLOT, TAKEN, Snapshots, finite
 

@@ -1,0 +1,273 @@
+"""What has happened to a run so far, folded from its journal: attempts, steps, checkpoints, recoveries.
+
+The supervisor folds the journal when it starts (so its counters outlive it) and goes on event by event;
+`grpo-run status` and the metrics read the same fold. Pure: takes records, does no I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.record.failure_rate import mean_time_between_failures
+from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.observation import Phase
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """One disturbance and what became of it. Times in seconds; None until it is known."""
+
+    cause: str
+    rank: int | None
+    step: int
+    action: str
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    lost_steps: int | None = None
+    incident: str | None = None
+    at: float = 0.0
+    train_call: int = 0
+    from_checkpoint: int | None = None
+    signature: str = ""
+    sentence: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form, as in `grpo-run status --json`."""
+        keys = [
+            "cause",
+            "rank",
+            "step",
+            "action",
+            "detection_seconds",
+            "recovery_seconds",
+            "lost_steps",
+            "incident",
+        ]
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """A published checkpoint as the journal knows it."""
+
+    step: int
+    path: str
+    verified: bool
+    train_call: int = 0
+
+
+@dataclass(kw_only=True)
+class History:
+    """The fold. `apply` takes one journal record; everything else reads."""
+
+    run_id: str = ""
+    state: str = "starting"
+    train_call: int = 0
+    step: int = 0
+    target_steps: int = 0
+    attempts: int = 0
+    first_time: float | None = None
+    last_time: float | None = None
+    checkpoint: Checkpoint | None = None
+    snapshot_step: int | None = None
+    """Of the newest snapshot in memory."""
+    checkpoint_trouble: str | None = None
+    """Why the disk does not take checkpoints; None while it does."""
+    recoveries: list[Recovery] = field(default_factory=list)
+    exit_code: int | None = None
+    sentence: str = ""
+    warnings: int = 0
+    reward: float | None = None
+    best_position: tuple[int, int] = (0, 0)
+    failures_without_progress: int = 0
+    supervisors: int = 0
+    left_early: bool = False
+    learned: dict[str, Any] = field(default_factory=dict)
+    unreadable: int = 0
+    injections_fired: list[str] = field(default_factory=list)
+    _spans: list[tuple[int, int, float]] = field(
+        default_factory=list
+    )  # (train call, step, seconds) that survived
+    _last_commit: tuple[int, int, float] | None = None
+    _progress_at: tuple[int, int] = (0, 0)
+    _idle_seconds: float = 0.0
+    _ended_at: float | None = None
+    _previous_time: float | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> History:
+        """Fold a whole journal."""
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
+
+    def apply(self, record: dict[str, Any]) -> None:
+        """Take one journal record into account; events that do not matter here are passed over."""
+        time = record.get("time") or 0.0
+        if not isinstance(time, (int, float)):
+            self.unreadable += 1
+            return
+        if self.first_time is None:
+            self.first_time = time
+        self._previous_time, self.last_time = self.last_time, time
+        handler = getattr(self, f"_on_{record['event']}", None)
+        if handler is None:
+            return
+        try:
+            handler(record, time)
+        except (LookupError, TypeError, ValueError, ArithmeticError):
+            self.unreadable += 1  # cut to its head, or another's: the rest of the journal still counts
+
+    def _on_run_started(self, record: dict[str, Any], time: float) -> None:
+        self.run_id = record.get("run") or self.run_id
+        self.supervisors += 1
+        if self.exit_code == EXIT_GAVE_UP:
+            self.failures_without_progress = 0  # somebody has looked at the report, and started it again
+        self.exit_code = None
+        self.sentence = ""
+        self.state = "starting"
+        self._last_commit = None
+        gone_at = self._ended_at if self._ended_at is not None else self._previous_time
+        if gone_at is not None:
+            self._idle_seconds += max(0.0, time - gone_at)
+        self._ended_at = None
+
+    def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
+        self.state = record["to"]
+
+    def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
+        self.attempts = max(self.attempts, int(record["attempt"]) + 1)
+        self.left_early = False
+        self._last_commit = None
+
+    def _on_train_started(self, record: dict[str, Any], time: float) -> None:
+        if record.get("rank") not in (0, None):
+            return
+        call, resumed = int(record["train_call"]), int(record.get("step") or 0)
+        self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
+        self._spans = [span for span in self._spans if span[:2] <= (call, resumed)]
+        self._last_commit = (call, resumed, time)
+        for recovery in self.recoveries:
+            if recovery.lost_steps is None:
+                recovery.from_checkpoint = resumed if recovery.train_call == call else None
+                # begun again in the call it was in, or (no checkpoint there yet) in one before
+                recovery.lost_steps = max(0, recovery.step - (resumed if recovery.train_call == call else 0))
+
+    def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
+        step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
+        at = float(record.get("committed_at") or time)
+        if self._last_commit is not None and self._last_commit[0] == call and step > self._last_commit[1]:
+            self._spans.append((call, step, at - self._last_commit[2]))
+        self._last_commit = (call, step, at)
+        self.step, self.train_call = step, call
+        self.best_position = max(self.best_position, (call, step))
+        if record.get("target_steps"):
+            self.target_steps = int(record["target_steps"])
+        for recovery in self.recoveries:
+            if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
+                recovery.recovery_seconds = max(0.0, at - recovery.at)
+
+    def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
+        if record.get("reward") is not None:
+            self.reward = float(record["reward"])
+
+    def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
+        call, step = int(record.get("train_call") or 0), int(record["step"])
+        self.checkpoint = Checkpoint(
+            step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
+        )
+        if record.get("durable", True):
+            self.checkpoint_trouble = None
+        self._progressed(call, step)
+
+    def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
+        # it outlives the ranks, and is made loadable before the next attempt
+        self.snapshot_step = int(record["step"])
+        self._progressed(int(record.get("train_call") or 0), int(record["step"]))
+
+    def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
+        self.checkpoint_trouble = str(record.get("reason"))
+
+    def _progressed(self, call: int, step: int) -> None:
+        if (call, step) > self._progress_at:
+            self._progress_at = (call, step)
+            self.failures_without_progress = 0
+
+    def _on_incident(self, record: dict[str, Any], time: float) -> None:
+        self.recoveries.append(
+            Recovery(
+                cause=record["cause"],
+                rank=record.get("culprit"),
+                step=int(record.get("step") or 0),
+                action="",
+                detection_seconds=record.get("detection_seconds"),
+                incident=record.get("incident"),
+                at=float(record.get("failed_at") or time),
+                train_call=int(record.get("train_call") or self.train_call),
+                signature=record.get("signature") or "",
+                sentence=record.get("sentence") or "",
+            )
+        )
+        self.failures_without_progress += 1
+
+    def _on_action(self, record: dict[str, Any], time: float) -> None:
+        if self.recoveries and not self.recoveries[-1].action:
+            self.recoveries[-1].action = record["action"]
+
+    def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
+        self.injections_fired.append(str(record.get("injection")))
+
+    def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
+        self.learned[str(record.get("phase"))] = record.get("durations")
+
+    def learned_durations(self) -> dict[Phase, Durations]:
+        """How long phases took so far; a record that makes no sense is passed over, and learned anew."""
+        learned = {}
+        for name, value in self.learned.items():
+            with contextlib.suppress(ValueError, KeyError):
+                learned[Phase[name]] = Durations.from_json(value)
+        return learned
+
+    def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
+        self.left_early |= record.get("exit_code") == EXIT_STOPPED
+
+    def _on_warning(self, record: dict[str, Any], time: float) -> None:
+        self.warnings += 1
+
+    def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
+        self.exit_code = record.get("exit_code")
+        self.sentence = record.get("sentence") or ""
+        self._ended_at = time
+
+    @property
+    def progress_checkpoint(self) -> tuple[int, int]:
+        """(train call, step) of the highest checkpoint ever taken: what the restart budget refills on."""
+        return self._progress_at
+
+    @property
+    def finished(self) -> bool:
+        """The script has run to its end."""
+        return self.exit_code == 0
+
+    def productive_seconds(self) -> float:
+        """Seconds spent on steps that count: committed, and not done again after a recovery."""
+        return sum(span[2] for span in self._spans)
+
+    def mean_time_between_failures(self) -> float:
+        """Seconds between failures as the run has shown so far, supervisors' absences left out."""
+        elapsed = (self.last_time or 0.0) - (self.first_time or 0.0) - self._idle_seconds
+        return mean_time_between_failures(max(0.0, elapsed), len(self.recoveries))
+
+    def goodput(self, now: float | None = None) -> float | None:
+        """Share of wall time, supervisors' absences left out, spent on steps that count; 0 to 1, None before any."""
+        if self.first_time is None:
+            return None
+        end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)
+        assert end is not None
+        wall = end - self.first_time - self._idle_seconds
+        return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None

@@ -1,0 +1,613 @@
+"""The board: what a rank writes is what a reader sees, or nothing is."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.board import board as board_module
+from grpo_run.runtime.board.board import HEADER_BYTES, MAX_OPEN_PHASES, SLOT_BYTES, Board, SlotWriter
+from grpo_run.runtime.board.collective_log import NOTES
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.watchdog.collectives import Progress
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+FLOAT = st.floats(allow_nan=False)
+FIELDS = {
+    "train_call": INT32, "step": INT32, "target_steps": INT32, "voted_step": INT32, "committed_step": INT32,
+    "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
+    "votes": UINT64, "hygiene_runs": UINT64, "vote_wait_seconds": FLOAT, "hygiene_seconds": FLOAT,
+    "checkpoint_seconds": FLOAT, "reward": FLOAT, "completion_length": FLOAT, "loss": FLOAT,
+    "grad_norm": FLOAT, "learning_rate": FLOAT, "state": st.sampled_from(RankState),
+}  # fmt: skip
+"""Every attribute of a writer that a reader sees under the same name."""
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    """A board of two slots."""
+    return Board.create(tmp_path / "board.mmap", 2)
+
+
+@pytest.fixture
+def writer(board: Board) -> SlotWriter:
+    """Local rank 1's slot, signed by rank 5."""
+    return board.writer(1, rank=5, pid=4711, attempt=3)
+
+
+@pytest.fixture
+def often_switching() -> Iterator[None]:
+    """The interpreter changes threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def seen(board: Board, index: int = 1) -> Slot:
+    """A reading that must be there."""
+    slot = board.read(index)
+    assert slot is not None
+    return slot
+
+
+def test_a_slot_is_signed(board: Board, writer: SlotWriter) -> None:
+    """By global rank, local rank, pid and attempt, from its first moment on."""
+    slot = seen(board)
+    assert (slot.rank, slot.local_rank, slot.pid, slot.attempt) == (5, 1, 4711, 3)
+    assert slot.state is RankState.starting
+    assert slot.phases == ()
+
+
+def test_a_slot_never_written_is_unknown(board: Board) -> None:
+    """Not a healthy rank at step 0."""
+    assert board.read(0) is None
+    assert board.read_all() == [None, None]
+
+
+@given(values=st.fixed_dictionaries(FIELDS))
+def test_every_field_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
+) -> None:
+    """Over the whole range of each."""
+    board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
+    writer = board.writer(0, rank=0, pid=1, attempt=0)
+    for name, value in values.items():
+        setattr(writer, name, value)
+    writer.touch()
+    slot = seen(board, 0)
+    assert {name: getattr(slot, name) for name in values} == values
+
+
+def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
+    """A field added to the reading and forgotten in the writer would stay zero for ever."""
+    clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
+    stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
+    stamped |= {"beat_seconds", "counted_seconds"}
+    names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
+    assert {name for name in names if not hasattr(writer, name)} == set()
+
+
+def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
+    """Written in nanoseconds, read in seconds."""
+    writer.voted_at_ns = 1_500_000_000
+    writer.train_started_ns = 250_000_000
+    before = time.monotonic()
+    writer.touch()
+    slot = seen(board)
+    assert (slot.voted_at_seconds, slot.train_started_seconds) == (1.5, 0.25)
+    assert before - 1e-3 <= slot.last_progress_seconds <= time.monotonic()
+
+
+@pytest.mark.parametrize("name", ["reward", "completion_length", "loss", "grad_norm", "learning_rate"])
+def test_a_gauge_never_set_is_nan(board: Board, writer: SlotWriter, name: str) -> None:
+    """Zero would be a value."""
+    assert math.isnan(getattr(seen(board), name))
+
+
+def test_phases_nest(board: Board, writer: SlotWriter) -> None:
+    """Outermost first, each with the time it began; leaving uncovers the one around."""
+    writer.enter(Phase.data)
+    writer.enter(Phase.score)
+    writer.enter(Phase.reward)
+    phases = seen(board).phases
+    assert [entry.phase for entry in phases] == [Phase.data, Phase.score, Phase.reward]
+    assert [entry.since_seconds for entry in phases] == sorted(entry.since_seconds for entry in phases)
+    writer.leave(Phase.reward)
+    assert seen(board).phase is Phase.score
+
+
+def test_leaving_closes_what_was_left_open_inside(board: Board, writer: SlotWriter) -> None:
+    """An exception may skip the inner end."""
+    for phase in (Phase.data, Phase.score, Phase.reward):
+        writer.enter(phase)
+    writer.leave(Phase.data)
+    assert seen(board).phases == ()
+
+
+def test_leaving_the_same_phase_twice_nested_closes_the_inner_one(board: Board, writer: SlotWriter) -> None:
+    """Rewards may call rewards."""
+    writer.enter(Phase.reward)
+    writer.enter(Phase.reward)
+    writer.leave(Phase.reward)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.reward]
+
+
+def test_leaving_a_phase_that_is_not_open_changes_nothing(board: Board, writer: SlotWriter) -> None:
+    """`replace` may have closed it before its own end came."""
+    writer.enter(Phase.data)
+    writer.leave(Phase.vote)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.data]
+
+
+def test_replacing_closes_everything(board: Board, writer: SlotWriter) -> None:
+    """The top level of a step."""
+    writer.enter(Phase.data)
+    writer.enter(Phase.generate)
+    writer.replace(Phase.optimizer)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.optimizer]
+
+
+def test_more_phases_than_there_is_room_for_keep_the_innermost(board: Board, writer: SlotWriter) -> None:
+    """And none is forgotten by the writer: leaving uncovers the outer ones again."""
+    phases = [Phase(1 + index % len(Phase)) for index in range(MAX_OPEN_PHASES + 3)]
+    for phase in phases:
+        writer.enter(phase)
+    assert [entry.phase for entry in seen(board).phases] == phases[-MAX_OPEN_PHASES:]
+    for phase in reversed(phases[3:]):
+        writer.leave(phase)
+    assert [entry.phase for entry in seen(board).phases] == phases[:3]
+
+
+def test_state_is_published_with_a_phase(board: Board, writer: SlotWriter) -> None:
+    """A change of state does not wait for the next `touch`."""
+    writer.state = RankState.training
+    writer.enter(Phase.data)
+    assert seen(board).state is RankState.training
+
+
+def test_writes_are_counted(board: Board, writer: SlotWriter) -> None:
+    """A rank that writes is a rank that runs."""
+    before = seen(board).writes
+    writer.enter(Phase.data)
+    assert seen(board).writes > before
+
+
+def test_slots_do_not_touch_each_other(board: Board, writer: SlotWriter) -> None:
+    """A neighbour's write changes nothing here."""
+    writer.reward = 0.25
+    writer.touch()
+    before = repr(seen(board))
+    neighbour = board.writer(0, rank=4, pid=4710, attempt=3)
+    neighbour.reward = 0.75
+    neighbour.touch()
+    assert repr(seen(board)) == before  # as text: gauges never set are NaN, which equals nothing
+    assert seen(board, 0).reward == 0.75
+
+
+def test_a_write_under_way_is_not_read(board: Board, writer: SlotWriter) -> None:
+    """An odd number that stays odd (the rank was killed in the middle) makes the slot unknown, not healthy."""
+    offset = HEADER_BYTES + SLOT_BYTES
+    struct.pack_into("<Q", board._memory, offset, 7)
+    assert board.read(1) is None
+    struct.pack_into("<Q", board._memory, offset, 8)
+    assert board.read(1) is not None
+
+
+def test_a_reading_that_a_write_overtook_is_thrown_away(
+    board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number changed between its two looks: read again."""
+    numbers = iter([2, 4, 6, 6])
+    sequence = board_module._SEQUENCE
+
+    class Overtaken:
+        """The number as seen while a writer is at work."""
+
+        pack_into = staticmethod(sequence.pack_into)
+
+        @staticmethod
+        def unpack_from(memory: object, offset: int) -> tuple[int]:
+            return (next(numbers),)
+
+    monkeypatch.setattr(board_module, "_SEQUENCE", Overtaken)
+    assert seen(board).writes == 3
+    assert next(numbers, None) is None
+
+
+def test_a_reader_beside_a_writer_sees_consistent_slots_only(
+    board: Board, writer: SlotWriter, often_switching: None
+) -> None:
+    """Fields that are always written equal are always read equal."""
+    stop = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not stop.is_set():
+            count += 1
+            writer.step = writer.voted_step = writer.committed_step = writer.votes = count
+            writer.reward = writer.loss = float(count)
+            writer.touch()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    readings = []
+    try:
+        for _ in range(100_000):
+            slot = board.read(1)
+            if slot is None:
+                time.sleep(0)  # the writer was put to sleep in the middle of a write: let it go on
+            elif slot.step:
+                readings.append(slot)
+            if len(readings) == 500:
+                break
+    finally:
+        stop.set()
+        thread.join()
+    assert len(readings) == 500
+    torn = [
+        slot
+        for slot in readings
+        if len({slot.step, slot.voted_step, slot.committed_step, slot.votes, slot.reward, slot.loss}) != 1
+    ]
+    assert torn == []
+
+
+@pytest.mark.parametrize("part", ["_STACK", "_PROGRESS", "_GAUGES"])
+def test_a_write_that_was_interrupted_does_not_blind_the_slot(
+    board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """A signal handler of the script's may raise anywhere; the next whole write makes the slot readable again."""
+    with monkeypatch.context() as patched:
+
+        def interrupted(*args: object) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(board_module, part, type("Interrupted", (), {"pack_into": staticmethod(interrupted)}))
+        with pytest.raises(KeyboardInterrupt):
+            writer.touch()
+    writer.step = 8
+    writer.touch()
+    assert seen(board).step == 8
+
+
+def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
+    """Another mapping reads what was written, after the writer's mapping is gone."""
+    path = tmp_path / "board.mmap"
+    created = Board.create(path, 1)
+    rank = Board.open(path, writable=True)
+    writer = rank.writer(0, rank=0, pid=1, attempt=0)
+    writer.step = 41
+    writer.enter(Phase.generate)
+    writer.touch()
+    rank._memory.close()
+    assert seen(created, 0).step == 41
+    assert seen(Board.open(path), 0).phase is Phase.generate
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    """0600, whatever the umask."""
+    before = os.umask(0)
+    try:
+        Board.create(tmp_path / "board.mmap", 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "board.mmap").stat().st_mode) == 0o600
+
+
+def test_creating_replaces_by_rename(tmp_path: Path) -> None:
+    """A reader of the old board keeps its mapping; no temporary file is left."""
+    path = tmp_path / "board.mmap"
+    old = Board.create(path, 1)
+    old.writer(0, rank=0, pid=1, attempt=0)
+    new = Board.create(path, 2)
+    assert old.read(0) is not None
+    assert new.read_all() == [None, None]
+    assert [file.name for file in tmp_path.iterdir()] == ["board.mmap"]
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    """The commands that look map the file read-only."""
+    Board.create(tmp_path / "board.mmap", 1)
+    with pytest.raises(TypeError):
+        Board.open(tmp_path / "board.mmap").request_stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no readable board"),
+        (b"GRPOBRD2", "not a board"),
+        (b"SOMETHING" + bytes(HEADER_BYTES + SLOT_BYTES), "not a board"),
+        (b"GRPOBRD2" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
+        (b"GRPOBRD2" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
+    ],
+)
+def test_what_is_no_board_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Empty, foreign, cut short or of another layout: one line, no traceback of struct."""
+    (tmp_path / "board.mmap").write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=reason):
+        Board.open(tmp_path / "board.mmap")
+
+
+def test_a_missing_board_is_refused(tmp_path: Path) -> None:
+    """The path is named."""
+    with pytest.raises(RunDirectoryError, match=str(tmp_path / "board.mmap")):
+        Board.open(tmp_path / "board.mmap")
+
+
+def test_a_slot_that_is_not_there_cannot_be_had(board: Board) -> None:
+    """A wrong local rank must not write into a neighbour or past the end."""
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            board.writer(index, rank=0, pid=1, attempt=0)
+
+
+def test_requests_reach_every_mapping(tmp_path: Path) -> None:
+    """A command asks, the ranks read."""
+    path = tmp_path / "board.mmap"
+    Board.create(path, 1)
+    rank = Board.open(path, writable=True)
+    assert rank.requests == (False, 0)
+    asking = Board.open(path, writable=True)
+    asking.request_save()
+    asking.request_save()
+    assert rank.requests == (False, 2)
+    asking.request_stop()
+    assert rank.requests == (True, 2)
+
+
+def test_a_request_does_not_touch_the_slots(board: Board, writer: SlotWriter) -> None:
+    """Header and slots lie apart."""
+    before = repr(seen(board))
+    board.request_save()
+    board.request_stop()
+    assert repr(seen(board)) == before
+
+
+def test_a_new_attempt_starts_with_an_empty_board(board: Board, writer: SlotWriter) -> None:
+    """Slots are unknown again, the stop request is forgotten, the number is the new one."""
+    board.request_stop()
+    board.begin_attempt(4)
+    assert board.read_all() == [None, None]
+    assert board.requests[0] is False
+    assert board.attempt == 4
+
+
+def test_saves_are_counted_over_attempts(board: Board) -> None:
+    """A rank compares with the number it started from; a count that fell back would hide the next request."""
+    board.request_save()
+    before = board.requests[1]
+    board.begin_attempt(1)
+    board.request_save()
+    assert board.requests[1] > before
+
+
+def test_a_beat_and_a_count_are_seen_and_are_no_writes(board: Board, writer: SlotWriter) -> None:
+    """Any thread may say them: they leave the seqlock alone, and each other."""
+    before = seen(board)
+    assert (before.beat_seconds > 0, before.counted_seconds) == (True, 0.0)
+    writer.count()
+    after = seen(board)
+    assert after.counted_seconds >= before.beat_seconds
+    assert (after.writes, after.beat_seconds) == (before.writes, before.beat_seconds)
+    writer.beat()
+    assert seen(board).beat_seconds >= after.counted_seconds
+    assert seen(board).counted_seconds == after.counted_seconds
+
+
+@pytest.mark.parametrize("name", ["tokens_generated", "rewards_scored"])
+def test_what_was_counted_is_progress_and_a_mere_touch_is_not(
+    board: Board, writer: SlotWriter, name: str
+) -> None:
+    """A rank that only writes its slot again has done nothing."""
+    writer.touch()
+    assert seen(board).counted_seconds == 0.0
+    setattr(writer, name, 5)
+    writer.touch()
+    counted = seen(board).counted_seconds
+    assert counted > 0.0
+    writer.touch()
+    assert seen(board).counted_seconds == counted
+
+
+def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWriter) -> None:
+    """The reading tells how many there are; a neighbour has none; the slot's own fields stay as they were."""
+    before = repr(seen(board)).replace("notes=0", "notes=300")
+    for sequence in range(1, 301):
+        writer.notes.add(
+            group="0", sequence=sequence, operation="allreduce", sizes="3", dtypes="Float", file="t.py",
+            line=1, function="f", step=8,
+        )  # fmt: skip
+    assert repr(seen(board)) == before
+    assert board.notes(1)[-1].sequence == 300
+    assert board.notes(0) == ()
+    assert board.read(0) is None
+
+
+def note(writer: SlotWriter, *, on_device: bool = False, progress: Progress = Progress.enqueued) -> int:
+    """An all-reduce; returns its note's number."""
+    return writer.notes.add(
+        group="0", sequence=1, operation="allreduce", sizes="3", dtypes="Float", file="t.py", line=1,
+        function="f", step=8, on_device=on_device, progress=progress,
+    )  # fmt: skip
+
+
+def test_a_wait_is_seen_whatever_was_noted_after_it(board: Board, writer: SlotWriter) -> None:
+    """Also in a note that is not the last; once it is over, the rank is in no collective any more."""
+    assert not board.in_collective(1, seen(board).notes)
+    waited = note(writer)
+    assert not board.in_collective(1, seen(board).notes)  # it goes on, and may wait later
+    for _ in range(3):
+        note(writer)
+    writer.notes.mark(waited, Progress.waiting)
+    assert board.in_collective(1, seen(board).notes)
+    assert not board.in_collective(0, 0)
+    writer.notes.mark(waited, Progress.completed)
+    assert not board.in_collective(1, seen(board).notes)
+
+
+def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
+    """The first, the last, and after it went around; one that was overwritten is over."""
+    for _ in range(NOTES + 2):
+        number = note(writer)
+        writer.notes.mark(number, Progress.waiting)
+        assert board.in_collective(1, seen(board).notes)
+        writer.notes.mark(number, Progress.completed)
+        assert not board.in_collective(1, seen(board).notes)
+    writer.notes.mark(note(writer), Progress.waiting)
+    for _ in range(NOTES - 1):
+        note(writer)
+        assert board.in_collective(1, seen(board).notes)
+    note(writer)
+    assert not board.in_collective(1, seen(board).notes)
+
+
+@pytest.mark.parametrize("progress", list(Progress))
+def test_the_last_note_of_work_on_a_device_may_be_under_way(
+    board: Board, writer: SlotWriter, progress: Progress
+) -> None:
+    """The host does not see when it is done; one on the host that came after it shows that the rank went on."""
+    note(writer, on_device=True, progress=progress)
+    assert board.in_collective(1, seen(board).notes)
+    note(writer, progress=Progress.completed)
+    assert board.in_collective(1, seen(board).notes) is (progress is Progress.waiting)
+
+
+def test_what_a_forked_child_writes_goes_nowhere(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
+    """It has the rank's slot in its memory, and is not the rank: not one byte of the board changes."""
+    writer.replace(Phase.data)
+    number = note(writer, progress=Progress.waiting)
+    before = (tmp_path / "board.mmap").read_bytes()
+    writer.disown()
+    writer.beat()
+    writer.count()
+    writer.state, writer.step, writer.tokens_generated = RankState.done, 99, 5
+    writer.touch()
+    writer.enter(Phase.reward)
+    writer.leave(Phase.reward)
+    for _ in range(2):
+        writer.replace(Phase.generate)
+    writer.notes.mark(number, Progress.completed)
+    writer.notes.mark(note(writer), Progress.completed)
+    assert (tmp_path / "board.mmap").read_bytes() == before
+    assert seen(board).phase is Phase.data
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have(board: Board, writer: SlotWriter) -> None:
+    """Another thread of the rank was writing a note at the moment of the fork: the lock is held for ever."""
+    assert writer.notes._lock.acquire()
+    writer.disown()
+    child = threading.Thread(target=note, args=(writer,), daemon=True)
+    child.start()
+    child.join(10)
+    assert not child.is_alive()
+
+
+def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWriter) -> None:
+    """Left, closed with the one around it, or replaced; open ones are not counted yet."""
+    for _ in range(3):
+        writer.replace(Phase.data)
+        writer.enter(Phase.score)
+        writer.enter(Phase.reward)
+        writer.leave(Phase.reward)
+        writer.enter(Phase.generate)
+        writer.leave(Phase.score)  # and generate with it
+    tallies = board.tallies(1)
+    assert {phase: tally.count + 1 for phase, tally in tallies.items()} == {
+        Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
+    }  # fmt: skip
+    assert board.tallies(0) == {}
+
+
+def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotWriter) -> None:
+    """Nor does a slot that is taken again in the same one."""
+
+    def fill(writer: SlotWriter) -> None:
+        writer.replace(Phase.data)
+        writer.replace(Phase.vote)
+        writer.notes.add(
+            group="0", sequence=1, operation="allreduce", sizes="", dtypes="", file="", line=0, function="", step=1
+        )  # fmt: skip
+
+    fill(writer)
+    fill(board.writer(1, rank=5, pid=4712, attempt=3))
+    assert board.tallies(1)[Phase.data].count == 0
+    assert len(board.notes(1)) == 1
+    board.begin_attempt(4)
+    assert (board.notes(1), board.tallies(1)) == ((), {})
+
+
+def test_whoever_listens_is_told_of_a_phase_that_is_on_the_board(board: Board, writer: SlotWriter) -> None:
+    """Entered or replaced; leaving is no news."""
+    told: list[tuple[Phase, Phase | None]] = []
+    writer.on_enter = lambda phase: told.append((phase, seen(board).phase))
+    writer.replace(Phase.data)
+    writer.enter(Phase.generate)
+    writer.leave(Phase.generate)
+    assert told == [(Phase.data, Phase.data), (Phase.generate, Phase.generate)]
+
+
+def test_a_listener_that_raises_leaves_the_phase_open(board: Board, writer: SlotWriter) -> None:
+    """A planted fault happens in the phase it was asked for; the slot stays readable."""
+
+    def fault(phase: Phase) -> None:
+        raise RuntimeError("planted")
+
+    writer.on_enter = fault
+    with pytest.raises(RuntimeError, match="planted"):
+        writer.enter(Phase.reward)
+    assert seen(board).phase is Phase.reward
+
+
+def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
+    """Touching the mapping past the file's end would be a SIGBUS; a file that was moved away is whole still."""
+    path = tmp_path / "board.mmap"
+    board = Board.create(path, 2)
+    assert board.intact
+    path.rename(tmp_path / "elsewhere")
+    assert board.intact
+    os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
+    assert not board.intact
+
+
+def test_a_full_disk_is_said_before_anything_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole would kill the supervisor by SIGBUS later; the descriptor is not kept."""
+    path = tmp_path / "board.mmap"
+    opened: list[int] = []
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        opened.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunDirectoryError, match=rf"no room for the board at {path}: No space left"):
+        Board.create(path, 2)
+    assert not path.exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
+def test_every_byte_of_a_new_board_has_a_place_on_the_disk(tmp_path: Path) -> None:
+    """And it is as long as its slots."""
+    path = tmp_path / "board.mmap"
+    Board.create(path, 3)
+    told = path.stat()
+    assert told.st_size == HEADER_BYTES + 3 * SLOT_BYTES
+    assert told.st_blocks * 512 >= told.st_size

@@ -1,0 +1,226 @@
+"""A rank's notes: what was written is what is read, newest last, and never half of one."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.board import collective_log as notes_module
+from grpo_run.runtime.board.collective_log import NOTE_BYTES, NOTES, RING_BYTES, NoteWriter, read_notes
+from grpo_run.watchdog.collectives import Progress
+from grpo_run.watchdog.verdict import Location
+
+OFFSET, NUMBER_AT = 64, 8
+
+
+@pytest.fixture
+def memory() -> mmap.mmap:
+    """Zeroed memory with room for one ring and a neighbour."""
+    return mmap.mmap(-1, OFFSET + RING_BYTES + NOTE_BYTES)
+
+
+@pytest.fixture
+def writer(memory: mmap.mmap) -> NoteWriter:
+    """Its writer."""
+    return NoteWriter(memory, OFFSET, NUMBER_AT)
+
+
+def add(writer: NoteWriter, **changes: Any) -> int:
+    """A note of an all-reduce of two tensors."""
+    fields: dict[str, Any] = {
+        "group": "0", "sequence": 41, "operation": "allreduce", "sizes": "2,3;7", "dtypes": "Float;Long",
+        "file": "/home/user/train.py", "line": 88, "function": "reward", "step": 8, "members": 0b1011,
+    }  # fmt: skip
+    return writer.add(**(fields | changes))
+
+
+def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Every field, the operation under its one name."""
+    add(writer, point_to_point=True, progress=Progress.waiting)
+    (note,) = read_notes(memory, OFFSET)
+    assert (note.group, note.sequence, note.operation, note.step) == ("0", 41, "all_reduce", 8)
+    assert (note.sizes, note.dtypes, note.members) == (((2, 3), (7,)), ("Float", "Long"), (0, 1, 3))
+    assert note.location == Location(file="/home/user/train.py", line=88, function="reward")
+    assert (note.progress, note.point_to_point) == (Progress.waiting, True)
+
+
+def test_an_empty_ring_holds_nothing(memory: mmap.mmap) -> None:
+    """Zeroed memory is no note."""
+    assert read_notes(memory, OFFSET) == ()
+
+
+def test_the_number_is_where_a_reader_looks_for_movement(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Without reading the ring."""
+    for expected in (1, 2, 3):
+        assert add(writer) == expected
+        assert struct.unpack_from("<Q", memory, NUMBER_AT) == (expected,)
+
+
+@pytest.mark.parametrize("many", [NOTES - 1, NOTES, NOTES + 1, 2 * NOTES + 5])
+def test_the_ring_keeps_the_newest_in_order(memory: mmap.mmap, writer: NoteWriter, many: int) -> None:
+    """Oldest first, as many as there is room for; nothing outside the ring is touched."""
+    before, behind = memory[:NUMBER_AT], memory[OFFSET + RING_BYTES :]
+    for sequence in range(1, many + 1):
+        add(writer, sequence=sequence)
+    kept = range(max(1, many - NOTES + 1), many + 1)
+    assert [note.sequence for note in read_notes(memory, OFFSET)] == list(kept)
+    assert (memory[:NUMBER_AT], memory[OFFSET + RING_BYTES :]) == (before, behind)
+
+
+@pytest.mark.parametrize("progress", list(Progress))
+def test_progress_is_marked_on_its_own_note(
+    memory: mmap.mmap, writer: NoteWriter, progress: Progress
+) -> None:
+    """And on no other."""
+    first, second = add(writer), add(writer)
+    writer.mark(first, progress)
+    notes = read_notes(memory, OFFSET)
+    assert [note.progress for note in notes] == [progress, Progress.enqueued]
+    assert second == 2
+
+
+def test_the_thread_that_waits_is_named_while_it_waits(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Another than the one that issued it may; afterwards nobody does."""
+    number = add(writer)
+    assert read_notes(memory, OFFSET)[0].waiter == ""
+    waiting: list[int] = []
+
+    def wait() -> None:
+        waiting.append(threading.get_ident())
+        writer.mark(number, Progress.waiting)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(10)
+    assert read_notes(memory, OFFSET)[0].waiter == str(waiting[0]) != str(threading.get_ident())
+    writer.mark(number, Progress.completed)
+    assert read_notes(memory, OFFSET)[0].waiter == ""
+
+
+def test_a_waiter_goes_with_its_note(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Whatever takes its place in the ring was waited for by nobody yet."""
+    writer.mark(add(writer), Progress.waiting)
+    for _ in range(NOTES):
+        add(writer, progress=Progress.waiting)
+    assert {note.waiter for note in read_notes(memory, OFFSET)} == {""}
+
+
+def test_a_note_in_the_middle_of_a_note_is_no_deadlock(
+    memory: mmap.mmap, writer: NoteWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may issue a collective in the same thread; both are whole."""
+    whole = notes_module._whole
+
+    def interrupted(text: str, room: int) -> bytes:
+        monkeypatch.setattr(notes_module, "_whole", whole)
+        add(writer, sequence=42)
+        return whole(text, room)
+
+    monkeypatch.setattr(notes_module, "_whole", interrupted)
+    thread = threading.Thread(target=add, args=(writer,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [(note.sequence, note.sizes) for note in read_notes(memory, OFFSET)] == [
+        (41, ((2, 3), (7,))),
+        (42, ((2, 3), (7,))),
+    ]
+
+
+def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """A handle waited for very late must not mark whatever took its place."""
+    first = add(writer)
+    for _ in range(NOTES):
+        add(writer)
+    writer.mark(first, Progress.completed)
+    assert {note.progress for note in read_notes(memory, OFFSET)} == {Progress.enqueued}
+
+
+def test_a_note_under_way_is_not_read(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Its rank was killed in the middle: the number, written last, is still 0."""
+    add(writer, sequence=1)
+    add(writer, sequence=2)
+    struct.pack_into("<Q", memory, OFFSET, 0)
+    assert [note.sequence for note in read_notes(memory, OFFSET)] == [2]
+
+
+def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """What fails on its way leaves no note behind, and the movement's number as it was."""
+    for _ in range(NOTES):
+        add(writer)
+    with pytest.raises(struct.error):
+        add(writer, line=2**40)
+    assert struct.unpack_from("<Q", memory, NUMBER_AT) == (NOTES,)
+    assert len(read_notes(memory, OFFSET)) == NOTES - 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read"),
+    [
+        ("", ()),
+        ("7", ((7,),)),
+        (";3", ((), (3,))),
+        (",".join(["1000000"] * 4), ((1000000,) * 4,)),
+        (";".join(["1024"] * 7), ()),
+        ("s0,3", ()),
+        ("2,3;u1", ()),
+    ],
+)
+def test_sizes_are_whole_or_left_out(
+    memory: mmap.mmap, writer: NoteWriter, sizes: str, read: tuple[tuple[int, ...], ...]
+) -> None:
+    """Part of them would compare unequal to the whole; a scalar among others is one; a symbol is no size."""
+    add(writer, sizes=sizes)
+    assert read_notes(memory, OFFSET)[0].sizes == read
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "read"),
+    [
+        ("Float;Long", ("Float", "Long")),
+        ("BFloat16;BFloat16", ("BFloat16", "BFloat16")),
+        (";".join(["BFloat16"] * 4), ()),
+    ],
+)
+def test_dtypes_are_whole_or_left_out(
+    memory: mmap.mmap, writer: NoteWriter, dtypes: str, read: tuple[str, ...]
+) -> None:
+    """The front half of one is no dtype."""
+    add(writer, sizes="3;3;3;3", dtypes=dtypes)
+    assert read_notes(memory, OFFSET)[0].dtypes == read
+
+
+def test_a_note_without_a_line_has_no_location(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """Not line 0 of a file without a name."""
+    add(writer, file="", line=0, function="")
+    assert read_notes(memory, OFFSET)[0].location is None
+
+
+def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """The file's name tells more than the file system's root."""
+    add(writer, file="/very" * 30 + "/train.py")
+    place = read_notes(memory, OFFSET)[0].location
+    assert place is not None
+    assert place.short == "train.py:88 in reward"
+
+
+@given(file=st.text(max_size=120), function=st.text(max_size=60), group=st.text("abc019:/_", max_size=60))
+def test_no_name_breaks_a_note(file: str, function: str, group: str) -> None:
+    """Whatever a script calls its files and functions: bounded, readable, and the numbers beside it intact."""
+    memory = mmap.mmap(-1, OFFSET + RING_BYTES)
+    writer = NoteWriter(memory, OFFSET, NUMBER_AT)
+    add(writer, file=file, function=function, group=group)
+    (note,) = read_notes(memory, OFFSET)
+    assert (note.sequence, note.step, note.members) == (41, 8, (0, 1, 3))
+
+
+def test_a_surrogate_in_a_path_is_replaced(memory: mmap.mmap, writer: NoteWriter) -> None:
+    """File names may hold bytes that are no UTF-8."""
+    add(writer, file="/home/\udcff/train.py")
+    assert read_notes(memory, OFFSET)[0].location is not None

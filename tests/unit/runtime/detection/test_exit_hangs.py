@@ -1,0 +1,167 @@
+"""After the last line: who leaves, who still works, who may wait for an answer, and who hangs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.detection.exit_hangs import LOOK_SECONDS, Leftovers
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.deadlines import DeadlineSettings
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.processes import MainThread, SessionUsage
+from grpo_run.watchdog.stalls import Stall
+
+SETTINGS = DeadlineSettings(exit_seconds=8.0, exit_connected_seconds=300.0)
+
+
+class End:
+    """Two ranks whose scripts have ended, and which sleep; time passes when it is told to."""
+
+    def __init__(self, slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.slots: dict[int, Slot | None] = {0: slot, 1: replace(slot, rank=1)}
+        self.pids = {0: 900, 1: 901}
+        self.state = "S"
+        self.cpu_seconds = {900: 10.0, 901: 10.0}
+        self.io_bytes: dict[int, int | None] = {900: 1000, 901: 1000}
+        self.connected: set[int] = set()
+        self.asked: list[int] = []
+        self.looked = 0
+        self.leftovers = Leftovers(SETTINGS)
+        monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
+        monkeypatch.setattr(processes, "read_session", self._session)
+        monkeypatch.setattr(processes, "connected_elsewhere", self._connected)
+
+    def wait(self, seconds: float, *, busy: int | None = None) -> tuple[float, Stall] | None:
+        """Looks ten times a second for so long; ends with the first that hangs, and when that was."""
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            if busy is not None:
+                self.cpu_seconds[busy] += 0.05
+            found = self.leftovers.look(self.slots, self.pids, self.now)
+            if found is not None:
+                return self.now, found
+        return None
+
+    def _main_thread(self, pid: int) -> MainThread | None:
+        self.looked += 1
+        return MainThread(state=self.state, cpu_seconds=1.0)
+
+    def _session(self, pid: int) -> SessionUsage | None:
+        return SessionUsage(members=(pid,), cpu_seconds=self.cpu_seconds[pid], io_bytes=self.io_bytes[pid])
+
+    def _connected(self, pid: int) -> bool:
+        self.asked.append(pid)
+        return pid in self.connected
+
+
+@pytest.fixture
+def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> End:
+    """Nobody is connected."""
+    board = Board.create(tmp_path / "board.mmap", 1)
+    writer = board.writer(0, rank=0, pid=900, attempt=0)
+    writer.state = RankState.done
+    writer.touch()
+    slot = board.read(0)
+    assert slot is not None
+    return End(slot, monkeypatch)
+
+
+def test_processes_that_do_nothing_are_found_after_the_deadline(end: End) -> None:
+    """Not before; the sentence names them, how long it was, and that no work was lost."""
+    assert end.wait(8.0) is None
+    found = end.wait(1.0)
+    assert found is not None
+    stall = found[1]
+    assert (stall.cause, stall.culprits, stall.waiters) == (Cause.no_progress, (0, 1), ())
+    assert (stall.phase, stall.deadline_seconds) == (Phase.idle, 8.0)
+    assert 8.0 <= stall.waited_seconds <= 8.0 + 2 * LOOK_SECONDS
+    assert stall.sentence == (
+        f"Ranks 0, 1 did not leave after the script's last line and did nothing for {stall.waited_seconds:.1f} s"
+        " (deadline 8.0 s); the work was done."
+    )
+
+
+def test_only_what_is_left_is_named(end: End) -> None:
+    """The other has gone."""
+    del end.pids[0]
+    found = end.wait(10.0)
+    assert found is not None
+    assert found[1].culprits == (1,)
+    assert found[1].sentence.startswith("Rank 1 did not leave")
+
+
+def test_processes_are_looked_at_twice_a_second(end: End) -> None:
+    """However often the watch asks."""
+    end.wait(2.0)
+    assert end.looked == 2 * 4
+
+
+@pytest.mark.parametrize("what", ["cpu", "io", "unreadable bytes", "zombie", "not done", "no slot"])
+def test_one_that_works_or_is_not_known_is_no_hang(end: End, what: str) -> None:
+    """Of a rank that is alone."""
+    del end.pids[0]
+    done = end.slots[1]
+    assert done is not None
+    if what == "unreadable bytes":
+        end.io_bytes[901] = None
+    elif what == "zombie":
+        end.state = "Z"
+    elif what == "not done":
+        end.slots[1] = replace(done, state=RankState.training)
+    elif what == "no slot":
+        end.slots[1] = None
+    for _ in range(20):
+        if what == "io":
+            end.io_bytes[901] = (end.io_bytes[901] or 0) + 64 * 1024
+        assert end.wait(5.0, busy=901 if what == "cpu" else None) is None
+
+
+def test_silence_is_counted_from_the_last_sign(end: End) -> None:
+    """Sums that fall, a child's end, are one too."""
+    del end.pids[0]
+    assert end.wait(6.0) is None
+    end.cpu_seconds[901] -= 5.0
+    assert end.wait(7.5) is None
+    assert end.wait(2.0) is not None
+
+
+def test_a_connected_one_is_given_the_long_deadline(end: End) -> None:
+    """An upload may wait for its answer, and the kernel does not count what sockets carry; not for ever."""
+    end.connected = {901}
+    began = end.now
+    assert end.wait(299.0) is None
+    found = end.wait(5.0)
+    assert found is not None
+    assert found[0] - began >= 300.0
+    assert found[1].waited_seconds >= 300.0
+
+
+def test_a_connection_that_ends_ends_the_patience(end: End) -> None:
+    """What was silent all the time hangs now."""
+    end.connected = {901}
+    assert end.wait(60.0) is None
+    end.connected = set()
+    assert end.wait(1.0) is not None
+
+
+def test_connections_are_asked_for_only_of_the_quiet_after_the_deadline(end: End) -> None:
+    """It is a walk through /proc; one that has gone has none."""
+    assert end.wait(7.5) is None
+    assert end.asked == []
+    end.connected = {900, 901}
+    assert end.wait(2.0) is None
+    assert set(end.asked) == {900}
+
+
+def test_a_gap_in_looking_is_not_silence(end: End) -> None:
+    """Who did not look cannot say that nothing happened."""
+    assert end.wait(6.0) is None
+    end.leftovers.forget()
+    assert end.wait(7.5) is None
+    assert end.wait(2.0) is not None

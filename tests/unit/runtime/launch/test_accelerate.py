@@ -1,0 +1,355 @@
+"""`--accelerate-config`: what a file becomes for the ranks, and what is refused before any rank starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate.utils import DistributedType
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.accelerate import Parallelism, check_took_effect, load_parallelism
+
+REPOSITORY = Path(__file__).parents[4]
+CONFIGS = REPOSITORY / "tests" / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _no_inherited_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_", "NCCL_", "KMP_")):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(REPOSITORY)
+
+
+def write(tmp_path: Path, text: str, name: str = "accelerate.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def load(path: Path, **changes: Any) -> Parallelism:
+    wanted: dict[str, Any] = {"nproc_per_node": None, "nnodes": 1, "has_accelerator": False}
+    return load_parallelism(path, **{**wanted, **changes})
+
+
+def refusal(path: Path, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+DEEPSPEED = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
+FSDP2 = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
+CPU = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n"
+
+
+def test_importing_it_imports_neither_torch_nor_accelerate() -> None:
+    """The supervisor can import it before it knows whether there is a file at all."""
+    code = (
+        "import sys, grpo_run.runtime.launch.accelerate;"
+        " print([m for m in ('torch', 'accelerate', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected", "switch"),
+    [
+        ("ddp", "ddp", "MULTI_CPU", {"ACCELERATE_USE_CPU": "True"}),
+        ("zero2", "deepspeed", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
+        ("zero3", "deepspeed", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
+        ("fsdp2", "fsdp", "FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
+    ],
+)
+def test_each_mode_becomes_its_variables(name: str, kind: str, expected: str, switch: dict[str, str]) -> None:
+    """The four configurations of the test scripts switch on their mode and nothing else."""
+    found = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2")
+    assert (found.kind, found.expected_distributed_type, found.ranks_per_node) == (kind, expected, 2)
+    switches = {
+        key: value
+        for key, value in found.environment.items()
+        if key.startswith("ACCELERATE_USE_") or key == "FSDP_VERSION"
+    }
+    assert switches == switch
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2"])
+def test_what_torch_elastic_sets_is_left_out(name: str) -> None:
+    """A MASTER_PORT from the file's side would break the rendezvous of every restart."""
+    environment = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2").environment
+    assert not {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environment)
+
+
+def test_cpu_ranks_are_not_all_pinned_to_the_same_cores() -> None:
+    """accelerate's KMP_AFFINITY is meant for one process on the machine."""
+    assert "KMP_AFFINITY" not in load(CONFIGS / "ddp.yaml").environment
+
+
+def test_the_deepspeed_file_is_named_by_its_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that changes directory still finds it."""
+    (tmp_path / "zero.json").write_text((CONFIGS / "zero2.json").read_text())
+    path = write(
+        tmp_path,
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: zero.json\n",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load(path).environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(tmp_path / "zero.json")
+
+
+@pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "multi_gpu", "single_gpu", "zero1", "zero2", "zero3"])
+def test_every_configuration_that_trl_ships_is_taken_as_it_is(name: str) -> None:
+    """No refusal may hit a stock file on the machine it was written for."""
+    path = Path(str(files("trl"))) / "accelerate_configs" / f"{name}.yaml"
+    found = load(path, has_accelerator=True)
+    assert found.ranks_per_node == (1 if name == "single_gpu" else 8)
+    assert found.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+def test_a_value_the_launcher_already_has_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is what must be added, so that it can be shown to the user."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
+
+
+def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under accelerate launch, OMP_NUM_THREADS of the shell is kept."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
+
+
+# ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "nproc_per_node", "nnodes", "ranks"),
+    [
+        (CPU, None, 1, 2),
+        (CPU, 2, 1, 2),
+        (CPU, 4, 1, 4),
+        (CPU, 1, 2, 1),
+        (CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2"), None, 2, 4),
+        (CPU.replace("num_processes: 2\n", ""), 3, 1, 3),
+        ("distributed_type: 'NO'\nnum_processes: 8\n", None, 1, 1),
+    ],
+)
+def test_ranks_a_node(tmp_path: Path, text: str, nproc_per_node: int | None, nnodes: int, ranks: int) -> None:
+    """The command line's number, else the file's total shared out over its machines."""
+    found = load(write(tmp_path, text), nproc_per_node=nproc_per_node, nnodes=nnodes)
+    assert found.ranks_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "nproc_per_node", "asked", "made"),
+    [
+        (CPU.replace("2", "8"), 4, "num_processes 8", "makes 4"),
+        (
+            CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2"),
+            None,
+            "num_processes 8",
+            "makes 4",
+        ),
+    ],
+)
+def test_too_few_processes_names_file_and_both_numbers(
+    tmp_path: Path, text: str, nproc_per_node: int | None, asked: str, made: str
+) -> None:
+    """A model that fits on eight need not fit on four, so it is said before the start."""
+    message = refusal(write(tmp_path, text), nproc_per_node=nproc_per_node)
+    assert message.startswith("too few processes for the accelerate config: ")
+    assert asked in message
+    assert made in message
+    assert "--nproc-per-node" in message
+
+
+def test_no_number_anywhere_is_refused(tmp_path: Path) -> None:
+    """accelerate leaves num_processes to the command line there; so do we."""
+    assert "--nproc-per-node" in refusal(write(tmp_path, CPU.replace("num_processes: 2\n", "")))
+
+
+def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
+    """accelerate launch would start one process and say nothing."""
+    assert "NO trains in one process, 2 were asked for" in refusal(
+        write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
+    )
+
+
+# malformed files
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("distributed_type: FSDP\nfsdp_config: [1\n", "a.yaml", "a.yaml:3: malformed YAML"),
+        ("distributed_type: FSDP\n\tnum_processes: 2\n", "a.yaml", "a.yaml:2: malformed YAML"),
+        ('{"distributed_type": "FSDP",\n "num_processes" 2}', "a.json", "a.json:2: malformed JSON"),
+        ("- MULTI_GPU\n", "a.yaml", "a mapping of keys to values"),
+        ("", "a.yaml", "a mapping of keys to values"),
+        ("num_processes: 2\n", "a.yaml", "no distributed_type"),
+        ("distributed_type: NO\n", "a.yaml", "write 'NO', with the quotes"),
+        (CPU + "mixed_precision: no\n", "a.yaml", "write 'no', with the quotes"),
+        (CPU.replace("2", "two"), "a.yaml", "num_processes: Input should be a valid integer, got 'two'"),
+        (CPU.replace("2", "0"), "a.yaml", "write 1 or more"),
+        (CPU.replace("true", "'yes'"), "a.yaml", "use_cpu: Input should be a valid boolean"),
+        (CPU + "gpu_ids: 0\n", "a.yaml", "write it in quotes"),
+        (CPU + "fsdp_config: 3\n", "a.yaml", "fsdp_config: Input should be a valid dictionary"),
+        ("distributed_type: FSPD\n", "a.yaml", "unknown to accelerate; did you mean FSDP?"),
+        ("distributed_type: multi_gpu\n", "a.yaml", "did you mean MULTI_GPU?"),
+        ("distributed_type: DEEPSEED\n", "a.yaml", "did you mean DEEPSPEED?"),
+        ("distributed_type: MULTI_XPU\n", "a.yaml", "is not started by grpo-run launch"),
+        (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "compute_environment AMAZON_SAGEMAKER"),
+        (CPU + "num_proceses: 2\n", "a.yaml", "num_proceses"),
+        (CPU + "num_machines: 3\n", "a.yaml", "cannot be shared out evenly"),
+        (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
+    """File, line or key, and what to write; never a traceback out of accelerate."""
+    assert said in refusal(write(tmp_path, text, name))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """With the folder it was looked for from."""
+    assert "no such accelerate configuration file" in refusal(tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A checkpoint given by mistake."""
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"distributed_type: FSDP\n\xff\xfe")
+    assert "a.yaml:2: not UTF-8 text" in refusal(path)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    """The folder of the configurations instead of one of them."""
+    assert "cannot read" in refusal(tmp_path)
+
+
+# what would not take effect
+
+
+@pytest.mark.parametrize(
+    ("text", "has_accelerator", "said"),
+    [
+        (FSDP2, False, "every rank would hold the whole model (DDP)"),
+        ("distributed_type: MULTI_GPU\nnum_processes: 2\n", False, "every rank would train alone"),
+        ("distributed_type: MULTI_CPU\nnum_processes: 2\n", False, "add use_cpu: true"),
+        (FSDP2 + "use_cpu: true\n", True, "use_cpu: accelerate does not read it"),
+        (DEEPSPEED + "use_cpu: true\n", True, "use_cpu: accelerate does not read it"),
+        (CPU + "mixed_precision: fp16\n", False, "mixed_precision fp16: accelerate leaves it off on CPU"),
+        (CPU + "deepspeed_config:\n  zero_stage: 2\n", False, "read only with distributed_type DEEPSPEED"),
+        (DEEPSPEED + "fsdp_config:\n  fsdp_version: 2\n", False, "read only with distributed_type FSDP"),
+        (CPU + "fp8_config:\n  fp8_backend: TE\n", False, "read only with mixed_precision fp8"),
+        (CPU + "mpirun_config:\n  mpirun_ccl: '1'\n", False, "not by mpirun"),
+        (DEEPSPEED.replace("zero_stage", "zero_stag"), False, "deepspeed_config.zero_stag"),
+        (DEEPSPEED + "  offload_param_nvme_path: /nvme\n", False, "deepspeed_config.offload_param_nvme_path"),
+        (DEEPSPEED + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", False, "dynamo_config.dynamo_backend"),
+        (FSDP2 + "  fsdp_offload_parms: true\n", True, "fsdp_config.fsdp_offload_parms"),
+        (FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n", True, "write fsdp_reshard_after_forward instead"),
+        (
+            FSDP2.replace("2\n", "1\n", 2).replace("processes: 1", "processes: 2")
+            + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n",
+            True,
+            "FSDP 1 takes fsdp_sharding_strategy, which is FULL_SHARD",
+        ),
+        ("distributed_type: MULTI_GPU\nnum_processes: 3\ngpu_ids: 0,1\n", True, "2 for 3 ranks on this node"),
+    ],
+)
+def test_a_setting_that_would_be_dropped_is_refused(
+    tmp_path: Path, text: str, has_accelerator: bool, said: str
+) -> None:
+    """accelerate drops each of these without a word."""
+    message = refusal(write(tmp_path, text), has_accelerator=has_accelerator)
+    assert "would not take effect" in message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "has_accelerator"),
+    [
+        (CPU, "ACCELERATE_USE_DEEPSPEED", False),
+        (CPU, "ACCELERATE_USE_FSDP", False),
+        (DEEPSPEED, "ACCELERATE_USE_CPU", False),
+        (DEEPSPEED, "ACCELERATE_USE_FSDP", False),
+        (FSDP2, "ACCELERATE_USE_CPU", True),
+        (FSDP2, "ACCELERATE_USE_MEGATRON_LM", True),
+    ],
+)
+def test_a_variable_that_overrides_the_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, has_accelerator: bool
+) -> None:
+    """A switch left in the shell by another run beats the file."""
+    monkeypatch.setenv(name, "true")
+    assert f"{name} is set in the environment" in refusal(
+        write(tmp_path, text), has_accelerator=has_accelerator
+    )
+
+
+def test_every_dropped_setting_is_named_at_once(tmp_path: Path) -> None:
+    """One round of corrections, not one a launch."""
+    message = refusal(write(tmp_path, FSDP2 + "  fsdp_typo: 1\nmixed_precision: fp16\n"))
+    assert "(and 2 more: " in message
+    assert "fsdp_typo" in message
+    assert "fp16" in message
+
+
+def test_it_can_be_allowed(tmp_path: Path) -> None:
+    """For a test that makes FSDP shard on CPU, and then still expects FSDP."""
+    found = load(write(tmp_path, FSDP2), allow_ineffective=True)
+    assert found.expected_distributed_type == "FSDP"
+    assert found.environment["ACCELERATE_USE_FSDP"] == "true"
+
+
+def test_deepspeed_settings_beside_a_deepspeed_file_are_refused(tmp_path: Path) -> None:
+    """accelerate would say so in every rank, after the start; here it is asked before."""
+    text = DEEPSPEED + f"  deepspeed_config_file: {CONFIGS / 'zero2.json'}\n"
+    assert "accelerate refuses it: When using `deepspeed_config_file`" in refusal(write(tmp_path, text))
+
+
+def test_a_deepspeed_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """With its name as written and the folder it was looked for from."""
+    text = DEEPSPEED.replace("zero_stage: 2", "deepspeed_config_file: none.json")
+    assert "deepspeed_config_file none.json: no such file (from " in refusal(write(tmp_path, text))
+
+
+# inside a rank
+
+
+def accelerator(name: str, num_processes: int) -> SimpleNamespace:
+    return SimpleNamespace(distributed_type=DistributedType(name), num_processes=num_processes)
+
+
+def test_an_expected_type_passes() -> None:
+    """Nothing is raised where accelerate does what the file says."""
+    check_took_effect("FSDP", accelerator("FSDP", 2), world_size=2)
+    check_took_effect("NO", accelerator("MULTI_GPU", 1))
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "processes", "said"),
+    [
+        ("FSDP", "MULTI_CPU", 2, "asks for FSDP and accelerate runs MULTI_CPU"),
+        ("DEEPSPEED", "DEEPSPEED", 1, "2 rank(s) were started and accelerate counts 1"),
+        ("NO", "MULTI_GPU", 2, "1 rank(s) were started and accelerate counts 2"),
+    ],
+)
+def test_another_mode_inside_a_rank_stops_it(expected: str, found: str, processes: int, said: str) -> None:
+    """A run that believes it is sharded and is not must not start its first step."""
+    with pytest.raises(ConfigError, match="did not take effect") as caught:
+        check_took_effect(expected, accelerator(found, processes), world_size=2)
+    assert said in str(caught.value)

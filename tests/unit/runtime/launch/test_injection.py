@@ -1,0 +1,208 @@
+"""The text of `--inject`: what it may say, what is refused and how, and what is left of a list once some have fired."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.launch.injection import (
+    KINDS,
+    MAX_STEP,
+    Injection,
+    check,
+    help_text,
+    parse_all,
+    remaining,
+)
+from grpo_run.watchdog.observation import Phase
+
+
+def refusal(text: str) -> str:
+    """The one line that this text earns."""
+    with pytest.raises(ConfigError) as caught:
+        Injection.parse(text)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith("--inject ")
+    assert isinstance(caught.value, UsageError)
+    return line
+
+
+def test_the_plain_form_takes_the_kinds_own_phase_and_length() -> None:
+    """As the manual's example."""
+    found = Injection.parse("kill@rank1:step7")
+    assert (found.kind, found.rank, found.step, found.phase, found.seconds) == (
+        "kill",
+        1,
+        7,
+        Phase.forward_backward,
+        0.0,
+    )
+    assert Injection.parse("hang@rank0:step1").seconds == math.inf
+
+
+@pytest.mark.parametrize("order", ["phase=score:seconds=2.5", "seconds=2.5:phase=score"])
+def test_options_may_come_in_either_order(order: str) -> None:
+    """And mean the same, under one canonical text."""
+    found = Injection.parse(f"hang@rank0:step3:{order}")
+    assert (found.phase, found.seconds) == (Phase.score, 2.5)
+    assert str(found) == "hang@rank0:step3:phase=score:seconds=2.5"
+
+
+@pytest.mark.parametrize(
+    "text", ["slow@rank0:step3:phase=reward", "slow@rank00:step03:seconds=1.0", "slow@rank0:step3:seconds=1"]
+)
+def test_what_means_the_same_has_one_name(text: str) -> None:
+    """Else it would fire twice in a run."""
+    assert str(Injection.parse(text)) == "slow@rank0:step3"
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    rank=st.integers(0, 10**6),
+    step=st.integers(1, MAX_STEP),
+    phase=st.sampled_from([phase for phase in Phase if phase is not Phase.startup]),
+    seconds=st.floats(0.001, 604_800.0) | st.none(),
+)
+def test_canonical_text_reads_back_as_itself(
+    kind: str, rank: int, step: int, phase: Phase, seconds: float | None
+) -> None:
+    """For every kind, place and length."""
+    if KINDS[kind].fixed_phase:
+        phase = KINDS[kind].phase
+    if KINDS[kind].seconds is None:
+        seconds = None
+    made = Injection.of(kind, rank=rank, step=step, phase=phase, seconds=seconds)
+    assert Injection.parse(str(made)) == made
+    assert str(Injection.parse(str(made))) == str(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no such kind ''"),
+        ("kil@rank1:step7", "did you mean kill?"),
+        ("mismatch_shape@rank1:step7", "did you mean mismatch-shape?"),
+        ("Kill@rank1:step7", "did you mean kill?"),
+        ("zzz@rank1:step7", "`--inject help` lists them"),
+        ("kill", "write KIND@rankR:stepN"),
+        ("kill@", "write KIND@rankR:stepN"),
+        ("kill@rank1", "write KIND@rankR:stepN"),
+        ("kill@step7:rank1", "'step7' is not rank and a number"),
+        ("kill@rank-1:step7", "'rank-1' is not rank and a number"),
+        ("kill@rank*:step7", "'rank*' is not rank and a number"),
+        ("kill@rank1:step", "'step' is not step and a number"),
+        ("kill@rank1:step7.5", "'step7.5' is not step and a number"),
+        ("kill@rank1:step\u0667", "is not step and a number"),
+        ("kill@rank1:step" + "9" * 5000, "is not step and a number"),
+        ("kill@rank1:step9999999999", "steps count from 1 to"),
+        ("kill@rank1:step0", "steps count from 1"),
+        ("kill@rank1:step7 ", "'step7 ' is not step and a number"),
+        ("kill@rank1:step7:", "'' is neither phase=PHASE nor seconds=S"),
+        ("kill@rank1:step7:reward", "'reward' is neither"),
+        ("kill@rank1:step7:when=now", "'when=now' is neither"),
+        ("kill@rank1:step7:phase=rewards", "did you mean reward?"),
+        ("kill@rank1:step7:phase=", "no such phase ''; phases: startup, data"),
+        ("kill@rank1:step7:phase=startup", "no step is under way in phase startup"),
+        ("hang@rank1:step7:phase=data:phase=data", "phase is given twice"),
+        ("hang@rank1:step7:seconds=1:seconds=2", "seconds is given twice"),
+        ("kill@rank1:step7:seconds=3", "kill takes no seconds"),
+        ("gil@rank1:step7:seconds=3", "gil takes no seconds"),
+        ("hang@rank1:step7:seconds=0", "is not between"),
+        ("hang@rank1:step7:seconds=0.0001", "is not between"),
+        ("hang@rank1:step7:seconds=9999999", "is not between"),
+        ("hang@rank1:step7:seconds=-1", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=nan", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=inf", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=1_0", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=1e3", "is not a number of seconds"),
+        ("slow-generation@rank1:step7:phase=reward", "happens in phase generate only"),
+    ],
+)
+def test_what_is_wrong_is_one_line(text: str, says: str) -> None:
+    """With what was written, and what to write."""
+    assert says in refusal(text)
+
+
+@pytest.mark.parametrize(("rank", "step"), [(-1, 1), (0, 0), (0, -3)])
+def test_built_by_hand_it_is_checked_too(rank: int, step: int) -> None:
+    """Tests build them without text."""
+    with pytest.raises(ConfigError):
+        Injection.of("kill", rank=rank, step=step)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, 0.0, -1.0, 1e9])
+def test_a_length_built_by_hand_is_checked_too(seconds: float) -> None:
+    """Not a number above all, which compares with nothing."""
+    with pytest.raises(ConfigError, match="seconds"):
+        Injection.of("slow", rank=0, step=1, seconds=seconds)
+
+
+def test_an_injection_twice_is_refused() -> None:
+    """It fires once in a run, so the second would never come; spelling it otherwise does not make it another."""
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_all(["kill@rank1:step7", "kill@rank1:step7:phase=forward_backward"])
+
+
+def test_two_collectives_at_one_place_are_refused() -> None:
+    """What the other ranks should call there would have no answer."""
+    with pytest.raises(ConfigError, match=r"skip@rank0:step5 is a collective at the same step and phase"):
+        parse_all(["skip@rank0:step5", "extra@rank1:step5"])
+    parse_all(["skip@rank0:step5", "extra@rank1:step6", "extra@rank1:step5:phase=reward", "kill@rank0:step5"])
+
+
+def test_the_order_of_the_flags_is_kept() -> None:
+    """What is written first happens first."""
+    texts = ["kill@rank1:step7", "hang@rank0:step2", "extra@rank1:step3"]
+    assert [str(injection) for injection in parse_all(texts)] == texts
+    assert parse_all([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "says"),
+    [
+        ("kill@rank2:step7", 2, "there is no rank 2; ranks are 0 to 1"),
+        ("kill@rank1:step7", 1, "the only rank is 0"),
+        ("extra@rank0:step7", 1, "extra needs at least 2 ranks"),
+        ("skip@rank0:step7", 1, "skip needs at least 2 ranks"),
+    ],
+)
+def test_what_the_run_is_too_small_for_is_said(text: str, world_size: int, says: str) -> None:
+    """A drill that cannot happen must not pass for one that was survived."""
+    with pytest.raises(ConfigError, match=says):
+        check(parse_all([text]), world_size)
+
+
+def test_what_the_run_has_room_for_passes() -> None:
+    """Up to the last rank."""
+    check(parse_all(["kill@rank1:step7", "skip@rank0:step7", "hang@rank1:step7"]), 2)
+
+
+def test_what_has_fired_does_not_remain() -> None:
+    """By canonical text, in order; texts of other runs mean nothing."""
+    injections = parse_all(["kill@rank1:step7", "hang@rank0:step2:seconds=5", "hang@rank0:step2"])
+    left = remaining(injections, {"hang@rank0:step2:seconds=5", "kill@rank9:step7"})
+    assert [str(injection) for injection in left] == ["kill@rank1:step7", "hang@rank0:step2"]
+    assert remaining(injections, ()) == injections
+    assert remaining(injections, {str(injection) for injection in injections}) == ()
+
+
+def test_every_kind_is_told_in_a_line_of_its_own() -> None:
+    """With a sentence and the phase it happens in."""
+    lines = help_text().splitlines()
+    assert [line.split()[0] for line in lines] == list(KINDS)
+    for line, kind in zip(lines, KINDS.values(), strict=True):
+        assert len(kind.sentence.split()) >= 3
+        assert kind.sentence in line
+        assert line.endswith(f"({kind.phase.name})")
+
+
+def test_only_collectives_have_a_common_part() -> None:
+    """And each kind's own values are ones that it accepts."""
+    for name, kind in KINDS.items():
+        assert kind.collective or not kind.common
+        assert Injection.parse(f"{name}@rank0:step1").phase is kind.phase

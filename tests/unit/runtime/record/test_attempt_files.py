@@ -1,0 +1,195 @@
+"""Where an attempt keeps its files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.record import attempt_files
+from grpo_run.runtime.record.attempt_files import MAX_SOCKET_PATH_BYTES, AttemptFiles
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.watchdog.observation import RankError
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
+    """Files of an attempt of a run at a path that is short or long."""
+
+    def files(number: int = 3, folder: str = "run") -> AttemptFiles:
+        return AttemptFiles(RunDirectory(path=tmp_path / folder), number)
+
+    return files
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("refused", ["mkdir", "touch"])
+@pytest.mark.parametrize("temporary", [True, False])
+def test_on_a_full_disk_an_attempts_files_are_elsewhere(
+    make: Callable[..., AttemptFiles],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    refused: str,
+    temporary: bool,
+) -> None:
+    """A recovery needs a directory, and ranks need files in it; where temporary ones have no place, memory has."""
+    wanted = tmp_path / ("temporary" if temporary else "memory")
+    wanted.mkdir()
+    monkeypatch.setattr(attempt_files, "MEMORY_ROOT", tmp_path / "memory")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    files = make()
+
+    def full(self: Path, *args: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, refused, full)
+        folder = files.make()
+    assert folder is not None
+    assert folder.parent == wanted
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {files.log(0).parent, files.stacks(0).parent, files.error(1).parent} == {folder}
+
+
+def test_a_number_used_before_starts_without_its_errors(make: Callable[..., AttemptFiles]) -> None:
+    """Its start was never written down: what its ranks raised is no news of these."""
+    files = make()
+    files.make()
+    files.error(0).write_text("{}")
+    files.socket(1).touch()
+    files.log(0).write_text("kept")
+    assert files.make() is None
+    assert not files.error(0).exists()
+    assert not files.socket(1).exists()
+    assert files.log(0).read_text() == "kept"
+
+
+def test_another_error_of_the_attempts_directory_is_raised(
+    make: Callable[..., AttemptFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is worked around."""
+
+    def refuse(self: Path, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PermissionError):
+        make().make()
+
+
+def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]) -> None:
+    """Four files a rank, all different."""
+    paths = [
+        path
+        for number in (0, 1)
+        for rank in (0, 1, 10)
+        for files in [make(number)]
+        for path in (files.log(rank), files.stacks(rank), files.error(rank))
+    ]
+    assert len(set(paths)) == len(paths)
+    assert make(3).log(1).parent.name == "003"
+
+
+def test_the_directory_is_private_and_empty(make: Callable[..., AttemptFiles]) -> None:
+    """0700; making it twice is fine."""
+    files = make()
+    files.make()
+    files.make()
+    folder = files.log(0).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
+
+
+def test_a_socket_lies_beside_the_log_where_its_path_fits(tmp_path: Path) -> None:
+    """A relative run directory is short."""
+    files = AttemptFiles(RunDirectory(path=Path("runs/a")), 0)
+    assert files.socket(2) == files.log(2).with_suffix(".sock")
+
+
+def test_a_socket_of_a_run_with_a_long_path_lies_elsewhere(make: Callable[..., AttemptFiles]) -> None:
+    """Within the kernel's limit, in one private folder for all ranks, which goes with the attempt."""
+    files = make(folder="x" * 120)
+    paths = [files.socket(rank) for rank in (0, 1)]
+    assert all(len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES for path in paths)
+    assert len(set(paths)) == 2
+    (folder,) = {path.parent for path in paths}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert files.socket(0) == paths[0]
+    assert files._short is not None
+    files._short.cleanup()
+
+
+def test_the_limit_is_in_bytes(tmp_path: Path) -> None:
+    """Letters of other scripts take several."""
+    name = "ü" * 45  # below the limit in characters, above it in bytes
+    files = AttemptFiles(RunDirectory(path=Path("/" + name)), 0)
+    path = files.socket(0)
+    assert name not in str(path)
+    assert files._short is not None
+    files._short.cleanup()
+
+
+def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]) -> None:
+    """With its place, or without."""
+    files = make()
+    files.make()
+    value = {
+        "type": "KeyError",
+        "message": "'x'",
+        "traceback": "…",
+        "location": ["train.py", 3, "f"],
+        "wall_time": 5.0,
+    }
+    files.error(0).write_text(json.dumps(value))
+    expected = RankError(
+        type="KeyError", message="'x'", traceback="…", location=("train.py", 3, "f"), wall_time=5.0
+    )
+    assert files.read_error(0) == expected
+    files.error(0).write_text(json.dumps({**value, "location": None}))
+    found = files.read_error(0)
+    assert found is not None
+    assert found.location is None
+
+
+def test_a_long_temporary_directory_is_not_used(
+    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$TMPDIR may be as long as the run's own path."""
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    files = make(folder="x" * 120)
+    assert len(os.fsencode(files.socket(0))) <= MAX_SOCKET_PATH_BYTES
+    assert files._short is not None
+    files._short.cleanup()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        '{"type": "KeyErr',
+        "5",
+        "{}",
+        '{"type": "a", "message": "b", "traceback": "c", "location": [1], "wall_time": 1}',
+        '{"type": "a", "message": "b", "traceback": "c", "location": null, "wall_time": "late"}',
+    ],
+)
+def test_an_error_that_was_not_written_whole_is_none(
+    make: Callable[..., AttemptFiles], content: str | None
+) -> None:
+    """The rank had no time to, or something else wrote there."""
+    files = make()
+    files.make()
+    if content is not None:
+        files.error(0).write_text(content)
+    assert files.read_error(0) is None

@@ -1,0 +1,404 @@
+"""The fold of a journal: what counts as lost, as recovered, as progress, and as time well spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.record.history import History
+from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.observation import Phase
+
+
+def fold(*records: tuple[float, str, dict[str, Any]]) -> History:
+    """The history of (time, event, fields)."""
+    return History.of({"time": time, "event": event, **fields} for time, event, fields in records)
+
+
+def started(time: float) -> tuple[float, str, dict[str, Any]]:
+    """A supervisor takes the run up."""
+    return time, "run_started", {"run": "run-1"}
+
+
+def attempt(time: float, number: int = 0) -> tuple[float, str, dict[str, Any]]:
+    """Ranks are started."""
+    return time, "attempt_started", {"attempt": number}
+
+
+def train(time: float, step: int = 0, call: int = 1, **fields: Any) -> tuple[float, str, dict[str, Any]]:
+    """A `train()` call begins its loop at `step`."""
+    return time, "train_started", {"rank": 0, "step": step, "train_call": call, "target_steps": 100, **fields}
+
+
+def commit(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
+    """All ranks have voted on `step`."""
+    return time, "step_committed", {"step": step, "train_call": call, "committed_at": time}
+
+
+def published(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
+    """A checkpoint is complete."""
+    fields = {"step": step, "train_call": call, "path": f"out/checkpoint-{step}", "verified": True}
+    return time, "checkpoint_published", fields
+
+
+def incident(time: float, step: int, **fields: Any) -> tuple[float, str, dict[str, Any]]:
+    """A fault was found."""
+    return time, "incident", {"step": step, "cause": "signal", "culprit": 1, "signature": "s", **fields}
+
+
+def restored(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
+    """A call that had finished is loaded from its last checkpoint."""
+    return time, "train_restored", {"rank": 0, "step": step, "train_call": call}
+
+
+def ended(time: float, code: int, sentence: str = "") -> tuple[float, str, dict[str, Any]]:
+    """The supervisor leaves."""
+    return time, "run_ended", {"exit_code": code, "sentence": sentence}
+
+
+def test_an_empty_journal_knows_nothing() -> None:
+    """No step, no goodput, no end."""
+    history = fold()
+    assert (history.step, history.attempts, history.exit_code) == (0, 0, None)
+    assert history.goodput() is None
+    assert not history.finished
+
+
+def test_a_run_that_nothing_hurt() -> None:
+    """Steps, target, attempts and end are as written."""
+    history = fold(started(0), attempt(1), train(2), commit(3, 1), commit(4, 2), ended(4, 0, "Finished."))
+    assert (history.run_id, history.step, history.target_steps, history.attempts) == ("run-1", 2, 100, 1)
+    assert history.finished
+    assert history.sentence == "Finished."
+    assert history.recoveries == []
+
+
+def test_lost_steps_are_those_between_the_checkpoint_and_the_fault() -> None:
+    """Known only when the next attempt says where it goes on from."""
+    records = [started(0), attempt(1), train(2), commit(3, 7), incident(4, 7)]
+    assert fold(*records).recoveries[0].lost_steps is None
+    history = fold(*records, attempt(5, 1), train(6, 5))
+    assert history.recoveries[0].lost_steps == 2
+
+
+def test_a_recovery_takes_from_the_failure_to_the_next_committed_step() -> None:
+    """From when the rank failed, not from when that was found out."""
+    history = fold(
+        started(0), attempt(1), train(2), commit(3, 7),
+        incident(10.5, 7, failed_at=10.0, detection_seconds=0.5),
+        attempt(11, 1), train(12, 5), commit(13.25, 6), commit(20, 7),
+    )  # fmt: skip
+    assert history.recoveries[0].detection_seconds == 0.5
+    assert history.recoveries[0].recovery_seconds == 3.25
+
+
+def test_a_fault_during_recovery_leaves_both_open_until_a_step() -> None:
+    """Neither restart had recovered anything before a step was committed again."""
+    history = fold(
+        started(0), attempt(1), train(2), commit(3, 7), incident(10, 7),
+        attempt(11, 1), incident(12, 0), attempt(13, 2), train(14, 5), commit(15, 6),
+    )  # fmt: skip
+    assert [recovery.recovery_seconds for recovery in history.recoveries] == [5.0, 3.0]
+    assert [recovery.lost_steps for recovery in history.recoveries] == [2, 0]
+
+
+def test_lost_steps_of_a_second_call_are_told_by_the_second_call() -> None:
+    """A script that trains twice restores its finished first call on the way; that is not where it goes on from."""
+    history = fold(
+        started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
+        train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
+        attempt(7, 1), restored(8, 20, call=1), train(9, 3, call=2),
+    )  # fmt: skip
+    assert history.recoveries[0].lost_steps == 2
+
+
+def test_a_second_call_without_a_checkpoint_loses_all_its_steps() -> None:
+    """It begins again at its first, after the first call was restored."""
+    history = fold(
+        started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
+        train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
+        attempt(7, 1), restored(8, 20, call=1), train(9, 0, call=2),
+    )  # fmt: skip
+    assert history.recoveries[0].lost_steps == 5
+
+
+def test_the_action_belongs_to_its_incident() -> None:
+    """The one just before it."""
+    history = fold(
+        started(0), incident(1, 0), (1, "action", {"action": "restart"}),
+        incident(2, 0), (2, "action", {"action": "stop"}),
+    )  # fmt: skip
+    assert [recovery.action for recovery in history.recoveries] == ["restart", "stop"]
+
+
+def test_the_public_form_of_a_recovery() -> None:
+    """The keys that status shows."""
+    history = fold(started(0), incident(1, 4, incident="incidents/0001-signal"))
+    assert history.recoveries[0].as_json() == {
+        "cause": "signal", "rank": 1, "step": 4, "action": "", "detection_seconds": None,
+        "recovery_seconds": None, "lost_steps": None, "incident": "incidents/0001-signal",
+    }  # fmt: skip
+
+
+def test_goodput_leaves_out_steps_that_were_done_again() -> None:
+    """Worked by hand: 40 s of wall time; steps 1 to 4 take 4 s each, 3 and 4 are lost and done again.
+
+    What counts: 1 and 2 of the first attempt (8 s), 3 to 5 of the second (12 s): 20 of 40 s.
+    """
+    history = fold(
+        started(0), attempt(1), train(2), commit(6, 1), commit(10, 2), commit(14, 3), commit(18, 4),
+        incident(20, 4), attempt(22, 1), train(26, 2), commit(30, 3), commit(34, 4), commit(38, 5),
+        ended(40, 0),
+    )  # fmt: skip
+    assert history.productive_seconds() == 20.0
+    assert history.goodput() == 0.5
+
+
+def test_steps_seen_together_count_whole() -> None:
+    """The supervisor looks ten times a second; fast steps are seen several at once."""
+    history = fold(started(0), attempt(0), train(0), commit(5, 3), commit(10, 8), ended(10, 0))
+    assert history.goodput() == 1.0
+
+
+def test_goodput_of_a_second_call_survives_the_restoring_of_the_first() -> None:
+    """Steps 1 to 3 of call 2 lie in the checkpoint the run goes on from: their time was well spent."""
+    history = fold(
+        started(0), attempt(0), train(0, 0, call=1), commit(10, 20, call=1),
+        train(10, 0, call=2), commit(20, 3, call=2), incident(20, 3),
+        attempt(20, 1), restored(20, 20, call=1), train(20, 3, call=2), commit(40, 10, call=2), ended(40, 0),
+    )  # fmt: skip
+    assert history.productive_seconds() == 40.0
+
+
+def test_goodput_leaves_out_the_time_between_supervisors() -> None:
+    """A run stopped for the night is not a run that does badly."""
+    history = fold(
+        started(0), attempt(0), train(0), commit(10, 1), ended(10, 75),
+        started(1000), attempt(1000, 1), train(1000, 1), commit(1010, 2), ended(1010, 0),
+    )  # fmt: skip
+    assert history.goodput() == 1.0
+
+
+def test_goodput_leaves_out_the_time_after_a_killed_supervisor() -> None:
+    """A supervisor that was killed wrote no end; it was absent all the same from its last line on."""
+    history = fold(
+        started(0), attempt(0), train(0), commit(10, 1),
+        started(1000), attempt(1000, 1), train(1000, 1), commit(1010, 2), ended(1010, 0),
+    )  # fmt: skip
+    assert history.goodput() == 1.0
+
+
+def test_goodput_of_a_live_run_counts_until_now() -> None:
+    """A run that hangs gets worse while nothing is written."""
+    history = fold(started(0), attempt(0), train(0), commit(10, 1))
+    assert history.goodput(now=40) == 0.25
+    assert history.goodput() == 1.0
+
+
+def test_the_budget_refills_on_a_new_highest_checkpoint() -> None:
+    """Failures before it are forgiven."""
+    records = [started(0), incident(1, 3), incident(2, 3)]
+    assert fold(*records).failures_without_progress == 2
+    assert fold(*records, published(3, 5)).failures_without_progress == 0
+
+
+@pytest.mark.parametrize("again", [5, 3])
+def test_an_old_step_saved_again_is_no_progress(again: int) -> None:
+    """Work done again, and saved again, gets nobody further."""
+    history = fold(started(0), published(1, 5), incident(2, 6), published(3, again), incident(4, 6))
+    assert history.failures_without_progress == 2
+    assert history.progress_checkpoint == (1, 5)
+
+
+def test_a_later_call_is_progress_whatever_its_step() -> None:
+    """Call 2 at step 1 is further than call 1 at step 20."""
+    history = fold(started(0), published(1, 20, call=1), incident(2, 0), published(3, 1, call=2))
+    assert history.failures_without_progress == 0
+    assert history.progress_checkpoint == (2, 1)
+
+
+def test_the_last_published_checkpoint_is_shown() -> None:
+    """With its step and path."""
+    history = fold(started(0), published(1, 5), published(2, 10))
+    assert history.checkpoint is not None
+    assert (history.checkpoint.step, history.checkpoint.path) == (10, "out/checkpoint-10")
+
+
+def test_a_new_supervisor_takes_back_the_end() -> None:
+    """The run lives again: no exit code, no sentence; attempts, steps and recoveries go on."""
+    history = fold(
+        started(0), attempt(1), train(2), commit(3, 4), incident(4, 4), ended(5, 93, "Gave up."),
+        started(100), attempt(101, 1),
+    )  # fmt: skip
+    assert (history.exit_code, history.sentence, history.state) == (None, "", "starting")
+    assert (history.supervisors, history.attempts, history.step) == (2, 2, 4)
+    assert len(history.recoveries) == 1
+
+
+@pytest.mark.parametrize(("code", "finished"), [(0, True), (75, False), (93, False), (2, False)])
+def test_only_exit_code_0_is_finished(code: int, finished: bool) -> None:
+    """Everything else may be gone on with."""
+    assert fold(started(0), ended(1, code)).finished is finished
+
+
+def test_the_furthest_position_never_falls_back() -> None:
+    """Steps done again do not lower it."""
+    history = fold(started(0), train(1), commit(2, 9), attempt(3, 1), train(4, 5), commit(5, 6))
+    assert history.best_position == (1, 9)
+    assert history.step == 6
+
+
+def test_other_ranks_do_not_speak_for_the_run() -> None:
+    """Each rank says that it trains; one of them is counted."""
+    history = fold(started(0), train(1, 5), train(9, 5, rank=1), commit(10, 6))
+    assert history.productive_seconds() == 9.0
+
+
+def test_events_that_do_not_matter_are_passed_over() -> None:
+    """A journal of a later release may hold some."""
+    history = fold(started(0), (5, "something_new", {"x": 1}))
+    assert history.last_time == 5
+
+
+def test_warnings_and_rewards_are_kept() -> None:
+    """The number of warnings, the last reward; a step without one does not erase it."""
+    history = fold(
+        started(0), (1, "warning", {"text": "x"}), (2, "warning", {"text": "y"}),
+        (3, "step_logged", {"reward": 0.5}), (4, "step_logged", {"reward": None}),
+    )  # fmt: skip
+    assert (history.warnings, history.reward) == (2, 0.5)
+
+
+STORIES = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.integers(1, 30), st.integers(1, 2)),
+        st.tuples(st.just("train"), st.integers(0, 30), st.integers(1, 2)),
+        st.tuples(st.just("incident"), st.integers(0, 30), st.just(1)),
+        st.tuples(st.just("published"), st.integers(0, 30), st.integers(1, 2)),
+        st.tuples(st.just("attempt"), st.integers(0, 5), st.just(1)),
+        st.tuples(st.just("started"), st.just(0), st.just(1)),
+        st.tuples(st.just("ended"), st.sampled_from([0, 75, 93]), st.just(1)),
+    ),
+    max_size=40,
+)
+
+
+def told(story: list[tuple[str, int, int]], times: list[float]) -> list[tuple[float, str, dict[str, Any]]]:
+    """The records of a story."""
+    makers = {
+        "commit": commit,
+        "train": train,
+        "published": published,
+        "incident": lambda time, step, call: incident(time, step),
+        "attempt": lambda time, number, call: attempt(time, number),
+        "started": lambda time, zero, call: started(time),
+        "ended": lambda time, code, call: ended(time, code),
+    }
+    return [makers[kind](time, number, call) for time, (kind, number, call) in zip(times, story, strict=True)]
+
+
+@given(story=STORIES, data=st.data())
+def test_whatever_happens_ratios_and_counts_stay_in_their_range(
+    story: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    """Goodput between 0 and 1, nothing negative, with a wall clock that may step back."""
+    times = data.draw(st.lists(st.floats(0, 1e6), min_size=len(story), max_size=len(story)))
+    history = fold(*told(story, times))
+    goodput = history.goodput()
+    assert goodput is None or 0.0 <= goodput <= 1.0
+    for recovery in history.recoveries:
+        assert recovery.lost_steps is None or recovery.lost_steps >= 0
+        assert recovery.recovery_seconds is None or recovery.recovery_seconds >= 0.0
+    assert history.failures_without_progress <= len(history.recoveries)
+
+
+@given(story=STORIES, data=st.data())
+def test_progress_and_position_only_rise(story: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    """Record by record; and folding in two halves gives what folding at once gives."""
+    times = sorted(data.draw(st.lists(st.floats(0, 1e6), min_size=len(story), max_size=len(story))))
+    history = History()
+    before = (history.progress_checkpoint, history.best_position)
+    for time, event, fields in told(story, times):
+        history.apply({"time": time, "event": event, **fields})
+        after = (history.progress_checkpoint, history.best_position)
+        assert after[0] >= before[0]
+        assert after[1] >= before[1]
+        before = after
+    assert history == fold(*told(story, times))
+
+
+def learned(time: float, phase: str, durations: Any) -> tuple[float, str, dict[str, Any]]:
+    """How long a phase takes, as the supervisor writes it down."""
+    return time, "phase_learned", {"phase": phase, "durations": durations}
+
+
+def test_the_last_word_on_a_phase_counts() -> None:
+    """Each holds what came before it, so they are not added up; over attempts and supervisors alike."""
+    early, late = Durations.of([9.0, 1.0]), Durations.of([9.0, 1.0, 2.0])
+    history = fold(
+        started(0.0), learned(1.0, "reward", early.as_json()), attempt(2.0, 1), started(3.0),
+        learned(4.0, "reward", late.as_json()), learned(5.0, "generate", early.as_json()),
+    )  # fmt: skip
+    assert history.learned_durations() == {Phase.reward: late, Phase.generate: early}
+
+
+@pytest.mark.parametrize(
+    ("phase", "durations"),
+    [
+        ("no_such_phase", Durations.of([1.0]).as_json()),
+        ("reward", None),
+        ("reward", {"counts": {"99": 1}, "first_seconds": 1.0, "max_seconds": 1.0}),
+        ("reward", {"counts": {"1": -1}, "first_seconds": 1.0, "max_seconds": 0.0}),
+        ("reward", [1, 2]),
+    ],
+)
+def test_what_was_learned_and_makes_no_sense_is_passed_over(phase: str, durations: Any) -> None:
+    """A journal of another version, say: the others are kept."""
+    good = Durations.of([1.0, 2.0])
+    history = fold(learned(1.0, phase, durations), learned(2.0, "data", good.as_json()))
+    assert history.learned_durations() == {Phase.data: good}
+
+
+def test_faults_that_were_planted_are_remembered_over_attempts() -> None:
+    """Each fires once in a run, under its canonical text."""
+    history = fold(
+        (1.0, "fault_injected", {"injection": "kill@rank1:step7", "rank": 1}),
+        attempt(2.0, 1),
+        (3.0, "fault_injected", {"injection": "hang@rank0:step9", "rank": 0}),
+    )
+    assert history.injections_fired == ["kill@rank1:step7", "hang@rank0:step9"]
+
+
+@pytest.mark.parametrize(
+    ("event", "fields"),
+    [
+        ("train_started", {}),
+        ("train_started", {"rank": 0, "step": "x", "train_call": 1, "target_steps": 100}),
+        ("step_committed", {"step": None, "train_call": 1, "committed_at": 2.0}),
+        ("step_committed", {"truncated_bytes": 70_000}),
+        ("checkpoint_published", {"step": 5}),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_counted_and_passed_over(event: str, fields: dict[str, Any]) -> None:
+    """Cut to its head, or another's: what stands around it still counts."""
+    around = [started(0), attempt(1), train(2), commit(3, 1)]
+    history = fold(*around, (4, event, fields), commit(5, 2))
+    assert history.unreadable == 1
+    assert history.best_position == fold(*around, commit(5, 2)).best_position == (1, 2)
+
+
+@pytest.mark.parametrize("time", ["noon", [1], {"a": 1}])
+def test_a_time_that_is_no_number_is_counted(time: Any) -> None:
+    """And moves no clock."""
+    history = History.of(
+        [{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}]
+    )
+    assert (history.unreadable, history.last_time, history.run_id) == (1, 1.0, History().run_id)
+
+
+def test_events_that_do_not_matter_are_no_nonsense() -> None:
+    """Nothing is counted of a journal that is whole."""
+    assert fold(started(0), attempt(1), train(2), (3, "warning", {}), commit(4, 1)).unreadable == 0

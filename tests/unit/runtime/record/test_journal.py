@@ -1,0 +1,302 @@
+"""The journal: lines that are whole, bounded and in order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.record.journal import EVENTS, MAX_LINE_BYTES, Journal, JournalReader, read_journal
+
+Events = Callable[[], list[dict[str, Any]]]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_a_line_says_when_where_and_what(journal: Journal, events: Events) -> None:
+    """Every line carries the same seven keys, then the event's own."""
+    journal.write("step_logged", rank=1, step=7, reward=0.5)
+    assert events() == [
+        {
+            "time": 1000.0, "monotonic": 10.0, "run": "run-1", "attempt": 0, "rank": 1, "step": 7,
+            "event": "step_logged", "reward": 0.5,
+        }
+    ]  # fmt: skip
+
+
+def test_an_event_is_one_line(journal: Journal, tmp_path: Path) -> None:
+    """Newlines in texts do not break it."""
+    journal.write("warning", text="first\nsecond\r\nthird\u2028fourth")
+    journal.write("run_ended", exit_code=0)
+    assert (tmp_path / "journal.jsonl").read_bytes().count(b"\n") == 2
+
+
+@given(value=JSON)
+def test_fields_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    """Whatever JSON can hold."""
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    Journal(path, "run-1").write("warning", value=value)
+    assert [record["value"] for record in read_journal(path)] == [value]
+
+
+def test_an_unknown_event_is_our_own_bug(journal: Journal, tmp_path: Path) -> None:
+    """Nothing is written of it."""
+    with pytest.raises(AssertionError, match="unknown journal event"):
+        journal.write("something_happened")
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+
+
+def test_the_contracts_events_are_known() -> None:
+    """Those that the design promises."""
+    promised = """run_started attempt_started rank_started phase_learned step_committed vote_failed
+    checkpoint_staged checkpoint_published checkpoint_rejected suspicion incident action attempt_ended plan_changed
+    sample_excluded prompt_quarantined guard_tripped run_ended"""
+    assert set(promised.split()) <= EVENTS
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_null(journal: Journal, tmp_path: Path, number: float) -> None:
+    """NaN is no JSON; other readers than Python's would refuse the line."""
+    journal.write("step_logged", loss=number, nested={"values": [number, (number,)]})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    record = json.loads((tmp_path / "journal.jsonl").read_bytes(), parse_constant=refuse)
+    assert (record["loss"], record["nested"]) == (None, {"values": [None, [None]]})
+
+
+@pytest.mark.parametrize("rate", [1e-6, 4.9e-7, 1.234e-9])
+def test_a_small_learning_rate_is_not_rounded_away(journal: Journal, events: Events, rate: float) -> None:
+    """Reinforcement learning lives between 1e-8 and 1e-5; zero would be a lie."""
+    journal.write("step_logged", learning_rate=rate)
+    assert events()[0]["learning_rate"] == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_long_text_is_cut(journal: Journal, events: Events) -> None:
+    """And shows that it was."""
+    journal.write("warning", text="x" * 100_000)
+    text = events()[0]["text"]
+    assert len(text) < 20_000
+    assert text.endswith("…")
+
+
+def test_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """Too many fields lose their values, not the event."""
+    journal.write("warning", rank=2, many=["é" * 1000] * 1000)
+    assert len((tmp_path / "journal.jsonl").read_bytes()) <= MAX_LINE_BYTES
+    record = events()[0]
+    assert (record["event"], record["rank"]) == ("warning", 2)
+    assert record["truncated_bytes"] > MAX_LINE_BYTES
+
+
+def test_what_is_no_json_is_written_as_text(journal: Journal, events: Events) -> None:
+    """A path, or an object nobody thought of, does not break the line."""
+    journal.write("warning", where=Path("/tmp/x"), names={"b"})
+    assert events()[0]["where"] == "/tmp/x"
+    assert events()[0]["names"] == "{'b'}"
+
+
+def test_a_text_with_lone_surrogates_is_written(journal: Journal, events: Events) -> None:
+    """File names and decoded tokens may hold them; the writer must not fail on the user's words."""
+    journal.write("warning", text="bad \udc80 name")
+    assert "bad" in events()[0]["text"]
+
+
+def test_the_file_is_private(journal: Journal, tmp_path: Path) -> None:
+    """0600."""
+    assert stat.S_IMODE((tmp_path / "journal.jsonl").stat().st_mode) == 0o600
+
+
+def test_opening_again_appends(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """A new supervisor goes on where the last one ended."""
+    journal.write("run_started")
+    journal.close()
+    Journal(tmp_path / "journal.jsonl", "run-1").write("run_started")
+    assert [record["event"] for record in events()] == ["run_started", "run_started"]
+
+
+def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
+    """Each line is one write to a file opened for appending."""
+    path = tmp_path / "journal.jsonl"
+
+    def write(rank: int) -> None:
+        mine = Journal(path, "run-1")
+        for step in range(200):
+            mine.write("step_logged", rank=rank, step=step, text=str(rank) * 300)
+        mine.close()
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = list(read_journal(path))
+    assert len(records) == 800
+    assert all(set(record["text"]) == {str(record["rank"])} for record in records)
+    for rank in range(4):
+        assert [record["step"] for record in records if record["rank"] == rank] == list(range(200))
+
+
+def test_a_reader_yields_each_event_once(journal: Journal, tmp_path: Path) -> None:
+    """Only what has come since the last call."""
+    reader = JournalReader(tmp_path / "journal.jsonl")
+    journal.write("run_started")
+    assert [record["event"] for record in reader.new()] == ["run_started"]
+    assert list(reader.new()) == []
+    journal.write("run_ended")
+    assert [record["event"] for record in reader.new()] == ["run_ended"]
+
+
+def test_a_line_not_yet_whole_is_read_once_it_is(tmp_path: Path) -> None:
+    """Byte by byte: nothing is lost, nothing is read twice."""
+    path = tmp_path / "journal.jsonl"
+    line = '{"event":"warning","text":"fünf"}\n'.encode()
+    reader = JournalReader(path)
+    found = []
+    for end in range(len(line) + 1):
+        path.write_bytes(line[:end])
+        found += [(end, record["text"]) for record in reader.new()]
+    assert found == [(len(line), "fünf")]
+
+
+def test_a_line_cut_short_by_a_crash_is_skipped(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """What stands before it is read."""
+    journal.write("run_started")
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b'{"time":1000.0,"event":"step_comm')
+    assert [record["event"] for record in events()] == ["run_started"]
+
+
+def test_a_line_cut_short_does_not_swallow_the_next(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """A supervisor that takes the run up after a crash begins on a line of its own."""
+    journal.write("run_started")
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b'{"time":1000.0,"event":"step_comm')
+    Journal(tmp_path / "journal.jsonl", "run-1").write("run_ended")
+    assert [record["event"] for record in events()] == ["run_started", "run_ended"]
+
+
+@pytest.mark.parametrize("line", [b"not json", b"[1, 2]", b"null", b'{"no": "event"}', b"", b"\xff\xfe"])
+def test_lines_that_are_no_events_are_skipped(
+    journal: Journal, tmp_path: Path, events: Events, line: bytes
+) -> None:
+    """A person may have edited the file."""
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(line + b"\n")
+    journal.write("run_started")
+    assert [record["event"] for record in events()] == ["run_started"]
+
+
+def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
+    """A run that has not begun has no events."""
+    assert list(read_journal(tmp_path / "journal.jsonl")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_loses_lines_and_not_the_run(
+    journal: Journal, events: Events, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever is wrong with it; what can be written again is."""
+
+    def fail(*args: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", fail)
+        lost = journal.write("warning", text="lost")
+    assert lost is not None
+    assert (lost["event"], lost["text"]) == ("warning", "lost")
+    assert journal.lost == 1
+    assert journal.write("warning", text="kept") is None
+    assert [record["text"] for record in events()] == ["kept"]
+
+
+def test_a_line_that_was_cut_is_lost_and_the_next_is_not(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The last block of a full disk takes half of it."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert journal.write("warning", text="cut") is not None
+    assert journal.lost == 1
+    assert journal.write("warning", text="whole") is None
+    assert journal.write("warning", text="whole too") is None
+    assert [record["text"] for record in events()] == ["whole", "whole too"]
+    assert journal.lost == 1
+
+
+def test_what_another_process_left_cut_swallows_no_line(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """A rank met the end of the disk; the supervisor is the first to write when there is room again."""
+    rank = Journal(tmp_path / "journal.jsonl", "run-1")
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert rank.write("warning", text="cut") is not None
+    assert journal.write("warning", text="kept") is None
+    assert rank.write("warning", text="kept too") is None
+    assert [record["text"] for record in events()] == ["kept", "kept too"]
+
+
+def test_a_line_without_its_end_is_not_lost(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The next one ends it: told as lost, it would count twice."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
+        assert journal.write("warning", text="first") is None
+    journal.write("warning", text="second")
+    assert [record["text"] for record in events()] == ["first", "second"]
+    assert journal.lost == 0
+
+
+def test_a_disk_that_is_full_only_when_synced_stops_nobody(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems say so late; it is counted."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    journal.write("run_started")
+    monkeypatch.setattr(os, "fsync", fail)
+    journal.sync()
+    assert journal.lost == 1
+
+
+def test_a_journal_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
+    """A network that is away for a while is not the journal's end."""
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+    path.mkdir()
+    assert list(reader.new()) == []
+    path.rmdir()
+    path.write_text('{"event":"run_started"}\n')
+    assert [record["event"] for record in reader.new()] == ["run_started"]
+
+
+def test_a_line_too_deep_to_parse_is_skipped(tmp_path: Path) -> None:
+    """A million brackets are no event; those around it are."""
+    path = tmp_path / "journal.jsonl"
+    event = '{"event":"warning"}\n'
+    path.write_text(event + "[" * 10**6 + "\n" + event)
+    assert len(list(read_journal(path))) == 2

@@ -1,0 +1,201 @@
+"""The run directory: who may write there, and how a run is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.record.run_directory import RunDirectory, default_run_id, find_run, write_json
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run's directory, made."""
+    directory = RunDirectory(path=tmp_path / "runs" / "train-abc123")
+    directory.create()
+    return directory
+
+
+def mode(path: Path) -> int:
+    """The permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_same_command_has_the_same_run_id() -> None:
+    """So that it finds its run again."""
+    assert default_run_id("train.py", ["train.py", "--lr", "1"]) == default_run_id(
+        "train.py", ["train.py", "--lr", "1"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["train.py", "--lr", "1"], ["train.py", "--lr", "2"]),
+        (["train.py", "a b"], ["train.py", "a", "b"]),
+        (["train.py"], ["train.py", ""]),
+    ],
+)
+def test_another_command_has_another_run_id(one: list[str], other: list[str]) -> None:
+    """Down to how its words are cut."""
+    assert default_run_id("train.py", one) != default_run_id("train.py", other)
+
+
+def test_the_same_command_elsewhere_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words may mean other files there."""
+    here = default_run_id("train.py", ["train.py"])
+    monkeypatch.chdir(tmp_path)
+    assert default_run_id("train.py", ["train.py"]) != here
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("train.py", "train"),
+        ("scripts/grpo train!.py", "grpo-train"),
+        ("/abs/v1.2/run.py", "run"),
+        ("package.module", "package.module"),
+        ("...", "run"),
+        ("日本.py", "run"),
+    ],
+)
+def test_a_run_id_begins_with_the_scripts_name(target: str, name: str) -> None:
+    """And can be the name of a directory."""
+    run_id = default_run_id(target, [target])
+    assert run_id.rpartition("-")[0] == name
+    assert "/" not in run_id
+
+
+def test_the_directory_is_private(run: RunDirectory) -> None:
+    """0700, with its folders."""
+    assert [mode(path) for path in (run.path, run.incidents, run.path / "attempts")] == [0o700] * 3
+
+
+def test_making_it_again_changes_nothing(run: RunDirectory) -> None:
+    """The same command comes back to its run."""
+    run.write_run({"run_id": "x"})
+    run.create()
+    assert run.read_run() == {"run_id": "x"}
+    assert {path.name for path in run.path.iterdir()} == {"attempts", "incidents", "run.json"}
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    """The path, the reason and what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError) as caught:
+        RunDirectory(path=tmp_path / "file" / "run").create()
+    message = str(caught.value)
+    assert str(tmp_path / "file" / "run") in message
+    assert "--run-dir" in message
+    assert "\n" not in message
+
+
+def test_attempts_are_numbered(run: RunDirectory) -> None:
+    """In three digits, so that they sort."""
+    assert run.attempt(7).name == "007"
+
+
+def test_a_second_supervisor_is_refused(run: RunDirectory) -> None:
+    """With the pid of the first, and what to do."""
+    lock = run.acquire()
+    with pytest.raises(RunDirectoryError, match=rf"pid {os.getpid()}\b.*grpo-run stop"):
+        run.acquire()
+    os.close(lock)
+
+
+def test_the_lock_goes_with_its_owner(run: RunDirectory) -> None:
+    """No stale lock: a new supervisor may take a dead one's place."""
+    os.close(run.acquire())
+    os.close(run.acquire())
+
+
+def test_the_owner_is_known_while_it_lives(run: RunDirectory) -> None:
+    """Its pid, and None once it has let go, although the file is still there."""
+    assert run.owner() is None
+    lock = run.acquire()
+    assert run.owner() == os.getpid()
+    os.close(lock)
+    assert run.owner() is None
+    assert run.lock.exists()
+
+
+def test_asking_for_the_owner_does_not_take_the_lock(run: RunDirectory) -> None:
+    """Looking leaves it free."""
+    os.close(run.acquire())
+    assert run.owner() is None
+    os.close(run.acquire())
+
+
+def test_a_new_owner_leaves_nothing_of_the_old_pid(run: RunDirectory) -> None:
+    """A shorter number over a longer one would name a third process."""
+    run.lock.write_text("123456789012\n")
+    lock = run.acquire()
+    assert run.lock.read_text() == f"{os.getpid()}\n"
+    os.close(lock)
+
+
+def test_the_lock_is_private(run: RunDirectory) -> None:
+    """0600."""
+    os.close(run.acquire())
+    assert mode(run.lock) == 0o600
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What cannot be written leaves the old file as it was."""
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"b": 2, "c": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_json_is_private_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    """0600, and nothing else in the folder."""
+    write_json(tmp_path / "run.json", {"a": "fünf"})
+    assert mode(tmp_path / "run.json") == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_json_takes_any_argument_a_shell_can_give(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 arrive as lone surrogates."""
+    write_json(tmp_path / "run.json", {"arguments": ["--name=\udcff"]})
+    assert json.loads((tmp_path / "run.json").read_bytes())["arguments"]
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", "null"])
+def test_what_is_no_run_is_refused(run: RunDirectory, content: str | None) -> None:
+    """Missing, cut short or something else: one line."""
+    if content is not None:
+        run.run_json.write_text(content)
+    with pytest.raises(RunDirectoryError, match=str(run.path)) as caught:
+        run.read_run()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_found_by_directory_or_by_id(run: RunDirectory, tmp_path: Path) -> None:
+    """As the command is given it."""
+    run.write_run({})
+    assert find_run(str(run.path), root=tmp_path / "runs") == run
+    assert find_run("train-abc123", root=tmp_path / "runs") == run
+
+
+def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Path) -> None:
+    """By when it was taken up, not by its name."""
+    run.write_run({})
+    other = RunDirectory(path=tmp_path / "runs" / "zzz-000000")
+    other.create()
+    other.write_run({})
+    os.utime(other.run_json, (1.0, 1.0))
+    assert find_run(None, root=tmp_path / "runs") == run
+
+
+@pytest.mark.parametrize("name", [None, "no-such-run"])
+def test_no_run_is_one_line(tmp_path: Path, name: str | None) -> None:
+    """With what was looked for."""
+    with pytest.raises(RunDirectoryError, match=name or str(tmp_path)):
+        find_run(name, root=tmp_path)

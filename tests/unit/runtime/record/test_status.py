@@ -1,0 +1,172 @@
+"""How a run stands, from what lies on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.record import status
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status, verdict_sentence
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that committed step 7 of 100, lost a rank, and went on to step 8."""
+    directory = RunDirectory(path=tmp_path / "night")
+    directory.create()
+    directory.write_run({"run_id": "night"})
+    journal = Journal(directory.journal, "night")
+    journal.write("run_started")
+    journal.attempt = 0
+    journal.write("attempt_started")
+    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=100)
+    journal.write("state_changed", **{"from": "starting", "to": "running"})
+    journal.write("step_committed", step=7, train_call=1)
+    journal.write("checkpoint_published", step=5, train_call=1, path="out/checkpoint-5", verified=True)
+    journal.write("incident", step=7, cause="signal", culprit=1, signature="s", detection_seconds=0.1)
+    journal.write("action", action="restart")
+    journal.attempt = 1
+    journal.write("attempt_started")
+    journal.write("train_started", rank=0, step=5, train_call=1, target_steps=100)
+    journal.write("step_committed", step=8, train_call=1)
+    journal.close()
+    return directory
+
+
+@pytest.fixture
+def owned(run: RunDirectory) -> Iterator[RunDirectory]:
+    """The same with a live supervisor."""
+    lock = run.acquire()
+    yield run
+    os.close(lock)
+
+
+def end(run: RunDirectory, code: int, sentence: str = "") -> None:
+    """The supervisor says how it ended."""
+    journal = Journal(run.journal, "night")
+    journal.attempt = 1
+    journal.write("state_changed", **{"from": "running", "to": "finished" if code == 0 else "failed"})
+    journal.write("run_ended", exit_code=code, sentence=sentence)
+    journal.close()
+
+
+def test_a_live_run_shows_where_it_is(owned: RunDirectory) -> None:
+    """State, step, attempt, and what was recovered."""
+    Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
+    status = read_status(owned)
+    assert status.sentence == "Running at step 8 of 100, attempt 2, 1 fault recovered."
+    assert status.supervisor_pid == os.getpid()
+    assert [slot is not None for slot in status.slots] == [True]
+
+
+def test_a_vanished_supervisor_is_unknown(run: RunDirectory) -> None:
+    """A blind watcher must not look healthy: the journal's last word was `running`, and nobody is there."""
+    status = read_status(run)
+    assert status.state == status.as_json()["state"] == "unknown"
+    assert status.sentence.startswith("Unknown: the supervisor is gone")
+    assert status.slots == ()
+
+
+def test_a_vanished_supervisor_shows_no_slots(run: RunDirectory) -> None:
+    """What lies on the board is from ranks that are dead."""
+    Board.create(run.board, 1).writer(0, rank=0, pid=1, attempt=1)
+    assert read_status(run).slots == ()
+
+
+def test_a_board_that_cannot_be_read_shows_no_slots(owned: RunDirectory) -> None:
+    """Asking still works."""
+    owned.board.write_bytes(b"x")
+    assert read_status(owned).slots == ()
+
+
+def test_an_unwritten_slot_is_shown_as_unknown(owned: RunDirectory) -> None:
+    """Not left out: a rank that cannot be observed has a place."""
+    Board.create(owned.board, 2)
+    assert read_status(owned).slots == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "sentence"),
+    [
+        (0, "", "Finished at step 8 of 100, 1 fault recovered."),
+        (75, "", "Stopped at step 8 of 100 (checkpoint at step 5); the same command goes on."),
+        (93, "Rank 1 raised KeyError. Gave up: the same again.", "Rank 1 raised KeyError. Gave up: the same again."),
+        (93, "", "Gave up at step 8 of 100."),
+    ],
+)  # fmt: skip
+def test_an_ended_run_says_how_it_ended(run: RunDirectory, code: int, said: str, sentence: str) -> None:
+    """Its sentence, and its code."""
+    end(run, code, said)
+    status = read_status(run)
+    assert (status.sentence, status.as_json()["exit_code"]) == (sentence, code)
+    assert status.state == ("finished" if code == 0 else "failed")
+
+
+def test_the_object_has_the_contract_keys(run: RunDirectory) -> None:
+    """And is JSON."""
+    value = read_status(run).as_json()
+    keys = "run_id state step target_steps attempts goodput checkpoint recoveries sentence exit_code"
+    assert set(keys.split()) <= set(value)
+    assert json.loads(json.dumps(value)) == value
+    assert value["checkpoint"] == {"step": 5, "path": "out/checkpoint-5", "verified": True}
+    assert 0 <= value["goodput"] <= 1
+
+
+def test_the_culprit_is_shown_as_rank(run: RunDirectory) -> None:
+    """`rank` in status is the one culprit."""
+    recovery = read_status(run).as_json()["recoveries"][0]
+    assert (recovery["rank"], recovery["lost_steps"], recovery["action"]) == (1, 2, "restart")
+
+
+def test_before_the_target_is_known_only_the_step_is_said() -> None:
+    """Not `of 0`."""
+    assert verdict_sentence("starting", History(attempts=1)) == (
+        "Starting at step 0, attempt 1, nothing to recover from."
+    )
+
+
+def test_stopping_without_a_checkpoint_says_so() -> None:
+    """The person must know that the next start is from the beginning."""
+    assert "no checkpoint yet" in verdict_sentence("failed", History(exit_code=75))
+
+
+def test_a_journal_cut_short_is_still_read(run: RunDirectory) -> None:
+    """The last line of a killed supervisor may be half a line."""
+    with open(run.journal, "ab") as file:
+        file.write(b'{"time": 1, "event": "step_com')
+    assert read_status(run).history.step == 8
+
+
+@pytest.mark.parametrize(
+    ("committed", "silent_seconds", "behind"), [(40, 60.0, True), (9, 60.0, False), (40, 1.0, False)]
+)
+def test_a_journal_that_the_disk_does_not_take_is_told_from_the_board(
+    owned: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    committed: int,
+    silent_seconds: float,
+    behind: bool,
+) -> None:
+    """Else a run would look as it stood when the disk filled up; a step not looked at yet is no sign of it."""
+    board = Board.create(owned.board, 2)
+    board.begin_attempt(1)
+    for place in (0, 1):
+        writer = board.writer(place, rank=place, pid=os.getpid(), attempt=1)
+        writer.train_call, writer.committed_step = 1, committed
+        writer.touch()
+    now = time.time() + silent_seconds
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
+    found = read_status(owned)
+    assert ("journal is behind" in found.sentence) is behind
+    assert (f"step {committed}" in found.sentence) is behind
+    assert "step 8 of 100" in found.sentence

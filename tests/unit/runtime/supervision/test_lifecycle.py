@@ -1,0 +1,132 @@
+"""The lifecycle table."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.errors import IllegalTransition
+from grpo_run.runtime.supervision.lifecycle import (
+    LIVE,
+    TERMINAL,
+    TRANSITIONS,
+    Event,
+    Lifecycle,
+    State,
+    diagram,
+)
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "lifecycle.md"
+PATHS: dict[State, list[Event]] = {State.starting: []}
+"""The shortest way to every state that can be reached."""
+_waiting = [State.starting]
+while _waiting:
+    _here = _waiting.pop(0)
+    for (_old, _event), _new in TRANSITIONS.items():
+        if _old is _here and _new not in PATHS:
+            PATHS[_new] = [*PATHS[_here], _event]
+            _waiting.append(_new)
+
+
+def at(state: State) -> tuple[Lifecycle, list[tuple[State, Event, State]]]:
+    """A lifecycle in `state`, and the changes its listener hears from here on."""
+    heard: list[tuple[State, Event, State]] = []
+    lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
+    for event in PATHS[state]:
+        lifecycle.fire(event)
+    heard.clear()
+    return lifecycle, heard
+
+
+def test_the_states_are_those_of_the_design() -> None:
+    """They are shown in status, metrics and journal."""
+    expected = "starting running suspect collecting recovering stopping finished failed"
+    assert [str(state) for state in State] == expected.split()
+
+
+def test_every_state_can_be_reached() -> None:
+    """A state nobody can come to is dead code."""
+    assert set(PATHS) == set(State)
+
+
+def test_every_event_is_used() -> None:
+    """An event that no state takes is a mistake in the table."""
+    assert {event for _, event in TRANSITIONS} == set(Event)
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), sorted(set(itertools.product(State, Event)) - set(TRANSITIONS), key=str)
+)
+def test_an_illegal_transition_changes_nothing(state: State, event: Event) -> None:
+    """It raises, the state stays, nobody is told."""
+    lifecycle, heard = at(state)
+    with pytest.raises(IllegalTransition, match=f"{event.value}.*{state.value}"):
+        lifecycle.fire(event)
+    assert lifecycle.state is state
+    assert heard == []
+
+
+@pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS, key=str))
+def test_a_legal_transition_is_told_once(state: State, event: Event) -> None:
+    """Once per change, never when the state stays."""
+    lifecycle, heard = at(state)
+    new = TRANSITIONS[state, event]
+    assert lifecycle.fire(event) is lifecycle.state is new
+    assert heard == ([] if new is state else [(state, event, new)])
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL))
+def test_terminal_states_have_no_way_out(state: State) -> None:
+    """What has ended stays ended."""
+    assert [event for old, event in TRANSITIONS if old is state] == []
+
+
+@pytest.mark.parametrize("state", sorted(LIVE))
+def test_every_live_state_can_end(state: State) -> None:
+    """From each there is a way to a terminal state: no run can be stuck by the table."""
+    reached, waiting = {state}, [state]
+    while waiting:
+        here = waiting.pop()
+        for (old, _), new in TRANSITIONS.items():
+            if old is here and new not in reached:
+                reached.add(new)
+                waiting.append(new)
+    assert reached & TERMINAL
+
+
+def test_evidence_stands_between_a_fault_and_recovery() -> None:
+    """No state but `collecting` leads to `recovering`: nothing is killed before evidence is written."""
+    assert {old for (old, _), new in TRANSITIONS.items() if new is State.recovering} == {State.collecting}
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=40))
+def test_any_sequence_of_events_follows_the_table(events: list[Event]) -> None:
+    """Legal ones move, others raise, and the listener's story is gapless."""
+    heard: list[tuple[State, Event, State]] = []
+    lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
+    expected = State.starting
+    for event in events:
+        if (expected, event) in TRANSITIONS:
+            expected = lifecycle.fire(event)
+        else:
+            with pytest.raises(IllegalTransition):
+                lifecycle.fire(event)
+        assert lifecycle.state is expected
+    states = [State.starting, *(new for _, _, new in heard)]
+    assert [(old, new) for old, _, new in heard] == list(itertools.pairwise(states))
+
+
+def test_a_lifecycle_needs_no_listener() -> None:
+    """It may be used without one."""
+    assert Lifecycle().fire(Event.step_committed) is State.running
+
+
+def test_the_document_shows_this_table() -> None:
+    """The diagram in docs/lifecycle.md is the one the table makes now."""
+    blocks = re.findall(r"```mermaid\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks == [diagram()]
