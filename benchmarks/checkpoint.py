@@ -83,7 +83,7 @@ class Bench:
 
     def _copies(self) -> None:
         """Add up the time of all copies into the arena."""
-        from grpo_run.trainers import packing
+        from grpo_run.trainers.capture import packing
 
         copy_all = packing.copy_all
 
@@ -112,7 +112,7 @@ class Bench:
 
     def caught(self) -> Taken:
         """A save into memory."""
-        from grpo_run.trainers.interception import captured
+        from grpo_run.trainers.capture.interception import captured
 
         self.copy_seconds = 0.0
         with self.output(self.memory):

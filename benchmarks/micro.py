@@ -100,7 +100,7 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from grpo_run.runtime.vote import Ballot, VoteGroup
+    from grpo_run.trainers.rank.vote import Ballot, VoteGroup
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
@@ -185,7 +185,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     from grpo_run.runtime.board.board import Board
-    from grpo_run.trainers.hygiene import clean
+    from grpo_run.trainers.hooks.hygiene import clean
 
     if not frozen:
         gc.unfreeze()

@@ -25,7 +25,7 @@ from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
 from grpo_run.runtime.supervision.policy import Budget
-from grpo_run.trainers import caps
+from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.upstream import check_versions
 from grpo_run.watchdog.deadlines import DeadlineSettings
 

@@ -16,6 +16,6 @@ def guard(trainer: Any) -> Any:
 
     Outside `grpo-run launch` it changes nothing, so a script may call it always.
     """
-    from grpo_run.trainers.attach import guard as attach
+    from grpo_run.trainers.hooks.attach import guard as attach
 
     return attach(trainer)

@@ -29,7 +29,7 @@ from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageErro
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
 from grpo_run.runtime.staging.headroom import NO_ROOM
-from grpo_run.trainers.session import Session, current, open_session
+from grpo_run.trainers.rank.session import Session, current, open_session
 from grpo_run.watchdog.evidence import STACK_SIGNAL
 from grpo_run.watchdog.observation import RankState
 from grpo_run.watchdog.source import is_users

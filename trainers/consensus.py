@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConsensusError, UsageError
-from grpo_run.trainers.session import Session, connect_votes, current
+from grpo_run.trainers.rank.session import Session, connect_votes, current
 
 SITE_BYTES = 256
 """Room for a call's place in the code; a longer one keeps its end."""

@@ -30,9 +30,6 @@ import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Trainer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
-import grpo_run.trainers.attach
-import grpo_run.trainers.bootstrap  # noqa: F401
-
 PRELOADED = (
     torch, transformers, trl, Trainer, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast,
     GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer,

@@ -1,7 +1,7 @@
 """Whose a source file is: the user's to mend, a library's that tells what a rank was doing, or plumbing.
 
 Used for stacks read after the fact (`stacks.py`), for the frames a rank notes with its collectives
-(`trainers.recorder`) and for tracebacks (`trainers.bootstrap`), so that one line is named everywhere. Goes by the path as
+(`trainers.rank.recorder`) and for tracebacks (`trainers.bootstrap`), so that one line is named everywhere. Goes by the path as
 the interpreter names it; links are not followed, nothing is opened.
 """
 

@@ -1,7 +1,7 @@
 """A rank's notes of the collectives it issued from Python: a ring in its slot, readable after its death.
 
 Torch's Flight Recorder knows every collective but no line of code, and dies with the process. The notes know the
-line, the step and whether the thread is blocked. `trainers.recorder` writes them, the supervisor's watch reads
+line, the step and whether the thread is blocked. `trainers.rank.recorder` writes them, the supervisor's watch reads
 them. A note is written whole before its number, so a reader never takes half a one. Does not judge.
 """
 

@@ -1,6 +1,6 @@
 """The index of what one rank put into its arena: which files it makes, and where their bytes are.
 
-Built by `grpo_run.trainers.interception` in the rank, kept as JSON, read by `writer.py` in the process that
+Built by `grpo_run.trainers.capture.interception` in the rank, kept as JSON, read by `writer.py` in the process that
 writes the files. Does not hold the bytes, nor know whether they are still there.
 """
 

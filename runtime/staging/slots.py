@@ -12,7 +12,7 @@
       restore/                 a checkpoint made here when there is no room for it on disk
 
 Three, so that one may be drained, one be the newest, and one be written, whatever dies when. Ranks write
-(`trainers.saving`), the supervisor's drainer reads. Does not copy tensors and writes no durable checkpoint. One node only.
+(`trainers.saving.saver`), the supervisor's drainer reads. Does not copy tensors and writes no durable checkpoint. One node only.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime.checkpoints import completeness, manifest
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, Identity, TrainCall
-from grpo_run.trainers import layout
-from grpo_run.trainers.resuming import PassedOver, Question, choose
+from grpo_run.trainers.resuming.choice import PassedOver, Question, choose
+from grpo_run.trainers.saving import description
 
 STEPS = (2, 4, 6)
 TRIALS = 200
@@ -54,7 +54,7 @@ class Publish(TrainerCallback):
         """As the guard does."""
         identity = Identity(
             run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=manifest.versions(),
-            **layout.manifest_fields(self.trainer, 1),
+            **description.manifest_fields(self.trainer, 1),
         )  # fmt: skip
         manifest.write_manifest(Path(args.output_dir) / identity.folder, identity)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from grpo_run.trainers import exact_format
-from grpo_run.trainers.exact import ExactState
+from grpo_run.trainers.exact import format
+from grpo_run.trainers.exact.state import ExactState
 
 
 class Trainer:
@@ -91,5 +91,5 @@ class Begun:
 
 
 def read_json(folder: Path, rank: int = 0) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(exact_format.json_path(folder, rank).read_text())
+    value: dict[str, Any] = json.loads(format.json_path(folder, rank).read_text())
     return value

@@ -1,7 +1,7 @@
 """Saves and drains that are killed at any of their system calls, in processes of their own, and what must hold after.
 
 A `Yard` is a process that holds a real trainer and forks: a rank that takes a snapshot (`runtime.staging.slots`,
-`trainers.snapshot`), or a drainer that makes one durable. The fork is traced and killed where `syscalls.Stop` says. What is
+`trainers.saving.snapshots`), or a drainer that makes one durable. The fork is traced and killed where `syscalls.Stop` says. What is
 left on the file system is then judged here as the guard does it at the start of the next attempt.
 """
 
@@ -27,7 +27,7 @@ from grpo_run.runtime.staging.drain_scheduler import next_to_drain
 from grpo_run.runtime.staging.drain_worker import Published, Request, answer
 from grpo_run.runtime.staging.slots import Slot, Staged, Staging
 from grpo_run.runtime.upstream import hidden_main
-from grpo_run.trainers.resuming import Question, choose
+from grpo_run.trainers.resuming.choice import Question, choose
 from support.syscalls import Fall, Stop, run_and_kill
 
 OUR_RUN = "run-1"
@@ -108,7 +108,7 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
     from transformers import set_seed
 
     from grpo_run.runtime.staging.buffer import Arena
-    from grpo_run.trainers.snapshot import TAKEN, Snapshots
+    from grpo_run.trainers.saving.snapshots import TAKEN, Snapshots
 
     trainer = _trainer()
     allocate = Arena.allocate

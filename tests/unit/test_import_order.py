@@ -52,11 +52,11 @@ OUTSIDE_WORLD = frozenset(
 READS_THE_SCRIPT = {"runtime.launch.script": {"os"}}
 """`runtime.launch.script` has one function that reads the script's source and one that looks where modules lie."""
 LIGHT = (
-    "trainers.attach",
+    "trainers.hooks.attach",
     "trainers",
     "runtime.launch.rank_settings",
     "trainers.upstream",
-    "trainers.caps",
+    "trainers.hooks.caps",
     "cli.main",
     "cli.status",
     "cli.stop",

@@ -14,7 +14,7 @@ from support.exact import Begun
 from grpo_run.runtime.board.board import Board, SlotWriter
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.vote import VoteGroup
+from grpo_run.trainers.rank.vote import VoteGroup
 from grpo_run.watchdog.observation import Slot
 
 

@@ -1,0 +1,54 @@
+"""Cleaning on the same step everywhere."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.trainers.hooks import hygiene
+from grpo_run.watchdog.observation import Phase, Slot
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "due"),
+    [(0, 100, False), (1, 100, False), (100, 100, True), (150, 100, False), (200, 100, True), (7, 1, True), (7, 0, False)],
+)  # fmt: skip
+def test_every_rank_gives_the_same_answer(step: int, every: int, due: bool) -> None:
+    """From the step alone; never at 0, and not at all when it is off."""
+    assert hygiene.due(step, every) is due
+
+
+def test_cleaning_is_counted_and_timed(
+    slot: SlotWriter, reading: Callable[[], Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a phase of its own, which is closed afterwards."""
+    during: list[Phase | None] = []
+    monkeypatch.setattr(gc, "collect", lambda: during.append(reading().phase))
+    seconds = hygiene.clean(slot)
+    slot.touch()
+    assert during == [Phase.hygiene]
+    assert reading().phases == ()
+    assert reading().hygiene_runs == 1
+    assert reading().hygiene_seconds == seconds >= 0
+
+
+def test_cleaning_collects_garbage(slot: SlotWriter) -> None:
+    """A cycle is gone afterwards."""
+    import weakref
+
+    class Node:
+        """Holds itself."""
+
+        def __init__(self) -> None:
+            self.me = self
+
+    gc.disable()
+    try:
+        gone = weakref.ref(Node())
+        hygiene.clean(slot)
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,44 @@
+"""What is replaced while a block runs is there again after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_run.trainers.patches import replaced
+
+
+class Trainer:
+    """Inherits one attribute and has another."""
+
+    inherited = "of the class"
+
+    def __init__(self) -> None:
+        self.own: Any = "of the object"
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError, KeyboardInterrupt])
+def test_the_objects_own_comes_back_and_the_inherited_shows_again(
+    failure: type[BaseException] | None,
+) -> None:
+    """However the block ends."""
+    trainer = Trainer()
+    try:
+        with replaced(trainer, inherited=1, own=2):
+            assert (trainer.inherited, trainer.own) == (1, 2)
+            if failure is not None:
+                raise failure
+    except (RuntimeError, KeyboardInterrupt):
+        assert failure is not None
+    assert vars(trainer) == {"own": "of the object"}
+    assert trainer.inherited == "of the class"
+
+
+def test_an_own_none_is_not_taken_for_nothing() -> None:
+    """`save_total_limit` is None as a rule."""
+    trainer = Trainer()
+    trainer.own = None
+    with replaced(trainer, own=3):
+        pass
+    assert vars(trainer) == {"own": None}
