@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import machine
 
-from grpo_run.watchdog.deadlines import DeadlineSettings, Occurrence, deadline_seconds
-from grpo_run.watchdog.durations import BUCKETS, SHORTEST_SECONDS, Durations, bucket_of
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
+from grpo_run.watchdog.stalls.durations import BUCKETS, SHORTEST_SECONDS, Durations, bucket_of
 
 Seconds = NDArray[np.float64]
 Limit = Callable[[Durations], float]

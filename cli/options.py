@@ -27,7 +27,7 @@ from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
 from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.upstream import check_versions
-from grpo_run.watchdog.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 NODE_FLAGS = frozenset(
     [

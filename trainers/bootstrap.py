@@ -30,9 +30,9 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
 from grpo_run.runtime.staging.headroom import NO_ROOM
 from grpo_run.trainers.rank.session import Session, current, open_session
-from grpo_run.watchdog.evidence import STACK_SIGNAL
+from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
+from grpo_run.watchdog.evidence.source import is_users
 from grpo_run.watchdog.observation import RankState
-from grpo_run.watchdog.source import is_users
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 TEARDOWN_SECONDS = 3.0

@@ -1,7 +1,7 @@
 """The closed set of causes a failure can have.
 
 A cause is a metric label, a journal field and the title of a report, so the set is closed: what
-cannot be told apart is `unknown`, never a new word. Does not decide which cause applies (`diagnosis.py`).
+cannot be told apart is `unknown`, never a new word. Does not decide which cause applies (`failure.py`).
 """
 
 from __future__ import annotations

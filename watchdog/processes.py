@@ -1,6 +1,6 @@
 """What /proc tells of a process: its state, the CPU time of its main thread, its whole session's CPU and I/O.
 
-Called by the watch about ten times a second (state and CPU of one pid cost some 15 µs) and by `evidence.py`. See
+Called by the watch about ten times a second (state and CPU of one pid cost some 15 µs) and by `collection.py`. See
 proc(5) for the files. A rank leads a session of its own, so `pid` names the session as well. What is gone or may
 not be read is None, "unknown": never an exception, and never a zero. Does not judge what a state means.
 """

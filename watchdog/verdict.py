@@ -1,6 +1,6 @@
 """A verdict: what happened, who did it, how sure we are, and what a person should know.
 
-Made by `diagnosis.py`, written by `incident.py` as `verdict.json`, read by the recovery policy.
+Made by `failure.py`, written by `incident.py` as `verdict.json`, read by the recovery policy.
 Plain data; decides nothing.
 """
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from grpo_run.runtime.board.collective_log import RING_BYTES, NoteWriter, blocked, in_collective, read_notes
 from grpo_run.runtime.board.phase_histogram import TALLIES_BYTES, TallyWriter, read_tallies
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.watchdog.collectives import Collective
-from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.stalls.durations import Durations
 
 MAGIC = b"GRPOBRD2"
 HEADER_BYTES = 4096

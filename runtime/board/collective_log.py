@@ -11,7 +11,7 @@ import mmap
 import struct
 import threading
 
-from grpo_run.watchdog.collectives import Collective, Progress, operation_name
+from grpo_run.watchdog.deadlocks.collectives import Collective, Progress, operation_name
 from grpo_run.watchdog.verdict import Location
 
 NOTE_BYTES = 256

@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import struct
 
-from grpo_run.watchdog.durations import BUCKETS, Durations, bucket_of
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
 
 _PHASES = len(Phase)
 _COUNTS_BYTES = _PHASES * BUCKETS * 4

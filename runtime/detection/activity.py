@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls import ProcessFacts
+from grpo_run.watchdog.stalls.detection import ProcessFacts
 
 OPEN_ENDED = frozenset({Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle})
 """Phases in which the work is somebody else's, and shows only from outside."""

@@ -2,8 +2,8 @@
 
     looks    ten a second: has any slot moved? Shared memory only.
     polls    only while ranks stand still and one of them is in a collective: Flight Recorders, first after 0.3 s, again
-             after 0.1 s, then ever more rarely; what is unchanged over two polls goes to `watchdog.deadlock`
-    clocks   twice a second: open phases against their learned deadlines, `watchdog.stalls`
+             after 0.1 s, then ever more rarely; what is unchanged over two polls goes to `watchdog.deadlocks.proof`
+    clocks   twice a second: open phases against their learned deadlines, `watchdog.stalls.detection`
 
 Every decision is a pure function of what was read; this file reads, remembers between looks, and forgets
 everything when a new attempt begins. What it could not see is in `blind`, and is never a reason to kill. The
@@ -22,12 +22,12 @@ from grpo_run.runtime.detection.activity import Activity
 from grpo_run.runtime.detection.exit_hangs import Leftovers
 from grpo_run.runtime.detection.phase_durations import Learned
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.collectives import Collective, Progress, merge, parse_recorder
-from grpo_run.watchdog.deadlines import DeadlineSettings
-from grpo_run.watchdog.deadlock import Deadlock, Position, prove
-from grpo_run.watchdog.diagnosis import all_done
+from grpo_run.watchdog.deadlocks.collectives import Collective, Progress, merge, parse_recorder
+from grpo_run.watchdog.deadlocks.proof import Deadlock, Position, prove
 from grpo_run.watchdog.observation import Phase, RankState, Slot
-from grpo_run.watchdog.stalls import InnerTime, ProcessFacts, Stall, find
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import InnerTime, ProcessFacts, Stall, find
+from grpo_run.watchdog.verdicts.failure import all_done
 
 STILL_SECONDS = 0.3
 """A slot that has not moved for this long is worth a poll, when its rank is in a collective."""

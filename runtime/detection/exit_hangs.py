@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlines import DeadlineSettings
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls import ProcessFacts, Stall, hung_at_exit
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import ProcessFacts, Stall, hung_at_exit
 
 LOOK_SECONDS = 0.5
 

@@ -1,7 +1,7 @@
 """How long phases take in this run, attempt after attempt: what its deadlines are learned from.
 
 Called by `detector.py` and, for the journal and the stragglers, by the supervisor. Reads the board's tallies; does not
-judge (`watchdog.stalls`), and remembers nothing beyond this process (the journal does).
+judge (`watchdog.stalls.detection`), and remembers nothing beyond this process (the journal does).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.watchdog.deadlines import DeadlineSettings
-from grpo_run.watchdog.durations import Durations, merge_ranks
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.durations import Durations, merge_ranks
 
 SHOWN_SECONDS = 2.0
 """How old the tallies may be by which a long phase is judged; it does not end meanwhile."""

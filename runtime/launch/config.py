@@ -12,7 +12,7 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injection import Injection
 from grpo_run.runtime.supervision.policy import Budget
-from grpo_run.watchdog.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
-from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import Durations
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """The ranks that have ended in this attempt, and which of them ended before their work was done.
 
 The supervisor adds what the agent saw; the inquiry waits a moment for more. Reads the errors that ranks left behind;
-does not say who was at fault (`watchdog.diagnosis`).
+does not say who was at fault (`watchdog.verdicts.failure`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.attempt_files import AttemptFiles
-from grpo_run.watchdog.diagnosis import signal_name
 from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.verdicts.failure import signal_name
 
 
 class Exits:

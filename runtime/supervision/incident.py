@@ -20,12 +20,13 @@ from grpo_run.runtime.detection.detector import Finding, Watch
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
-from grpo_run.watchdog import diagnosis, evidence, incident, judgement
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlock import Position, prove
+from grpo_run.watchdog.deadlocks.proof import Position, prove
+from grpo_run.watchdog.evidence import collection, incident
+from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Slot
-from grpo_run.watchdog.timeline import Timeline
 from grpo_run.watchdog.verdict import Verdict
+from grpo_run.watchdog.verdicts import failure, hang
 
 GATHER_SECONDS = 0.03
 """How long to go on looking for further exits after the first: a collective's victims fall within milliseconds."""
@@ -75,12 +76,12 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
             positions = case.watch.positions(slots, gone={rank: rank not in alive for rank in case.places})
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
-    gathered = evidence.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
+    gathered = collection.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
     folder: Path | None = None
     try:
         folder = incident.open_incident(run.incidents)
         stall = case.finding.stall if case.finding is not None else None
-        gathered = evidence.collect(
+        gathered = collection.collect(
             folder,
             alive,
             case.stack_files,
@@ -126,27 +127,27 @@ def _judge(
     case: Case,
     slots: dict[int, Slot | None],
     positions: Mapping[int, Position] | None,
-    gathered: evidence.Evidence,
+    gathered: collection.Evidence,
 ) -> Verdict:
     finding = case.finding
     if finding is not None and finding.deadlock is not None:
-        return judgement.of_deadlock(finding.deadlock, slots, gathered.stacks)
+        return hang.of_deadlock(finding.deadlock, slots, gathered.stacks)
     if finding is not None:
         assert finding.stall is not None
-        return judgement.of_stall(finding.stall, slots, gathered.stacks)
+        return hang.of_stall(finding.stall, slots, gathered.stacks)
     failed = case.exits.failed
     if not failed:
-        return judgement.of_slow_stop(case.stop_seconds, slots, gathered.stacks)
-    if judgement.caused_by_collectives(case.exits.seen):
+        return hang.of_slow_stop(case.stop_seconds, slots, gathered.stacks)
+    if hang.caused_by_collectives(case.exits.seen):
         deadlock = prove(positions or {}, world_size=case.world_size)
         # that a rank is gone proves nothing about why it went; that two operations cannot meet does
         if deadlock is not None and deadlock.mismatch is not None:
-            return judgement.of_deadlock(deadlock, slots, gathered.stacks)
+            return hang.of_deadlock(deadlock, slots, gathered.stacks)
         left = [exit for exit in case.exits.seen if exit.completed]
-        if left and all(diagnosis.is_victim(exit) for exit in failed):
-            return judgement.with_locations(diagnosis.left_early(left, failed, slots), gathered.stacks)
-    verdict = diagnosis.diagnose(failed, slots, best_position=case.best_position)
-    return judgement.with_locations(verdict, gathered.stacks)
+        if left and all(failure.is_victim(exit) for exit in failed):
+            return hang.with_locations(failure.left_early(left, failed, slots), gathered.stacks)
+    verdict = failure.diagnose(failed, slots, best_position=case.best_position)
+    return hang.with_locations(verdict, gathered.stacks)
 
 
 def last_lines(journal: Path) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from grpo_run.watchdog.stalls import Straggler
+from grpo_run.watchdog.stalls.detection import Straggler
 
 
 class Notices:

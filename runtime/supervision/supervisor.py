@@ -2,7 +2,7 @@
 
 It is the agent's conductor: `observe` is called about ten times a second and at once when a rank ends. It keeps
 the order that the project stands on: fault, evidence on disk, verdict, decision, and only then the kill.
-Does not start processes (`agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or draw pages.
+Does not start processes (`agent.py`), judge (`watchdog.verdicts.failure`), choose (`policy.py`) or draw pages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from grpo_run.runtime.supervision.incident import Case, inquire
 from grpo_run.runtime.supervision.lifecycle import Event, Lifecycle, State
 from grpo_run.runtime.supervision.notices import Notices
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
-from grpo_run.watchdog import diagnosis
+from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Exit, Slot
-from grpo_run.watchdog.stalls import stragglers
-from grpo_run.watchdog.timeline import Timeline
+from grpo_run.watchdog.stalls.detection import stragglers
 from grpo_run.watchdog.verdict import Verdict
+from grpo_run.watchdog.verdicts import failure
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
@@ -333,7 +333,7 @@ class Supervisor:
     ) -> Next:
         """Ranks failed or hang: evidence, verdict, decision. The agent kills what is left only after this returns."""
         seen_at = time.time()
-        at_exit = finding is not None and diagnosis.all_done(list(slots.values()))
+        at_exit = finding is not None and failure.all_done(list(slots.values()))
         if not at_exit:
             self.lifecycle.fire(Event.fault)
         outcome = inquire(self.run, self._case(ranks, slots, finding))

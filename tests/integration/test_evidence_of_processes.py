@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.evidence import Evidence, collect
-from grpo_run.watchdog.stacks import main_stack, user_location
+from grpo_run.watchdog.evidence.collection import Evidence, collect
+from grpo_run.watchdog.evidence.stacks import main_stack, user_location
 
 READY_SECONDS = 30.0
 ARMED = """
@@ -172,7 +172,7 @@ def test_without_py_spy_the_gap_is_named(
     start: Callable[[int, str], int], incident: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be observed is said, with the reason."""
-    monkeypatch.setattr("grpo_run.watchdog.py_spy.find_py_spy", lambda: None)
+    monkeypatch.setattr("grpo_run.watchdog.evidence.py_spy.find_py_spy", lambda: None)
     pids = {0: start(0, IGNORING + SLEEP)}
     found = collect(incident, pids, stack_files(incident, pids))
     assert found.missing == ["rank 0: not ready to write stacks, and py-spy: py-spy is not installed"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.watchdog.stacks import Frame, Stack, fold, folded_text
+from grpo_run.watchdog.evidence.stacks import Frame, Stack, fold, folded_text
 
 AT = 1_790_000_000.0
 SENTENCE = "Rank 1 called all_gather at train.py:88 while ranks 0, 2 and 3 wait in all_reduce at train.py:120, step 41."

@@ -20,8 +20,8 @@ from typing import Any
 
 from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.trainers import upstream
-from grpo_run.watchdog.collectives import Progress
-from grpo_run.watchdog.source import is_telling
+from grpo_run.watchdog.deadlocks.collectives import Progress
+from grpo_run.watchdog.evidence.source import is_telling
 
 MAX_UNWAITED = 256
 """Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""

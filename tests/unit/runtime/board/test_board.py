@@ -21,7 +21,7 @@ from grpo_run.runtime.board import board as board_module
 from grpo_run.runtime.board.board import HEADER_BYTES, MAX_OPEN_PHASES, SLOT_BYTES, Board, SlotWriter
 from grpo_run.runtime.board.collective_log import NOTES
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.watchdog.collectives import Progress
+from grpo_run.watchdog.deadlocks.collectives import Progress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

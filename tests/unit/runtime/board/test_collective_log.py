@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.board import collective_log as notes_module
 from grpo_run.runtime.board.collective_log import NOTE_BYTES, NOTES, RING_BYTES, NoteWriter, read_notes
-from grpo_run.watchdog.collectives import Progress
+from grpo_run.watchdog.deadlocks.collectives import Progress
 from grpo_run.watchdog.verdict import Location
 
 OFFSET, NUMBER_AT = 64, 8

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.board.phase_histogram import TALLIES_BYTES, TallyWriter, read_tallies
-from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import Durations
 
 OFFSET = 128
 

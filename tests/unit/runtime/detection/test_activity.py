@@ -13,7 +13,7 @@ from grpo_run.runtime.detection.activity import BUSY_FRACTION, OPEN_ENDED, Activ
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
-from grpo_run.watchdog.stalls import ProcessFacts
+from grpo_run.watchdog.stalls.detection import ProcessFacts
 
 PID = 900
 WORK = sorted(set(Phase) - OPEN_ENDED)

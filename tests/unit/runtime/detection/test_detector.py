@@ -19,11 +19,11 @@ from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.detector import BLINDED_SECONDS, Finding, Watch
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.collectives import Progress
-from grpo_run.watchdog.deadlines import DeadlineSettings
-from grpo_run.watchdog.durations import Durations
+from grpo_run.watchdog.deadlocks.collectives import Progress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.durations import Durations
 
 TIGHT = DeadlineSettings(
     floor_seconds=4, first_floor_seconds=20, first_seconds=20, startup_seconds=20, evaluation_seconds=20,

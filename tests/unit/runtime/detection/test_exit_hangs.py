@@ -11,10 +11,10 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.exit_hangs import LOOK_SECONDS, Leftovers
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlines import DeadlineSettings
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
-from grpo_run.watchdog.stalls import Stall
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import Stall
 
 SETTINGS = DeadlineSettings(exit_seconds=8.0, exit_connected_seconds=300.0)
 

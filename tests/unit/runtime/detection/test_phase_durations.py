@@ -8,9 +8,9 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.phase_durations import PATIENCE_GROWTH, SHOWN_SECONDS, Learned
-from grpo_run.watchdog.deadlines import DeadlineSettings
-from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.durations import Durations
 
 SETTINGS = DeadlineSettings()
 

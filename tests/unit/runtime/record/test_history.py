@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.record.history import History
-from grpo_run.watchdog.durations import Durations
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import Durations
 
 
 def fold(*records: tuple[float, str, dict[str, Any]]) -> History:

@@ -19,12 +19,12 @@ from grpo_run.runtime.supervision import incident
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import KEPT_EVENTS, Case, inquire, last_lines
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.collectives import Collective, Progress
-from grpo_run.watchdog.deadlock import Deadlock, Position
-from grpo_run.watchdog.evidence import Evidence
+from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
+from grpo_run.watchdog.deadlocks.proof import Deadlock, Position
+from grpo_run.watchdog.evidence.collection import Evidence
+from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Exit, Phase, RankError
-from grpo_run.watchdog.stalls import Stall
-from grpo_run.watchdog.timeline import Timeline
+from grpo_run.watchdog.stalls.detection import Stall
 
 PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
 

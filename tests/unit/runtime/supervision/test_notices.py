@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.runtime.supervision.notices import Notices
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls import Straggler
+from grpo_run.watchdog.stalls.detection import Straggler
 
 SLOW = Straggler(rank=1, phase=Phase.reward, median_seconds=3.0, others_seconds=1.25)
 

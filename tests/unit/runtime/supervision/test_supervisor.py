@@ -26,9 +26,10 @@ from grpo_run.runtime.supervision import incident as inquiry
 from grpo_run.runtime.supervision.lifecycle import State
 from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.runtime.supervision.supervisor import Supervisor
-from grpo_run.watchdog import evidence, processes
-from grpo_run.watchdog.deadlines import DeadlineSettings
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.evidence import collection
 from grpo_run.watchdog.observation import Exit, Phase, RankState
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
 class Ranks:
@@ -142,13 +143,13 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
 
     def collect(
         incident: Path, pids: dict[int, int], stacks: dict[int, Path], **more: Any
-    ) -> evidence.Evidence:
+    ) -> collection.Evidence:
         calls.append(dict(pids))
-        return evidence.Evidence(
+        return collection.Evidence(
             missing=["rank 0: no stack within 0.15 s"], stacks={}, complete_at=time.monotonic()
         )
 
-    monkeypatch.setattr(evidence, "collect", collect)
+    monkeypatch.setattr(collection, "collect", collect)
     monkeypatch.setattr(inquiry, "GATHER_SECONDS", 0.001)
     return calls
 
@@ -535,13 +536,13 @@ def test_a_disk_that_is_full_does_not_stop_the_recovery(
 ) -> None:
     """What evidence could not be written is named in the verdict."""
 
-    def full(*arguments: object, **more: object) -> evidence.Evidence:
+    def full(*arguments: object, **more: object) -> collection.Evidence:
         raise OSError(28, "No space left on device")
 
     night = start()
     night.vote(7)
     night.observe()
-    monkeypatch.setattr(evidence, "collect", full)
+    monkeypatch.setattr(collection, "collect", full)
     assert night.observe(night.ranks.exit(1, signal=9)) is Next.restart
     verdict = json.loads((Path(night.events("incident")[0]["incident"]) / "verdict.json").read_text())
     assert "No space left" in verdict["missing_evidence"][0]

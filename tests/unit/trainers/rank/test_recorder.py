@@ -23,7 +23,13 @@ from grpo_run.runtime.board.board import Board, SlotWriter
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.recorder import MAX_TENSORS, MAX_UNWAITED, Recorder, beat, serve
-from grpo_run.watchdog.collectives import BACKWARD, Collective, Progress, operation_name, parse_recorder
+from grpo_run.watchdog.deadlocks.collectives import (
+    BACKWARD,
+    Collective,
+    Progress,
+    operation_name,
+    parse_recorder,
+)
 
 
 @pytest.fixture(scope="module")

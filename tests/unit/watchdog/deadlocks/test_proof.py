@@ -1,0 +1,542 @@
+"""What proves a deadlock, what never does, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.deadlocks.collectives import Collective, Progress, can_meet, merge, parse_recorder
+from grpo_run.watchdog.deadlocks.proof import Deadlock, Position, prove
+from grpo_run.watchdog.verdict import Location
+
+Call = tuple[str, str, int, int]  # group, operation, line, elements
+
+GATHER: Call = ("0", "all_gather", 88, 3)
+REDUCE: Call = ("0", "all_reduce", 91, 7)
+LATER: Call = ("0", "all_reduce", 95, 7)
+VOTE: Call = ("grpo_run/vote", "all_reduce", 12, 4)
+STEP = [GATHER, REDUCE, VOTE]
+PAST = STEP * 3
+
+
+def at_line(line: int) -> Location:
+    """A line of the user's script."""
+    return Location(file="/home/user/train.py", line=line, function="main")
+
+
+def ran(
+    calls: Sequence[Call], *, last: Progress = Progress.waiting, **changes: Any
+) -> tuple[Collective, ...]:
+    """What a rank enqueued that made these calls; all but the last completed."""
+    counts: Counter[str] = Counter()
+    records = []
+    for index, (group, operation, line, elements) in enumerate(calls):
+        counts[group] += 1
+        records.append(
+            Collective(
+                group=group, sequence=counts[group], operation=operation, sizes=((elements,),), dtypes=("Float",),
+                progress=last if index == len(calls) - 1 else Progress.completed, location=at_line(line),
+            )
+        )  # fmt: skip
+    if changes:
+        records[-1] = replace(records[-1], **changes)
+    return tuple(records)
+
+
+def judge(
+    *records: tuple[Collective, ...] | Position | None, world_size: int | None = None
+) -> Deadlock | None:
+    """The proof for these ranks, in order."""
+    positions = {
+        rank: replace(given, rank=rank) if isinstance(given, Position) else Position(rank=rank, records=given)
+        for rank, given in enumerate(records)
+    }
+    return prove(positions, world_size=world_size or len(positions))
+
+
+def gone(calls: Sequence[Call]) -> Position:
+    """A rank whose script ended after these calls."""
+    return Position(rank=0, records=ran(calls, last=Progress.completed), gone=True)
+
+
+def test_different_operations_at_one_place_are_a_mismatch() -> None:
+    """Two ranks, and the earlier steps tell which is wrong."""
+    found = judge(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0, 2))
+    assert found.mismatch == "all_gather [[3]] Float against all_reduce [[7]] Float at #8 of group 0"
+    assert found.sentence == (
+        "Deadlocked: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce (train.py:95, #8)."
+    )
+    assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
+
+
+def test_a_mismatch_whose_one_side_is_gone_goes_by_the_records() -> None:
+    """Gloo aborts a rank that did nothing wrong: that it ended first says nothing about who was."""
+    aborted = Position(rank=0, records=ran([*PAST, GATHER]), gone=True)
+    found = judge(aborted, ran([*PAST, LATER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), ())
+    wrong = Position(rank=0, records=ran([*PAST, LATER]), gone=True)
+    found = judge(wrong, ran([*PAST, GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (0,), (1,))
+    found = judge(Position(rank=0, records=ran([REDUCE]), gone=True), ran([GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_mismatch, ())
+
+
+def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
+    """It is out of `train()` and meets the others' gather with what comes after."""
+    away = Position(rank=0, records=ran([*PAST, LATER]), left_training=True)
+    stays = ran([*PAST, GATHER])
+    found = judge(stays, away)
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
+    assert found.mismatch == "all_reduce [[7]] Float against all_gather [[3]] Float at #7 of group 0"
+    both = judge(Position(rank=0, records=stays, left_training=True), away)
+    assert both is not None
+    assert both.cause is Cause.collective_mismatch
+
+
+def test_two_ranks_without_a_past_cannot_be_told_apart() -> None:
+    """The first collective of all differs."""
+    found = judge(ran([REDUCE]), ran([GATHER]))
+    assert found is not None
+    assert (found.culprits, found.waiters) == ((), (0, 1))
+    assert found.sentence == (
+        "Deadlocked: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather (train.py:88, #1)"
+        "; cannot tell which is wrong."
+    )
+
+
+@pytest.mark.parametrize("change", [{"sizes": ((9,),)}, {"dtypes": ("Half",)}])
+def test_inputs_that_differ_are_a_mismatch(change: dict[str, Any]) -> None:
+    """The same operation with another number of elements, or another dtype."""
+    found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER], **change))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
+    assert "all_gather [[3]] Float (train.py:88, #7)" in found.sentence
+
+
+def test_inputs_that_may_differ_are_none() -> None:
+    """A gather takes what each rank has."""
+    call: Call = ("0", "gather", 70, 3)
+    assert judge(ran([call]), ran([call], sizes=((9,),))) is None
+
+
+def test_a_mismatch_that_completed_is_none() -> None:
+    """Operations that met are no deadlock, whatever they are called."""
+    assert judge(ran([GATHER], last=Progress.completed), ran([REDUCE], last=Progress.completed)) is None
+
+
+@pytest.mark.parametrize("aborted", [0, 1])
+def test_a_noted_backward_against_a_gather_is_a_mismatch_once_a_rank_is_gone(aborted: int) -> None:
+    """DDP would have all-reduced at the number where the other rank gathers, and one of them was aborted there."""
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
+    records = [ran([*PAST, GATHER]), backward]
+    positions = [Position(rank=r, records=records[r], gone=r == aborted) for r in (0, 1)]
+    found = judge(*positions)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
+    positions[0] = replace(positions[0], records=ran([*PAST, LATER]))
+    found = judge(*positions)
+    assert found is None or found.cause is not Cause.collective_mismatch
+
+
+def test_a_noted_backward_of_living_ranks_proves_no_mismatch() -> None:
+    """Where its all-reduces will be is a guess: with `no_sync`, or unused layers, there may be none. Nor does a third
+    rank's end make it more than that.
+    """
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
+    assert judge(ran([*PAST, GATHER]), backward) is None
+    third = Position(rank=2, records=None, gone=True)
+    assert judge(ran([*PAST, GATHER]), backward, third) is None
+
+
+@pytest.mark.parametrize("hasty", [0, 1])
+def test_a_collective_with_a_short_timeout_is_a_question(hasty: int) -> None:
+    """It fails by itself, and the script means to hear of it: no mismatch, whichever of the two it is."""
+    calls = [[*PAST, GATHER], [*PAST, LATER]]
+    timeouts = [math.inf, math.inf]
+    timeouts[hasty] = 59.9
+    records = [ran(c, timeout_seconds=t) for c, t in zip(calls, timeouts, strict=True)]
+    assert judge(*records) is None
+    patient = [ran(c, timeout_seconds=60.0) for c in calls]
+    assert judge(*patient) is not None
+
+
+def test_a_short_timeout_waits_in_no_cycle_and_for_nobody_gone() -> None:
+    """The same as a mismatch: it ends by itself."""
+    asks = ran([*PAST, GATHER, REDUCE], timeout_seconds=5.0)
+    assert judge(asks, ran([*PAST, GATHER, VOTE])) is None
+    assert judge(ran([*PAST, GATHER, REDUCE], timeout_seconds=60.0), ran([*PAST, GATHER, VOTE])) is not None
+    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=5.0)) is None
+    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=60.0)) is not None
+
+
+def test_the_blocked_thread_is_the_one_that_waits() -> None:
+    """Issued by one thread and waited for by another: what the other issued besides says who could still come."""
+    for waiter, proved in (("2", True), ("1", False)):
+        # rank 1 waits for its vote in thread `waiter`; its collectives of group 0 all came from thread 2
+        votes = [replace(record, thread="2") for record in ran([*PAST, GATHER, VOTE])]
+        votes[-1] = replace(votes[-1], thread="1", waiter=waiter)
+        found = judge(ran([*PAST, GATHER, REDUCE], thread="9", waiter=""), tuple(votes))
+        assert (found is not None) is proved
+
+
+def test_a_skipped_collective_ends_as_a_mismatch() -> None:
+    """The rank is one ahead in the same group and meets the others' next operation."""
+    found = judge(ran([*PAST, GATHER]), ran([*PAST, REDUCE]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0,))
+
+
+def test_a_skipped_collective_ends_as_a_cycle_into_the_vote() -> None:
+    """The last of a step is skipped: the rank votes, the others reduce, each waits for the other."""
+    found = judge(ran([*PAST, GATHER, REDUCE]), ran([*PAST, GATHER, VOTE]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.collective_missing_rank, (1,), (0,))
+    assert found.mismatch is None
+    assert found.sentence == (
+        "Deadlocked: rank 1 is in all_reduce (train.py:12, #4 of group grpo_run/vote) while rank 0 is in "
+        "all_reduce (train.py:91, #8)."
+    )
+
+
+def test_a_cycle_with_rank_zero_at_fault() -> None:
+    """Analysers that take rank 0 for reference blame the three others."""
+    right = ran([*PAST, GATHER, REDUCE])
+    found = judge(ran([*PAST, GATHER, VOTE]), right, right, right)
+    assert found is not None
+    assert (found.culprits, found.waiters) == ((0,), (1, 2, 3))
+
+
+def test_two_groups_in_opposite_order_are_a_cycle() -> None:
+    """Before any common step: a deadlock, and nobody named."""
+    one, two = ("a", "all_reduce", 10, 1), ("b", "all_reduce", 11, 1)
+    found = judge(ran([one]), ran([two]))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_missing_rank, ())
+    assert found.sentence.endswith("; cannot tell which is wrong.")
+
+
+def test_a_rank_that_has_left_is_the_culprit() -> None:
+    """Its script's last line has run; the others wait for it."""
+    found = judge(ran([*PAST, GATHER]), gone(PAST), ran([*PAST, GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0, 2))
+    assert found.sentence == (
+        "Deadlocked: rank 1 has left while ranks 0 and 2 wait for it in all_gather (train.py:88, #7)."
+    )
+
+
+def test_those_who_wait_for_a_waiter_of_the_gone_are_stuck_too() -> None:
+    """Rank 0 waits in its pair for rank 1, which waits for rank 2, which left."""
+    pair = ran([*PAST, ("pair", "all_reduce", 50, 2)], members=(0, 1))
+    found = judge(pair, ran([*PAST, GATHER]), gone(PAST))
+    assert found is not None
+    assert (found.culprits, found.waiters) == ((2,), (0, 1))
+
+
+def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
+    """It makes its last vote-less gather in another group while the others train on."""
+    away = Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), left_training=True)
+    found = judge(ran([*PAST, GATHER]), away)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
+    assert found.sentence.startswith(
+        "Deadlocked: rank 1 has left training while rank 0 waits for it in all_gather"
+    )
+
+
+def test_a_rank_that_left_training_but_runs_is_late() -> None:
+    """It may come back to the group."""
+    away = Position(rank=0, records=ran(PAST, last=Progress.completed), left_training=True)
+    assert judge(ran([*PAST, GATHER]), away) is None
+
+
+def test_a_late_rank_is_no_proof() -> None:
+    """Rank 1 computes; that two wait for it, even in two groups, proves nothing."""
+    late = ran(PAST, last=Progress.completed)
+    assert judge(ran([*PAST, GATHER]), late) is None
+    assert judge(ran([*PAST, GATHER]), replace(Position(rank=1, records=late), idle=True)) is None
+
+
+def test_an_unseen_rank_is_no_proof() -> None:
+    """Not observed is unknown, even when its process is said to have ended; another node's rank is late."""
+    waits = ran([*PAST, GATHER])
+    assert judge(waits, None) is None
+    assert judge(waits, Position(rank=1, records=None, gone=True)) is None
+    assert judge(waits, world_size=2) is None
+
+
+def test_what_is_started_and_not_waited_for_blocks_nobody() -> None:
+    """A vote is started early and collected later: pending is not waiting."""
+    pending = ran([*PAST, VOTE], last=Progress.enqueued)
+    assert judge(ran([*PAST, GATHER]), pending) is None
+
+
+def test_an_idle_backward_with_an_open_collective_is_blocked() -> None:
+    """C++ waits for gradients without a note; idle and in backward stand for it."""
+    reduce = ran([*PAST, GATHER, REDUCE], last=Progress.enqueued)
+    stuck = Position(rank=0, records=reduce, idle=True, in_backward=True)
+    votes = ran([*PAST, GATHER, VOTE])
+    found = judge(stuck, votes)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_missing_rank, (1,))
+    assert judge(replace(stuck, idle=False), votes) is None
+    assert judge(replace(stuck, in_backward=False), votes) is None
+
+
+def test_a_slow_background_thread_is_no_proof() -> None:
+    """Rank 0's main thread waits for rank 1's, which computes; rank 1's second thread waits for rank 0's."""
+
+    def threaded(last: Call, *, main: int, second: int) -> tuple[Collective, ...]:
+        calls = [("0", "all_reduce", 10, 1)] * main + [("side", "all_reduce", 20, 1)] * second
+        records = ran([*calls, last])
+        return tuple(replace(r, thread="1" if r.group == "0" else "2") for r in records)
+
+    here = threaded(("0", "all_reduce", 10, 1), main=2, second=1)
+    there = threaded(("side", "all_reduce", 20, 1), main=2, second=1)
+    assert judge(here, there) is None
+    one_thread = [tuple(replace(r, thread="1") for r in records) for records in (here, there)]
+    assert judge(*one_thread) is not None
+
+
+def test_rings_that_forgot_are_no_proof() -> None:
+    """Only the newest records are retained: a rank further on has enqueued what is no longer there."""
+    ahead = ran([GATHER] * 12, last=Progress.completed)[-3:]
+    assert judge(ran([GATHER] * 5), Position(rank=1, records=ahead, gone=True)) is None
+    forgot = ran([VOTE] * 4, last=Progress.completed)[-2:]
+    assert judge(ran([GATHER] * 5), Position(rank=1, records=forgot, gone=True)) is None
+
+
+def test_a_gone_rank_outside_the_group_is_not_waited_for() -> None:
+    """Members known, or seen: the rank that ended is none of them."""
+    pair: Call = ("pair", "all_reduce", 50, 2)
+    early = ran([*PAST, pair], last=Progress.completed)
+    assert judge(ran([*PAST, pair, pair]), early, gone(PAST)) is None
+    assert judge(ran([*PAST, pair], members=(0, 1)), ran(PAST, last=Progress.completed), gone(PAST)) is None
+    assert judge(ran([*PAST, pair]), ran(PAST, last=Progress.completed), gone(PAST)) is None
+
+
+def test_halves_of_a_split_with_one_name_are_not_compared() -> None:
+    """torch may name both halves alike; their operations need not match."""
+    one = ran([("half", "all_gather", 1, 1)], members=(0, 1))
+    other = ran([("half", "all_reduce", 2, 1)], members=(2, 3))
+    assert judge(one, (), other, ()) is None
+
+
+def test_sends_are_compared_with_nothing() -> None:
+    """Point-to-point numbers are not the group's."""
+    send = ran([("0", "send", 1, 1)], point_to_point=True)
+    receive = ran([("0", "recv", 2, 1)], point_to_point=True)
+    assert judge(send, receive) is None
+
+
+def test_two_against_two_without_a_past_names_nobody() -> None:
+    """A tie of four, all four waiting."""
+    found = judge(ran([REDUCE]), ran([GATHER]), ran([GATHER]), ran([REDUCE]))
+    assert found is not None
+    assert (found.culprits, found.waiters) == ((), (0, 1, 2, 3))
+    assert "ranks 0 and 3 are in all_reduce" in found.sentence
+
+
+def test_many_ranks_are_named_as_a_range() -> None:
+    """The line stays a line at sixteen ranks."""
+    found = judge(*[ran([GATHER])] * 7, ran([REDUCE]), *[ran([GATHER])] * 8)
+    assert found is not None
+    assert found.culprits == (7,)
+    assert "while ranks 0 to 6 and 8 to 15 are in all_gather" in found.sentence
+
+
+def test_the_stack_gives_the_line_a_record_lacks() -> None:
+    """C++'s collectives have no line; the main thread's stack has."""
+    bare = Position(rank=0, records=ran([REDUCE], location=None), stack_location=at_line(300))
+    found = judge(bare, ran([GATHER]))
+    assert found is not None
+    assert "train.py:300" in found.sentence
+    assert found.locations[0] == at_line(300)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_recorders_answers_prove_what_they_show(backend: str) -> None:
+    """From the recorders' text and our notes to the proof, for either backend."""
+
+    def answer(names: Sequence[str]) -> str:
+        entries = [
+            {
+                "process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": number, "p2p_seq_id": 0,
+                "is_p2p": False, "profiling_name": f"{backend}:{name}", "input_sizes": [[7]],
+                "input_dtypes": ["Float"], "retired": number < len(names), "thread_id": "1",
+                "state": "scheduled" if backend == "gloo" else "started" if number == len(names) else "completed",
+            }
+            for number, name in enumerate(names, 1)
+        ]  # fmt: skip
+        ranks = "[]" if backend == "gloo" else "[0, 1]"
+        config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+        return json.dumps({"entries": entries, "pg_config": config, "pg_status": {}, "version": "2.10"})
+
+    gather = "all_gather" if backend == "gloo" else "_all_gather_base"
+    waits = ran([("0", "barrier", 5, 0)] * 6 + [("0", "all_gather", 88, 7)])[-1:]
+    one = merge(parse_recorder(answer([gather, "all_reduce"] * 3 + [gather])), waits)
+    other = parse_recorder(answer([gather, "all_reduce"] * 3 + ["all_reduce"]))
+    found = judge(one, other)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
+    assert found.mismatch == "all_reduce [[7]] Float against all_gather [[7]] Float at #7 of group 0"
+
+
+def test_a_group_of_two_backends_proves_nothing() -> None:
+    """Each counts for itself under the group's one name: equal numbers may be different collectives."""
+
+    def answer(*names: str) -> str:
+        entries = [
+            {
+                "process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": number,
+                "profiling_name": name, "input_sizes": [[7]], "input_dtypes": ["Float"], "thread_id": "1",
+                "state": "scheduled",
+            }
+            for number, name in enumerate(names, 1)
+        ]  # fmt: skip
+        return json.dumps({"entries": entries})
+
+    one = parse_recorder(answer("nccl:all_reduce", "gloo:all_gather"))
+    other = parse_recorder(answer("gloo:all_gather", "nccl:all_reduce"))
+    assert judge(one, other) is None
+    alone = [parse_recorder(answer(f"nccl:{name}")) for name in ("all_reduce", "all_gather")]
+    assert judge(*alone) is not None
+
+
+GROUPS = ("0", "grpo_run/vote", "pair", "odd")
+
+
+def members_of(group: str, world: int) -> tuple[int, ...]:
+    """Two groups of all ranks, one of the first two, one of the first and the last."""
+    return {"pair": (0, 1), "odd": (0, world - 1)}.get(group, tuple(range(world)))
+
+
+@st.composite
+def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
+    """Ranks somewhere in one program, with anything pending, waiting and retained that may be."""
+    world = draw(st.integers(2, 4))
+    program = draw(st.lists(st.tuples(st.sampled_from(GROUPS), st.sampled_from(["all_reduce", "all_gather", "backward"]),
+                                      st.integers(1, 3)), min_size=1, max_size=12))  # fmt: skip
+    reached = [draw(st.integers(0, len(program))) for _ in range(world)]
+    knows = draw(st.sets(st.sampled_from(GROUPS)))
+    firsts = {
+        group
+        for group in GROUPS
+        if min(reached[member] for member in members_of(group, world))
+        <= next((i for i, call in enumerate(program) if call[0] == group), 0)
+    }
+    positions = {}
+    for rank in range(world):
+        counts: Counter[str] = Counter()
+        records = []
+        for index, (group, operation, elements) in enumerate(program[: reached[rank]]):
+            members = members_of(group, world)
+            if rank not in members:
+                continue
+            counts[group] += 1
+            met = all(reached[member] > index for member in members)
+            # A collective that all have enqueued may not have completed yet.
+            done = met and (counts[group] == 1 or draw(st.booleans()))
+            sizes = () if operation == "backward" else ((elements,),)
+            records.append(
+                Collective(
+                    group=group, sequence=counts[group], operation=operation, sizes=sizes, dtypes=(),
+                    progress=Progress.completed if done else Progress.enqueued,
+                    members=members if group in knows else (), location=at_line(index),
+                )
+            )  # fmt: skip
+        pending = [i for i, record in enumerate(records) if record.progress is Progress.enqueued]
+        if pending and draw(st.booleans()):
+            waited = draw(st.sampled_from(pending))
+            records[waited] = replace(records[waited], progress=Progress.waiting)
+        ended = reached[rank] == len(program) and not pending
+        kept = tuple(records[-draw(st.integers(1, 12)) :])
+        # A ring holds hundreds: no rank is that far ahead of one that is still in a group's first collective.
+        forgotten = {record.group for record in records} - {record.group for record in kept}
+        kept = tuple(r for r in records if r in kept or r.group in forgotten & firsts)
+        positions[rank] = Position(
+            rank=rank,
+            records=None if draw(st.integers(0, 9)) == 0 else kept,
+            gone=ended and draw(st.booleans()),
+            left_training=ended and draw(st.booleans()),
+            idle=draw(st.booleans()),
+            in_backward=draw(st.booleans()),
+        )
+    return positions, world
+
+
+@given(same_program())
+def test_ranks_of_one_program_are_never_deadlocked(drawn: tuple[dict[int, Position], int]) -> None:
+    """No false proof: ranks at any places of the same program, however late, are late."""
+    positions, world = drawn
+    assert prove(positions, world_size=world) is None
+
+
+def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
+    """Run each rank's calls, each waiting for all members of its group, until nobody can go on."""
+    world = len(programs)
+    done = [0] * world
+    records = [list(ran(program)) for program in programs]
+
+    def meets(rank: int) -> bool:
+        if done[rank] == len(programs[rank]):
+            return False
+        here = records[rank][done[rank]]
+        for other in members_of(here.group, world):
+            place = next((i for i, r in enumerate(records[other])
+                          if (r.group, r.sequence) == (here.group, here.sequence)), None)  # fmt: skip
+            if place is None or place > done[other] or not can_meet(here, records[other][place]):
+                return False
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(world):
+            while meets(rank):
+                done[rank] += 1
+                moved = True
+    positions = {}
+    for rank in range(world):
+        past = [replace(r, progress=Progress.completed) for r in records[rank][: done[rank]]]
+        here = [replace(r, progress=Progress.waiting) for r in records[rank][done[rank] : done[rank] + 1]]
+        filled = tuple(replace(r, members=members_of(r.group, world)) for r in (*past, *here))
+        positions[rank] = Position(rank=rank, records=filled, gone=not here)
+    return positions
+
+
+@given(st.data())
+def test_whoever_skips_a_call_is_named_or_nobody(data: st.DataObject) -> None:
+    """One rank leaves one call out after some whole steps: the proof names that rank, or says it cannot tell."""
+    world = data.draw(st.integers(2, 4))
+    kinds = st.tuples(
+        st.sampled_from(GROUPS), st.sampled_from(["all_reduce", "all_gather"]), st.integers(1, 3)
+    )
+    drawn = data.draw(st.lists(kinds, min_size=2, max_size=6))
+    step: list[Call] = [(group, operation, 20 + i, size) for i, (group, operation, size) in enumerate(drawn)]
+    steps, skipper = data.draw(st.integers(2, 4)), data.draw(st.integers(0, world - 1))
+    programs = [
+        [call for _ in range(steps) for call in [*step, VOTE] if rank in members_of(call[0], world)]
+        for rank in range(world)
+    ]
+    own_step = len(programs[skipper]) // steps
+    left_out = data.draw(st.integers(own_step, len(programs[skipper]) - 1))
+    del programs[skipper][left_out]
+    found = prove(stopped(programs), world_size=world)
+    assert found is not None
+    assert found.culprits in {(), (skipper,)}

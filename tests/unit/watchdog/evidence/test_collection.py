@@ -1,0 +1,305 @@
+"""Evidence: asked for, bounded, private, and named when it is missing. Signals are sent to nobody here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.evidence import collection
+
+ME = os.getpid()
+DUMP = (
+    b'Thread 0x01 (most recent call first):\n  File "/usr/x.py", line 1 in wait\n\n'
+    b'Current thread 0x02 (most recent call first):\n  File "/home/me/train.py", line 88 in reward\n'
+    b'  File "/home/me/train.py", line 120 in <module>\n'
+)
+SPIED = 'Process 1: python\nThread 1 (active): "MainThread"\n    judge (/home/me/judge.py:7)\n'
+
+
+def no_spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
+    """py-spy that is not installed."""
+    return "py-spy is not installed"
+
+
+collect = functools.partial(collection.collect, spy=no_spy)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a driver."""
+    monkeypatch.setattr(collection, "read_gpus", lambda: {"devices": []})
+
+
+@pytest.fixture
+def caught() -> Iterator[list[int]]:
+    """This process has a handler for the stack signal, as a rank with faulthandler has; what came is listed."""
+    came: list[int] = []
+    before = signal.signal(collection.STACK_SIGNAL, lambda number, frame: came.append(number))
+    yield came
+    signal.signal(collection.STACK_SIGNAL, before)
+
+
+@pytest.fixture
+def incident(tmp_path: Path) -> Path:
+    """An open incident's directory."""
+    folder = tmp_path / "0001-collecting"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bytes], dict[int, Path]]:
+    """Rank 0 is this process, and writes the given stack at once when it is asked."""
+
+    def answer(stack: bytes) -> dict[int, Path]:
+        file = tmp_path / "rank0.stacks"
+        file.touch(mode=0o600)
+
+        def kill(pid: int, number: int) -> None:
+            assert (pid, number) == (ME, collection.STACK_SIGNAL)
+            with open(file, "ab") as target:
+                target.write(stack)
+
+        monkeypatch.setattr(os, "kill", kill)
+        return {0: file}
+
+    return answer
+
+
+@pytest.mark.usefixtures("caught")
+def test_stacks_and_memory_are_copied(incident: Path, answering: Callable[[bytes], dict[int, Path]]) -> None:
+    """What the rank wrote and what /proc tells lie in the incident, and nothing is missing."""
+    found = collect(incident, {0: ME}, answering(DUMP))
+    assert found.missing == []
+    assert [stack.main for stack in found.stacks[0]] == [False, True]
+    assert (incident / "stacks" / "rank0.txt").read_bytes() == DUMP
+    assert "rank 0:\n> reward (/home/me/train.py:88)" in (incident / "stacks" / "folded.txt").read_text()
+    assert f"Pid:\t{ME}" in (incident / "memory" / "rank0.status").read_text()
+    assert "MemAvailable" in (incident / "memory" / "node.txt").read_text()
+    assert json.loads((incident / "memory" / "gpu.json").read_text()) == {"devices": []}
+    assert {file.name for file in (incident / "proc").iterdir()} == {
+        f"rank0.{name}" for name in (*collection.PROC_FILES, "children")
+    }
+
+
+@pytest.mark.usefixtures("caught")
+def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[int, Path]]) -> None:
+    """Folders 0700, files 0600."""
+    collect(incident, {0: ME}, answering(DUMP), recorder={0: b"{}"}, notes={0: []}, events=["{}"])
+    assert (incident / "collectives" / "rank0.json").exists()
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in incident.rglob("*")}
+    assert {path for path, bits in modes.items() if bits != (0o700 if path.is_dir() else 0o600)} == set()
+
+
+@pytest.mark.usefixtures("caught")
+def test_a_rank_that_does_not_answer_is_named(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After the deadline the missing stack is said, not passed over."""
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    file = tmp_path / "rank0.stacks"
+    file.touch()
+    found = collect(incident, {0: ME}, {0: file})
+    assert found.missing == [
+        f"rank 0: no stack within {collection.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not installed"
+    ]
+    assert found.stacks == {}
+
+
+def test_a_rank_that_is_gone_is_named(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may end between the fault and the question; the others' evidence is still taken."""
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
+    missing = collect(incident, {3: 2**22 + 1}, {3: tmp_path / "rank3.stacks"}).missing
+    assert sent == []
+    assert "rank 3: gone before its stack was asked for" in missing
+    assert sum("/proc/" in line for line in missing) == len(collection.PROC_FILES) + 1
+
+
+def test_a_dead_ranks_last_words_are_kept(incident: Path, tmp_path: Path) -> None:
+    """A crash writes its own stack; it belongs to the evidence although nobody is left to ask."""
+    file = tmp_path / "rank1.stacks"
+    words = b"Fatal Python error: Segmentation fault\n\n" + DUMP
+    file.write_bytes(words)
+    found = collect(incident, {}, {1: file})
+    assert found.missing == []
+    assert found.stacks[1][-1].frames[0].function == "reward"
+    assert (incident / "stacks" / "rank1.txt").read_bytes() == words
+
+
+def test_evidence_is_bounded(incident: Path, tmp_path: Path) -> None:
+    """A stack file that grew without end is cut to its last part."""
+    file = tmp_path / "rank1.stacks"
+    file.write_bytes(b"x" * collection.MAX_FILE_BYTES + b"the end")
+    collect(incident, {}, {1: file})
+    kept = (incident / "stacks" / "rank1.txt").read_bytes()
+    assert len(kept) == collection.MAX_FILE_BYTES
+    assert kept.endswith(b"the end")
+
+
+def test_a_rank_that_cannot_write_stacks_yet_is_not_killed_by_the_question(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The signal's default action ends a process: one without a handler must be left alone, and named."""
+    assert signal.getsignal(collection.STACK_SIGNAL) == signal.SIG_DFL
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    missing = collect(incident, {0: ME}, {0: tmp_path / "rank0.stacks"}).missing
+    assert sent == []
+    assert any(line.startswith("rank 0: not ready to write stacks") for line in missing)
+
+
+@pytest.mark.usefixtures("caught")
+def test_an_old_dump_is_not_taken_for_an_answer(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a living rank wrote at an earlier incident says nothing of where it is now."""
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    file = tmp_path / "rank0.stacks"
+    file.write_bytes(DUMP)
+    assert collect(incident, {0: ME}, {0: file}).stacks == {}
+
+
+@pytest.mark.usefixtures("caught")
+def test_a_dump_that_comes_in_two_halves_is_waited_for(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a busy machine the handler loses its processor between two threads, and the main one comes last."""
+    file = tmp_path / "rank0.stacks"
+    file.touch()
+    halves = iter(DUMP.partition(b"Current")[::2])
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 4:
+            with open(file, "ab") as target:
+                target.write(b"Current" + next(halves))
+
+    def kill(pid: int, number: int) -> None:
+        file.write_bytes(next(halves))
+
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert [stack.main for stack in collect(incident, {0: ME}, {0: file}).stacks[0]] == [False, True]
+
+
+@pytest.fixture
+def spying() -> tuple[collection.Spy, list[bool]]:
+    """py-spy that works without native frames only, and the list of what was asked of it."""
+    asked: list[bool] = []
+
+    def spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
+        asked.append(native)
+        if native:
+            return "no symbols"
+        file.write_text(SPIED)
+        return None
+
+    return spy, asked
+
+
+def test_a_rank_without_a_handler_is_read_from_outside(
+    incident: Path, spying: tuple[collection.Spy, list[bool]]
+) -> None:
+    """py-spy's stack counts as its stack, nothing is missing, and native frames are done without where they fail."""
+    spy, asked = spying
+    found = collect(incident, {0: ME}, {}, spy=spy)
+    assert found.missing == []
+    assert asked == [True, False]
+    assert found.stacks[0][0].frames[0].file == "/home/me/judge.py"
+    assert (incident / "stacks" / "rank0.native.txt").read_text() == SPIED
+
+
+def test_a_stopped_rank_is_not_paused(
+    incident: Path, spying: tuple[collection.Spy, list[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """py-spy cannot pause what is stopped already, and waiting for a signal's answer would be in vain."""
+    spy, asked = spying
+    monkeypatch.setattr(processes, "read_state", lambda pid: "T")
+    found = collect(incident, {0: ME}, {0: incident / "none"}, spy=spy)
+    assert asked == [False]
+    assert found.missing == []
+
+
+@pytest.mark.usefixtures("caught")
+def test_a_stuck_interpreter_is_looked_at_twice(
+    incident: Path, answering: Callable[[bytes], dict[int, Path]]
+) -> None:
+    """Its own dump stays its stack; that the native frames could not be had is said."""
+    found = collect(incident, {0: ME}, answering(DUMP), interpreter_stuck={0, 5})
+    assert found.stacks[0][-1].frames[0].function == "reward"
+    assert found.missing == ["rank 0: no native stack: py-spy: py-spy is not installed"]
+
+
+def test_a_spy_that_never_answers_is_not_waited_for(incident: Path) -> None:
+    """The deadline holds for everything together, and the gap is named."""
+    forever = threading.Event()
+
+    def spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
+        forever.wait()
+        return "too late"
+
+    found = collect(incident, {0: ME}, {}, spy=spy, deadline_seconds=0.15)
+    forever.set()
+    assert found.missing == ["rank 0: no file for its stacks, and py-spy: no answer in time"]
+
+
+def test_a_driver_that_hangs_is_not_waited_for(incident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its gap nor its hanging goes unnamed."""
+    forever = threading.Event()
+    monkeypatch.setattr(collection, "read_gpus", lambda: forever.wait() and None)
+    monkeypatch.setattr(collection, "GPU_SECONDS", 0.05)
+    missing = collect(incident, {}, {}).missing
+    forever.set()
+    assert missing == ["GPU memory: the driver did not answer within 0.05 s"]
+
+
+def test_collectives_are_cut_to_the_last(incident: Path) -> None:
+    """A record that is too long loses its oldest entries and stays readable; what is no record is named."""
+    entries = [{"record_id": number, "text": "x" * 1000} for number in range(1000)]
+    missing = collect(
+        incident, {}, {}, recorder={0: json.dumps({"entries": entries}).encode(), 1: b"\xff{"}, notes={0: [1]}
+    ).missing
+    file = incident / "collectives" / "rank0.json"
+    assert file.stat().st_size <= collection.MAX_COLLECTIVES_BYTES
+    kept = json.loads(file.read_text())
+    assert kept["entries"][-1]["record_id"] == 999
+    assert kept["truncated"] is True
+    assert json.loads((incident / "collectives" / "rank0.notes.json").read_text()) == [1]
+    assert missing == ["rank 1: its collective records are not readable (2 bytes)"]
+
+
+def test_the_last_events_are_kept(incident: Path) -> None:
+    """As many as help, a line each."""
+    collect(incident, {}, {}, events=[f'{{"event": {number}}}' for number in range(500)])
+    lines = (incident / "events.jsonl").read_text().splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ('{"event": 300}', '{"event": 499}', collection.MAX_EVENTS)
+
+
+def test_a_rank_that_may_not_be_signalled_is_named(
+    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It runs as another user: its stack is missing, and nothing else is."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    file = tmp_path / "rank0.stacks"
+    file.touch()
+    found = collect(incident, {0: ME}, {0: file})
+    assert found.stacks == {}
+    assert sum("another user's process, which may not be signalled" in line for line in found.missing) == 1

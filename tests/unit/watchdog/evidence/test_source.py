@@ -1,0 +1,51 @@
+"""Whose line is named in a stack, a note and a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from grpo_run.watchdog.evidence import source
+
+
+@pytest.mark.parametrize(
+    ("file", "plain"),
+    [
+        ("/home/user/train.py", True),
+        ("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", True),
+        ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", False),
+        ("/venv/lib/python3.11/site-packages/accelerate/utils/operations.py", False),
+        ("/usr/lib/python3/dist-packages/torch/nn/modules/module.py", False),
+        ("/venv/lib/python3.11/site-packages/torch_users_library/main.py", True),
+        ("<frozen importlib._bootstrap>", False),
+        (contextlib.__file__, False),
+        (source.__file__, False),
+        (source.INJECTION, True),
+        (f"{source.OUR_ROOT}/trainers_of_mine/train.py", True),
+    ],
+)
+def test_whose_line_counts(file: str, plain: bool) -> None:
+    """The user's and the trainer's, not the plumbing's; a planted fault stands for the user's own."""
+    assert source.is_telling(file) is plain
+
+
+def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> None:
+    """An editable installation is reached by a link, and frames have the link's path."""
+    (tmp_path / "linked").symlink_to(Path(source.__file__).resolve().parents[1])
+    path = tmp_path / "linked" / "watchdog" / "source.py"
+    spec = importlib.util.spec_from_file_location("linked_source", path)
+    assert spec is not None
+    assert spec.loader is not None
+    linked = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(linked)
+    assert linked.is_telling(str(path)) is False
+    assert linked.is_users(str(path)) is False
+
+
+def test_a_traceback_is_the_users_where_libraries_end() -> None:
+    """What a library raised is the fault of the line that called it."""
+    assert source.is_users("/home/user/train.py")
+    assert not source.is_users("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py")

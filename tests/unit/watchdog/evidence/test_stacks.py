@@ -1,0 +1,191 @@
+"""Stacks: read from both kinds of dump, the user's line found, equal ranks folded."""
+
+from __future__ import annotations
+
+import sysconfig
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.watchdog.evidence import source, stacks
+from grpo_run.watchdog.evidence.stacks import Frame, Stack
+
+SITE = "/venv/lib/python3.11/site-packages"
+STDLIB = sysconfig.get_paths()["stdlib"]
+HELPER = f"""Thread 0x00007f582ee856c0 (most recent call first):
+  File "{STDLIB}/threading.py", line 324 in wait
+  File "{STDLIB}/threading.py", line 1002 in _bootstrap
+"""
+MAIN = f"""Current thread 0x00007f582f9f1b80 (most recent call first):
+  File "{SITE}/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
+  File "/home/me/train.py", line 88 in reward
+  File "/home/me/train.py", line 120 in <module>
+  File "{source.BOOTSTRAP}", line 100 in main
+  File "<string>", line 1 in <module>
+"""
+PY_SPY = """Process 18911: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 18990 (idle): "QueueFeederThread"
+    wait (/usr/lib/python3.11/threading.py:324)
+Thread 18911 (active+gil): "MainThread"
+    sre_ucs1_match (/usr/lib/libpython3.11.so.1.0)
+    operator() (long) (/home/me/kernels/fast.cpp:12)
+    match (/usr/lib/python3.11/re/__init__.py:166)
+    judge (/home/me/my judge (old).py:3)
+    <module> (/home/me/train.py:4)
+    0x7f403ca4524a (libc.so.6)
+"""
+
+
+def made(*frames: tuple[str, int, str]) -> Stack:
+    """A main thread with these calls."""
+    return Stack("0x1", tuple(Frame(*frame) for frame in frames), True)
+
+
+def test_all_threads_of_a_dump_are_read() -> None:
+    """Innermost first, the main one known by the bootstrap in it."""
+    helper, main = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}")
+    assert (helper.thread, helper.main, main.main) == ("0x00007f582ee856c0", False, True)
+    assert main.frames[1] == Frame("/home/me/train.py", 88, "reward")
+    assert [frame.line for frame in helper.frames] == [324, 1002]
+
+
+def test_the_last_of_several_dumps_counts() -> None:
+    """They are appended without a blank line between them."""
+    again = MAIN.replace("line 88", "line 99")
+    (helper, main) = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}{HELPER}\n{again}")
+    assert not helper.main
+    assert main.frames[1].line == 99
+
+
+def test_the_main_thread_is_found_by_the_bootstrap_wherever_it_stands() -> None:
+    """Only failing that is it the last one."""
+    assert [stack.main for stack in stacks.parse_faulthandler(f"{MAIN}\n{HELPER}")] == [True, False]
+    plain = HELPER.replace("Thread", "Current thread")
+    assert [stack.main for stack in stacks.parse_faulthandler(f"{HELPER}\n{plain}")] == [False, True]
+
+
+def test_a_dump_whose_beginning_was_cut_off_is_read_from_its_first_whole_thread() -> None:
+    """The copy keeps the end of a long file."""
+    text = f"{HELPER}\n{MAIN}"
+    (main,) = stacks.parse_faulthandler(text[text.index("line 324") :])
+    assert main.frames[1].function == "reward"
+
+
+def test_a_crash_is_read_and_what_follows_it_is_not() -> None:
+    """A fatal error begins a dump of its own; C frames and module lists are no Python frames."""
+    text = (
+        f"{MAIN}Fatal Python error: Segmentation fault\n\n{MAIN.replace('line 88', 'line 7')}\n"
+        'Current thread\'s C stack trace (most recent call first):\n  Binary file "x", at f+0x1 [0x2]\n\n'
+        "Extension modules: numpy, torch (total: 2)\n"
+    )
+    (main,) = stacks.parse_faulthandler(text)
+    assert (main.frames[1].line, len(main.frames)) == (7, 5)
+
+
+def test_names_of_threads_and_frames_without_a_line() -> None:
+    """Newer interpreters name threads; `???` stands for what could not be read; a thread may be in no Python code."""
+    text = (
+        "Thread 0x01 [grpo-run (vote)] (most recent call first):\n  <no Python frame>\n\n"
+        'Current thread 0x02 (most recent call first):\n  File ???, line ??? in ???\n  File "a "b".py", line 3 in f\n'
+    )
+    vote, main = stacks.parse_faulthandler(text)
+    assert (vote.thread, vote.frames) == ("grpo-run (vote)", ())
+    assert main.frames == (Frame("", 0, "???"), Frame('a "b".py', 3, "f"))
+
+
+def test_py_spy_is_read() -> None:
+    """Its main thread by name; native frames are kept, without a line."""
+    feeder, main = stacks.parse_py_spy(PY_SPY)
+    assert (feeder.thread, feeder.main, main.thread, main.main) == (
+        "QueueFeederThread",
+        False,
+        "MainThread",
+        True,
+    )
+    assert main.frames[0] == Frame("/usr/lib/libpython3.11.so.1.0", 0, "sre_ucs1_match")
+    assert main.frames[3].function == "judge (/home/me/my judge" or main.frames[3].line == 3
+
+
+def test_py_spys_main_thread_without_a_name_is_the_process() -> None:
+    """Before `threading` is imported no thread has a name."""
+    text = "Process 7: python\nPython v3.11\n\nThread 7 (active+gil)\n    f (/a.py:1)\nThread 8 (idle)\n    g (/b.py:2)\n"
+    assert [stack.main for stack in stacks.parse_py_spy(text)] == [True, False]
+
+
+@given(
+    st.text(max_size=300)
+    | st.lists(st.sampled_from([*MAIN.splitlines(), *PY_SPY.splitlines(), ""])).map("\n".join)
+)
+def test_no_text_is_too_strange(text: str) -> None:
+    """Whatever lies in a file: at most one main thread, no exception."""
+    for parse in (stacks.parse_faulthandler, stacks.parse_py_spy):
+        assert sum(stack.main for stack in parse(text)) == bool(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("frames", "line"),
+    [
+        ([(f"{SITE}/torch/x.py", 1, "f"), ("/home/me/train.py", 2, "g"), ("/home/me/train.py", 3, "h")], 2),
+        ([(f"{STDLIB}/re/__init__.py", 1, "match"), ("/home/me/train.py", 2, "g")], 2),
+        ([("/usr/lib/python3/dist-packages/numpy/a.py", 1, "f"), ("train.py", 2, "g")], 2),
+        ([("<frozen runpy>", 1, "f"), ("<string>", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
+        ([("/lib/libcuda.so.1", 0, "f"), ("/src/k.cpp", 4, "f"), ("/home/me/train.py", 2, "g")], 2),
+        ([(f"{source.OUR_ROOT}/trainers/phases.py", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
+        ([(source.INJECTION, 9, "hang"), ("/home/me/train.py", 2, "g")], 9),
+        # a recipe has no script of the user's: the innermost telling line of a library
+        (
+            [
+                (f"{SITE}/torch/x.py", 1, "f"),
+                (f"{SITE}/accelerate/x.py", 2, "f"),
+                (f"{SITE}/trl/trainer/grpo_trainer.py", 3, "_generate"),
+                (f"{SITE}/transformers/trainer.py", 4, "train"),
+                (f"{source.OUR_ROOT}/trainers/recipes/training.py", 5, "main"),
+            ],
+            3,
+        ),
+    ],
+)
+def test_the_users_line(frames: list[tuple[str, int, str]], line: int) -> None:
+    """The innermost frame that is the user's to mend."""
+    location = stacks.user_location(made(*frames))
+    assert location is not None
+    assert location.line == line
+
+
+def test_no_line_is_better_than_a_wrong_one() -> None:
+    """A stack of nothing but torch and this project says nothing of the user's code."""
+    assert stacks.user_location(made((f"{SITE}/torch/x.py", 1, "f"), (source.BOOTSTRAP, 2, "main"))) is None
+    assert stacks.user_location(made()) is None
+
+
+def test_equal_ranks_are_folded_and_the_biggest_group_comes_first() -> None:
+    """Helper threads and thread identifiers do not keep ranks apart."""
+    waiting, alone = ("/home/me/train.py", 120, "step"), ("/home/me/train.py", 88, "reward")
+    helper = Stack("0x9", (), False)
+    by_rank = {
+        3: [helper, made(waiting)],
+        1: [made(alone)],
+        0: [made(waiting)],
+        2: [made(waiting)],
+        4: [helper],
+    }
+    groups = stacks.fold(by_rank)
+    assert [ranks for ranks, _ in groups] == [(0, 2, 3), (1,)]
+    assert stacks.folded_text(groups) == (
+        "ranks 0, 2, 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
+    )
+
+
+def test_the_text_marks_one_line_and_shortens_libraries() -> None:
+    """A recursive function stands in it several times."""
+    frame = ("/home/me/train.py", 3, "again")
+    text = stacks.folded_text(
+        [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]
+    )
+    assert text == (
+        "rank 0:\n  f (torch/x.py:1)\n  m (re/__init__.py:2)\n"
+        "> again (/home/me/train.py:3)\n  again (/home/me/train.py:3)\n"
+    )

@@ -1,0 +1,398 @@
+"""Hangs that collectives cannot prove: who is blamed, and when nobody is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import InnerTime, ProcessFacts, Stall, find, hung_at_exit, stragglers
+from grpo_run.watchdog.stalls.durations import Durations
+
+MakeSlot = Callable[..., Slot]
+NOW = 100_000.0
+SHORT = Durations.of([0.05] * 21)
+EVERY_PHASE = frozenset(Phase)
+
+
+def nest(*phases: tuple[Phase, float]) -> tuple[OpenPhase, ...]:
+    """Open phases, outermost first, each with how many seconds ago it began."""
+    return tuple(OpenPhase(phase=phase, since_seconds=NOW - ago) for phase, ago in phases)
+
+
+def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
+    """One look at NOW: 20 short occurrences of every phase are known, so deadlines are 8 s; nobody waits."""
+    given: dict[str, Any] = {
+        "now": NOW, "learned": dict.fromkeys(Phase, SHORT), "completed": dict.fromkeys(slots, EVERY_PHASE),
+        "settings": DeadlineSettings(), "processes": dict.fromkeys(slots, facts()), "progress": {},
+        "waiting": dict.fromkeys(slots, False),
+    }  # fmt: skip
+    return find(slots, **(given | changes))
+
+
+def facts(state: str = "S", **changes: Any) -> ProcessFacts:
+    """A process that sleeps, as one does that waits for anything."""
+    return ProcessFacts(
+        **({"state": state, "cpu_seconds": 10.0, "io_bytes": 1000, "beat_age_seconds": 0.2} | changes)
+    )
+
+
+def test_the_sentence_names_rank_phase_time_and_what_was_learned(make_slot: MakeSlot) -> None:
+    """One line, for the report's title."""
+    settings = DeadlineSettings(floor_seconds=6.0)
+    slots = {
+        0: make_slot(0, phases=nest((Phase.vote, 7.0))),
+        1: make_slot(1, phases=nest((Phase.reward, 7.2))),
+    }
+    stall = look(slots, settings=settings)
+    assert stall is not None
+    assert stall.sentence == (
+        "Rank 1 has been in reward for 7.2 s without progress (deadline 6.0 s, learned from 20 occurrences)."
+    )
+    assert (stall.culprits, stall.waiters, stall.confidence) == ((1,), (0,), "deadline")
+    assert (stall.deadline_seconds, stall.waited_seconds) == (6.0, pytest.approx(7.2))
+
+
+def test_a_fresh_inner_phase_does_not_hide_an_overdue_outer_one(make_slot: MakeSlot) -> None:
+    """1000 s in a phase whose limit is 100 s, with a reward that has just begun inside it."""
+    learned = {Phase.score: Durations.of([0.1] + [20.0] * 50), Phase.reward: SHORT}
+    slots = {0: make_slot(0, phases=nest((Phase.score, 1000.0), (Phase.reward, 0.1)))}
+    settings = DeadlineSettings(ceiling_seconds=100.0)
+    stall = look(slots, learned=learned, settings=settings)
+    assert stall is not None
+    assert (stall.phase, stall.deadline_seconds, stall.cause) == (Phase.score, 100.0, Cause.no_progress)
+
+
+def test_an_outer_phase_does_not_end_an_inner_one_that_is_in_time(make_slot: MakeSlot) -> None:
+    """The first checkpoint of a run, a minute long, inside a `data` phase of milliseconds."""
+    slots = {0: make_slot(0, phases=nest((Phase.data, 60.2), (Phase.checkpoint, 60.0)))}
+    assert look(slots, learned={Phase.data: SHORT}, completed={0: {Phase.data}}) is None
+
+
+def test_an_inner_phase_that_has_ended_is_not_held_against_the_outer_one(make_slot: MakeSlot) -> None:
+    """The moment after that checkpoint, `data` alone is open, and a minute old."""
+    data, saving = OpenPhase(phase=Phase.data, since_seconds=900.0), OpenPhase(
+        phase=Phase.checkpoint, since_seconds=900.1
+    )  # fmt: skip
+    inner = InnerTime().after({0: make_slot(0, phases=(data, saving))}, 950.0)
+    slots: dict[int, Slot | None] = {0: make_slot(0, phases=(data,))}
+    inner = inner.after(slots, 960.0).after({0: None}, 961.0).after(slots, 962.0)
+    known = {Phase.data: SHORT, Phase.checkpoint: Durations.of([59.9])}
+    assert look(slots, now=962.0, learned=known) is not None  # what the time is taken off from
+    assert look(slots, now=962.0, learned=known, inner=inner) is None
+    stall = look(slots, now=969.0, learned=known, inner=inner)
+    assert stall is not None
+    assert (stall.cause, stall.waited_seconds) == (Cause.data_stall, pytest.approx(9.1))
+
+
+def test_inner_phases_without_end_do_not_hide_an_outer_one(make_slot: MakeSlot) -> None:
+    """A loop that opens one reward after another: of each kind only one deadline is taken off."""
+    score, inner = OpenPhase(phase=Phase.score, since_seconds=0.0), InnerTime()
+    now = 0.0
+    while now < 200.0:
+        now += 1.0
+        reward = OpenPhase(phase=Phase.reward, since_seconds=now)
+        slots: dict[int, Slot | None] = {0: make_slot(0, phases=(score, reward))}
+        inner = inner.after(slots, now + 0.5)
+    assert inner.spent[0, 0, score][Phase.reward] == pytest.approx(199.0)
+    stall = look(slots, now=now + 0.5, inner=inner)
+    assert stall is not None
+    assert (stall.phase, len(inner.spent)) == (Phase.score, 1)
+
+
+def test_of_two_overdue_phases_the_innermost_names_the_cause(make_slot: MakeSlot) -> None:
+    """A hung reward inside `score`, which is overdue too."""
+    stall = look({0: make_slot(0, phases=nest((Phase.score, 60.0), (Phase.reward, 30.0)))})
+    assert stall is not None
+    assert (stall.phase, stall.cause) == (Phase.reward, Cause.reward_stall)
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        (Phase.generate, Cause.generation_stall), (Phase.reward, Cause.reward_stall),
+        (Phase.data, Cause.data_stall), (Phase.checkpoint, Cause.checkpoint_stall),
+        (Phase.startup, Cause.no_progress), (Phase.forward_backward, Cause.no_progress),
+    ],
+)  # fmt: skip
+def test_the_phase_names_the_cause(make_slot: MakeSlot, phase: Phase, cause: Cause) -> None:
+    """Nothing else is known of a hang that no collective shows."""
+    stall = look({0: make_slot(0, phases=nest((phase, 20.0)))})
+    assert stall is not None
+    assert stall.cause is cause
+
+
+def test_counted_progress_sets_back_every_clock_it_happened_inside(make_slot: MakeSlot) -> None:
+    """An hour of generation whose last token came a second ago is slow, not hung, beyond any ceiling."""
+    slots = {0: make_slot(0, phases=nest((Phase.score, 9000.0), (Phase.generate, 8999.0)))}
+    assert look(slots, progress={0: NOW - 1.0}) is None
+    assert look(slots, progress={0: NOW - 9.0}) is not None
+
+
+def test_progress_before_a_phase_does_not_count_for_it(make_slot: MakeSlot) -> None:
+    """Nor does it make the phase older than it is."""
+    slots = {0: make_slot(0, phases=nest((Phase.reward, 7.0)))}
+    assert look(slots, progress={0: NOW - 50.0}) is None
+    assert look(slots, now=NOW + 2.0, progress={0: NOW - 50.0}) is not None
+
+
+def test_who_waits_for_a_rank_at_work_is_not_blamed(make_slot: MakeSlot) -> None:
+    """Rank 0 has waited in a collective beyond its deadline; rank 1 still generates, in time."""
+    slots = {
+        0: make_slot(0, phases=nest((Phase.optimizer, 60.0))),
+        1: make_slot(1, phases=nest((Phase.generate, 61.0))),
+    }
+    learned = {Phase.optimizer: SHORT, Phase.generate: Durations.of([60.0] * 30)}
+    assert look(slots, learned=learned, waiting={0: True, 1: False}) is None
+
+
+def test_where_it_is_not_known_who_waits_the_one_in_time_protects_the_others(make_slot: MakeSlot) -> None:
+    """Rank 0 may be blocked in a collective of C++'s own: not before rank 1 is overdue as well."""
+    slots: dict[int, Slot | None] = {
+        0: make_slot(0, phases=nest((Phase.optimizer, 60.0))),
+        1: make_slot(1, phases=nest((Phase.generate, 61.0))),
+    }
+    learned = {Phase.optimizer: SHORT, Phase.generate: Durations.of([60.0] * 30)}
+    assert look(slots, learned=learned, waiting={}) is None
+    assert look(slots | {1: None}, learned=learned, waiting={}) is None
+    assert look({0: slots[0]}, learned=learned, waiting={}, whole_world=False) is None
+    stall = look(slots, waiting={})
+    assert stall is not None
+    assert stall.culprits == (1, 0)
+    assert stall.sentence.endswith(", and rank 0 as well.")
+
+
+def test_the_first_to_fall_silent_is_named_first(make_slot: MakeSlot) -> None:
+    """The later one may only have noticed."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.reward, ago))) for rank, ago in ((0, 20.0), (1, 40.0))}
+    stall = look(slots)
+    assert stall is not None
+    assert stall.culprits == (1, 0)
+
+
+def test_an_unreadable_rank_is_neither_culprit_nor_reason(make_slot: MakeSlot) -> None:
+    """All that can be seen wait beyond their deadlines, maybe for the one that cannot."""
+    slots = {0: make_slot(0, phases=nest((Phase.vote, 500.0))), 1: None}
+    assert look(slots) is None
+    assert look({0: None, 1: None}) is None
+    assert look({0: None, 1: make_slot(1, state=RankState.absent, phases=nest((Phase.data, 900.0)))}) is None
+
+
+def test_a_rank_that_has_exited_already_is_left_to_its_exit_code(make_slot: MakeSlot) -> None:
+    """A zombie's slot says what it did last; the agent is about to read why it ended."""
+    slots = {0: make_slot(0, phases=nest((Phase.reward, 60.0)))}
+    assert look(slots, processes={0: facts("Z")}) is None
+
+
+def test_when_all_wait_nobody_is_blamed_and_it_is_said(make_slot: MakeSlot) -> None:
+    """Two ranks in a collective, none missing."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.optimizer, 20.0 + rank))) for rank in range(2)}
+    stall = look(slots, waiting={0: True, 1: True})
+    assert stall is not None
+    assert (stall.cause, stall.culprits, stall.waiters) == (Cause.no_progress, (), (0, 1))
+    assert "cannot tell which" in stall.sentence
+    assert stall.waited_seconds == pytest.approx(20.0)
+
+
+def test_all_waiting_is_no_hang_while_the_last_has_only_just_come(make_slot: MakeSlot) -> None:
+    """The collective may be about to complete; on other nodes ranks may still work."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.vote, ago))) for rank, ago in ((0, 60.0), (1, 0.1))}
+    assert look(slots) is None
+    long_ago = {rank: make_slot(rank, phases=nest((Phase.vote, 60.0))) for rank in range(2)}
+    assert look(long_ago, whole_world=False) is None
+
+
+def test_a_rank_that_is_stopped_does_not_merely_wait(make_slot: MakeSlot) -> None:
+    """SIGSTOP inside a collective: its slot says that it waits, for ever."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(3)}
+    stall = look(slots, processes={0: facts(), 1: facts("T", beat_age_seconds=float("nan")), 2: facts()})
+    assert stall is not None
+    assert (stall.cause, stall.culprits, stall.waiters) == (Cause.interpreter_stuck, (1,), (0, 2))
+    assert stall.sentence.startswith("Rank 1 is stopped (SIGSTOP), in vote for 20.0 s")
+
+
+def test_of_ranks_that_all_wait_the_one_whose_interpreter_stands_is_blamed(make_slot: MakeSlot) -> None:
+    """Nothing else tells it from the others."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(2)}
+    stall = look(slots, processes={0: facts(), 1: facts("R", beat_age_seconds=19.0)})
+    assert stall is not None
+    assert (stall.cause, stall.culprits, stall.waiters) == (Cause.interpreter_stuck, (1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("age", "cause"),
+    [(19.0, Cause.interpreter_stuck), (1.0, Cause.reward_stall), (float("nan"), Cause.reward_stall)],
+)
+def test_a_late_beat_overrides_the_phase(make_slot: MakeSlot, age: float, cause: Cause) -> None:
+    """A regular expression that holds the interpreter is no slow reward server; an unknown beat says nothing."""
+    slots = {0: make_slot(0, phases=nest((Phase.reward, 20.0)))}
+    stall = look(slots, processes={0: facts("R", beat_age_seconds=age)})
+    assert stall is not None
+    assert stall.cause is cause
+
+
+def test_a_late_beat_alone_is_no_hang(make_slot: MakeSlot) -> None:
+    """A long call into C that keeps the interpreter is in time until its phase is not."""
+    slots = {0: make_slot(0, phases=nest((Phase.reward, 5.0)))}
+    assert look(slots, processes={0: facts("T", beat_age_seconds=5.0)}) is None
+
+
+def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
+    """A restart would be spent while it holds the accelerator."""
+    slots = {0: make_slot(0, phases=nest((Phase.checkpoint, 20.0)))}
+    stall = look(slots, processes={0: facts("D")})
+    assert stall is not None
+    assert stall.uninterruptible
+    assert "rank 0 slept uninterruptibly" in stall.sentence
+    assert look(slots, processes={}) is not None  # not seen: a hang all the same
+
+
+def test_a_first_occurrence_in_a_new_attempt_is_not_held_to_later_ones(make_slot: MakeSlot) -> None:
+    """After a restart the first step compiles again, however short the steps were."""
+    slots = {0: make_slot(0, phases=nest((Phase.forward_backward, 50.0)))}
+    assert look(slots, completed={0: {Phase.data}}) is None
+    assert look(slots, completed={}) is None
+    stall = look(slots, now=NOW + 20.0, completed={})
+    assert stall is not None
+    assert "learned from a first occurrence of 0.1 s" in stall.sentence
+
+
+def test_a_rank_that_never_begins_to_train_is_found(make_slot: MakeSlot) -> None:
+    """State starting, with and without the phase; an hour when nothing is known of start-ups."""
+    for phases in ((), nest((Phase.startup, 4000.0))):
+        slot = make_slot(0, state=RankState.starting, phases=phases, last_progress_seconds=NOW - 4000.0)
+        stall = look({0: slot}, learned={}, completed={})
+        assert stall is not None
+        assert (stall.phase, stall.deadline_seconds) == (Phase.startup, 3600.0)
+        assert "nothing learned yet" in stall.sentence
+        assert look({0: slot}, now=NOW - 500.0, learned={}, completed={}) is None
+
+
+def test_between_two_calls_a_script_has_until_the_ceiling(make_slot: MakeSlot) -> None:
+    """What it does there is its own; short pauses before say nothing of it."""
+    slot = make_slot(0, state=RankState.between, phases=nest((Phase.idle, 3000.0)))
+    assert look({0: slot}) is None
+    stall = look({0: slot}, now=NOW + 700.0)
+    assert stall is not None
+    assert stall.phase is Phase.idle
+
+
+@pytest.mark.parametrize("state", [RankState.done, RankState.failed])
+def test_a_script_that_has_ended_is_not_judged_by_its_phases(make_slot: MakeSlot, state: RankState) -> None:
+    """Nor does it keep the others' wait from being one of all."""
+    ended = make_slot(0, state=state, phases=nest((Phase.idle, 9000.0)))
+    assert look({0: ended}) is None
+    stall = look({0: ended, 1: make_slot(1, phases=nest((Phase.vote, 20.0)))})
+    assert stall is not None
+    assert (stall.culprits, stall.waiters) == ((), (1,))
+
+
+ranks_seen = st.dictionaries(
+    st.integers(0, 3),
+    st.tuples(
+        st.sampled_from(list(Phase)),
+        st.floats(0, 500),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from("RSDTZ"),
+    ),
+    min_size=1,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a pure function
+@given(ranks_seen)
+def test_only_overdue_ranks_that_do_not_wait_are_ever_blamed(
+    make_slot: MakeSlot, seen: dict[int, Any]
+) -> None:
+    """Whatever mixture of phases, waits, states and unreadable slots is seen."""
+    slots: dict[int, Slot | None] = {
+        rank: make_slot(rank, phases=nest((phase, ago))) if readable else None
+        for rank, (phase, ago, readable, _, _) in seen.items()
+    }
+    waits = {rank: waits for rank, (_, _, _, waits, _) in seen.items()}
+    stall = look(slots, waiting=waits, processes={rank: facts(one[4]) for rank, one in seen.items()})
+    if stall is None:
+        return
+    assert not set(stall.culprits) & set(stall.waiters)
+    for rank in stall.culprits:
+        phase, ago, readable, waits_too, state = seen[rank]
+        assert readable
+        assert ago > 8.0
+        assert state != "Z"
+        assert state == "T" or not (waits_too or phase is Phase.vote)
+
+
+def ended(make_slot: MakeSlot) -> dict[int, Slot | None]:
+    """Two ranks whose scripts have run their last line."""
+    return {rank: make_slot(rank, state=RankState.done) for rank in range(2)}
+
+
+def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: MakeSlot) -> None:
+    """A thread that is waited for at the exit, and never comes."""
+    before = {0: facts(), 1: facts()}
+    now = {0: facts(cpu_seconds=10.05), 1: facts()}
+    assert hung_at_exit(ended(make_slot), before, now, 8.0, DeadlineSettings()) == (0, 1)
+    assert hung_at_exit(ended(make_slot), before, now, 7.9, DeadlineSettings()) == ()
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        facts(io_bytes=70_000), facts(io_bytes=-70_000), facts(cpu_seconds=10.2), facts(cpu_seconds=2.0), facts("Z"), None,
+    ],
+)  # fmt: skip
+def test_work_at_the_exit_is_let_go_on(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
+    """An upload, a last computation, a child that has just ended, a process that has, one that is not seen."""
+    assert (
+        hung_at_exit(ended(make_slot), {0: facts(), 1: None}, {0: now, 1: facts()}, 10.0, DeadlineSettings())
+        == ()
+    )
+
+
+def test_only_ranks_whose_script_has_ended_can_hang_at_the_exit(make_slot: MakeSlot) -> None:
+    """Others are judged by their phases."""
+    slots = {0: make_slot(0), 1: None}
+    same: dict[int, ProcessFacts | None] = {0: facts(), 1: facts()}
+    assert hung_at_exit(slots, same, same, 60.0, DeadlineSettings()) == ()
+
+
+def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:
+    """With the time it costs, the phase that costs most first."""
+    usual = {Phase.generate: Durations.of([1.0] * 30), Phase.reward: Durations.of([0.5] * 30)}
+    slow = {Phase.generate: Durations.of([4.0] * 30), Phase.reward: Durations.of([1.0] * 30)}
+    found = stragglers({0: usual, 1: usual, 2: slow})
+    assert [(one.rank, one.phase) for one in found] == [(2, Phase.generate), (2, Phase.reward)]
+    assert found[0].ratio == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        {Phase.generate: Durations.of([4.0] * 20)},  # 19 after the first: too few
+        {Phase.generate: Durations.of([1.1] * 30)},  # hardly slower
+        {Phase.data: Durations.of([0.04] * 30)},  # ten times, but 36 ms
+        {
+            Phase.vote: Durations.of([9.0] * 30),
+            Phase.forward_backward: Durations.of([9.0] * 30),
+        },  # waits included
+    ],
+)
+def test_what_is_no_straggler(slow: dict[Phase, Durations]) -> None:
+    """Chance, noise, and phases in which a rank waits for the slow one."""
+    usual = {
+        Phase.generate: Durations.of([1.0] * 30), Phase.data: Durations.of([0.004] * 30),
+        Phase.vote: Durations.of([0.001] * 30), Phase.forward_backward: Durations.of([1.0] * 30),
+    }  # fmt: skip
+    assert stragglers({0: usual, 1: usual, 2: slow}) == []
+
+
+def test_a_lone_rank_is_no_straggler() -> None:
+    """There is nothing to compare it with."""
+    assert stragglers({0: {Phase.generate: Durations.of([100.0] * 30)}}) == []

@@ -1,0 +1,333 @@
+"""Who failed first, and who only noticed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
+from grpo_run.watchdog.verdicts.failure import all_done, diagnose, is_victim, left_early, signal_name
+
+MakeExit = Callable[..., Exit]
+MakeError = Callable[..., RankError]
+MakeSlot = Callable[..., Slot]
+
+PEER_GONE = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4182"
+)
+
+
+def peer_error(make_error: MakeError, **changes: object) -> RankError:
+    """What a rank raises when a peer of its collective is gone."""
+    return make_error(**({"type": "RuntimeError", "message": PEER_GONE} | changes))
+
+
+def test_the_killed_rank_is_blamed_not_those_who_noticed(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Victims may be seen first; a kill is still the first cause."""
+    exits = [
+        make_exit(0, order=0, error=peer_error(make_error)),
+        make_exit(2, order=1, error=peer_error(make_error)),
+        make_exit(1, order=2, signal=signal.SIGKILL),
+    ]
+    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprits) == (Cause.signal, (1,))
+    assert verdict.waiters == (0, 2)
+    assert verdict.sentence == "Rank 1 was killed by SIGKILL at step 7 in phase generate."
+    assert not verdict.deterministic
+
+
+def test_an_own_exception_is_blamed_not_the_connection_errors_it_caused(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Even when a victim's error was written down a moment earlier."""
+    exits = [
+        make_exit(0, order=0, error=peer_error(make_error, wall_time=999.0)),
+        make_exit(1, order=1, error=make_error(wall_time=1000.0)),
+    ]
+    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprit) == (Cause.exception, 1)
+    assert verdict.deterministic
+
+
+def test_of_two_own_exceptions_the_earlier_one_is_blamed(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """By when they were raised, not by which process was seen to end first."""
+    exits = [
+        make_exit(0, order=0, error=make_error(wall_time=1000.5)),
+        make_exit(1, order=1, error=make_error(wall_time=1000.25)),
+    ]
+    assert diagnose(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)).culprit == 1
+
+
+def test_an_abort_that_follows_an_exception_is_a_victim(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """NCCL's watchdog aborts the peers of a rank that raised; the exception is the cause."""
+    exits = [make_exit(1, order=0, error=make_error()), make_exit(0, order=1, signal=signal.SIGABRT)]
+    verdict = diagnose(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprit) == (Cause.exception, 1)
+
+
+def test_when_all_are_victims_nobody_is_blamed(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """The first cause is elsewhere: unknown, without a culprit."""
+    exits = [make_exit(rank, order=rank, error=peer_error(make_error)) for rank in range(2)]
+    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprits, verdict.culprit) == (Cause.unknown, (), None)
+    assert verdict.confidence == "unknown"
+    assert not verdict.deterministic
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PEER_GONE,
+        "Gloo connectFullMesh failed with [..] no error",
+        "Application timeout caused pair closure; Socket timeout",
+        "NCCL communicator was aborted on rank 3",
+        "The client socket has timed out; DistNetworkError",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ],
+)
+def test_errors_of_the_collective_mark_a_victim(
+    make_exit: MakeExit, make_error: MakeError, message: str
+) -> None:
+    """Torch's words for a peer that went away."""
+    assert is_victim(make_exit(0, error=make_error(type="DistBackendError", message=message)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ValueError", "bad reward"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("TimeoutError", "timed out"),
+    ],
+)
+def test_other_errors_are_a_rank_of_its_own(
+    make_exit: MakeExit, make_error: MakeError, kind: str, message: str
+) -> None:
+    """Nothing in them says that a peer went away."""
+    assert not is_victim(make_exit(0, error=make_error(type=kind, message=message)))
+
+
+def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
+    """What it did not say cannot excuse it."""
+    assert not is_victim(make_exit(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("ConnectionError", "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
+    ],
+)
+def test_a_reward_servers_connection_is_no_peer_of_the_collective(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, kind: str, message: str
+) -> None:
+    """A reward function that loses its HTTP server fails by itself: its line is named, no other node is blamed."""
+    exits = [make_exit(0, error=make_error(type=kind, message=message))]
+    verdict = diagnose(exits, {0: make_slot(0)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprit) == (Cause.exception, 0)
+
+
+def test_failing_before_the_first_step_is_a_startup_failure(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """And the advice says that starting again would not help."""
+    slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
+    verdict = diagnose([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
+    assert verdict.cause is Cause.startup_failure
+    assert verdict.sentence == "Rank 0 raised ZeroDivisionError at step 0: division by zero"
+    assert any("before its first step" in line for line in verdict.advice)
+
+
+def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error: MakeError) -> None:
+    """The rank did not get as far as its slot."""
+    verdict = diagnose([make_exit(0, error=make_error())], {0: None}, best_position=(0, 0))
+    assert (verdict.cause, verdict.phase) == (Cause.startup_failure, None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"train_call": 2, "step": 0}, {"train_call": 1, "step": 5, "resumed_step": 5}]
+)
+def test_failing_in_a_later_call_or_after_resuming_is_not_startup(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, changes: dict[str, int]
+) -> None:
+    """Work had been done; a restart goes on from it."""
+    verdict = diagnose([make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5))
+    assert verdict.cause is Cause.exception
+
+
+def test_leaving_without_a_word_is_told_by_its_code(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """`os._exit(3)` leaves no exception; the code is all there is, and it is said."""
+    verdict = diagnose([make_exit(1, exit_code=3)], {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert verdict.culprit == 1
+    assert verdict.location is None
+    assert verdict.sentence == (
+        "Rank 1 exited with code 3 at step 7 in phase generate without finishing the script."
+    )
+
+
+def test_the_exception_carries_its_place(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """File, line and function of the user's frame, and the traceback."""
+    verdict = diagnose([make_exit(0, error=make_error())], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.location is not None
+    assert verdict.location.as_json() == {"file": "/home/user/train.py", "line": 12, "function": "reward"}
+    assert verdict.traceback == "Traceback (most recent call last): ..."
+
+
+def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
+    """Of a message of many lines the first is shown, and not more than a screen's width of it or two."""
+    error = make_error(message="shapes differ " + "x" * 1000 + "\nsecond line\nthird")
+    sentence = diagnose([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    assert "\n" not in sentence
+    assert "shapes differ" in sentence
+    assert len(sentence) < 320
+
+
+def test_an_empty_message_leaves_a_whole_sentence(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """`raise ValueError` has no words; the sentence ends properly all the same."""
+    error = make_error(type="AssertionError", message="")
+    sentence = diagnose([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    assert sentence == "Rank 0 raised AssertionError at step 7 in phase generate."
+
+
+def test_the_step_is_the_furthest_any_rank_has_come(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """The killed rank may be a step behind its peers, or its slot unreadable."""
+    exits = [make_exit(0, signal=signal.SIGKILL)]
+    assert diagnose(exits, {0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ({"step": 7}, {"step": 7}, True),
+        ({"step": 7}, {"step": 8}, False),
+    ],
+)
+def test_the_signature_tells_a_repeat_from_a_new_failure(
+    make_exit: MakeExit,
+    make_error: MakeError,
+    make_slot: MakeSlot,
+    first: dict[str, int],
+    second: dict[str, int],
+    same: bool,
+) -> None:
+    """The same error at the same line and step is the same failure; at another step it is not."""
+    signatures = {
+        diagnose(
+            [make_exit(0, error=make_error(wall_time=at))], {0: make_slot(0, **changes)}, best_position=(1, 7)
+        ).signature
+        for at, changes in ((1.0, first), (2.0, second))
+    }
+    assert len(signatures) == (1 if same else 2)
+
+
+@given(
+    order=st.permutations(range(4)),
+    killed=st.integers(0, 3),
+    times=st.lists(st.floats(0, 1e9), min_size=4, max_size=4),
+)
+def test_the_culprit_does_not_depend_on_the_order_of_the_list(
+    order: list[int], killed: int, times: list[float]
+) -> None:
+    """Whoever hands the exits over, and in whatever order victims were seen, the killed rank is blamed."""
+    exits = [
+        Exit(
+            rank=rank, pid=rank + 1, order=order.index(rank),
+            exit_code=None if rank == killed else 1, signal=signal.SIGKILL if rank == killed else None,
+            error=None if rank == killed else RankError(
+                type="RuntimeError", message=PEER_GONE, traceback="", location=None, wall_time=times[rank]
+            ),
+        )
+        for rank in order
+    ]  # fmt: skip
+    verdict = diagnose(exits, dict.fromkeys(range(4)), best_position=(1, 1))
+    assert verdict.culprits == (killed,)
+    assert set(verdict.waiters) == set(range(4)) - {killed}
+
+
+def test_signals_have_names_and_unknown_ones_numbers() -> None:
+    """`SIGKILL`, not 9; a number that has no name is still said."""
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(45) == "signal 45"
+
+
+def test_a_run_is_done_when_every_rank_is(make_slot: MakeSlot) -> None:
+    """One rank that is not, or cannot be seen, is enough to say no."""
+    done = make_slot(0, state=RankState.done)
+    assert all_done([done, done])
+    assert not all_done([done, make_slot(1)])
+    assert not all_done([done, None])
+    assert not all_done([])
+
+
+def test_a_scripts_own_exit_code_is_said_as_such(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """`sys.exit(2)` in a script is an exit with a code, not an exception called 2."""
+    ended = make_exit(0, order=0, exit_code=2, error=make_error(type="SystemExit", message="2"))
+    verdict = diagnose([ended], {0: make_slot(0)}, best_position=(0, 0))
+    assert "exited with code 2" in verdict.sentence
+    assert "SystemExit" not in verdict.sentence
+
+
+def test_ranks_that_left_are_told_with_the_line_they_left_from(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """And who still needed them."""
+    error = make_error(type="SystemExit", message="0", location=("/home/user/train.py", 40, "main"))
+    left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
+    verdict = left_early(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
+    assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
+    assert (
+        verdict.sentence
+        == "Rank 1 left at step 7 (at train.py:40 in main) while rank 0 still trained and needed it."
+    )
+    assert verdict.location is not None
+    assert verdict.location.line == 40
+    assert (verdict.confidence, verdict.deterministic) == ("proved", True)
+
+
+def test_several_that_left_are_all_named_and_the_first_gives_the_line(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """In the order of ranks, wherever they stand in the list; slots may be lost."""
+    late = make_exit(0, exit_code=0, order=2, error=make_error(location=("late.py", 2, "f")))
+    first = make_exit(3, exit_code=0, order=0, error=make_error(location=("first.py", 1, "f")))
+    slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
+    verdict = left_early([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
+    assert (verdict.culprits, verdict.waiters, verdict.step) == ((0, 3), (1, 2), 9)
+    assert verdict.sentence.startswith("Ranks 0, 3 left at step 9 (at first.py:1 in f) while rank 1 ")
+    assert verdict.phase is None
+
+
+def test_leaving_early_again_at_the_same_step_is_the_same_failure(
+    make_exit: MakeExit, make_slot: MakeSlot
+) -> None:
+    """By ranks and step, without a line as well."""
+    failed = [make_exit(0, order=1)]
+    first = left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)})
+    assert first.location is None
+    assert left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)}).signature == first.signature
+    assert (
+        left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0, step=8)}).signature
+        != first.signature
+    )
+    assert left_early([make_exit(2, exit_code=0)], failed, {0: make_slot(0)}).signature != first.signature

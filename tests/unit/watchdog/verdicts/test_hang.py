@@ -1,0 +1,218 @@
+"""From a finding to a verdict: nothing is lost on the way, and nothing claimed that is not known."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
+from grpo_run.watchdog.deadlocks.proof import Deadlock
+from grpo_run.watchdog.evidence.stacks import Frame, Stack
+from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Slot
+from grpo_run.watchdog.stalls.detection import Stall
+from grpo_run.watchdog.verdict import Location
+from grpo_run.watchdog.verdicts import hang
+from grpo_run.watchdog.verdicts.failure import diagnose
+
+MakeSlot = Callable[..., Slot]
+MakeExit = Callable[..., Exit]
+MakeError = Callable[..., RankError]
+HERE = Location(file="/home/user/train.py", line=88, function="main")
+THERE = Location(file="/home/user/train.py", line=12, function="reward")
+
+
+def stack(line: int, *, main: bool = True) -> Stack:
+    """A thread in the user's code."""
+    return Stack("0x1", (Frame("/home/user/train.py", line, "reward"),), main)
+
+
+def deadlock(**changes: Any) -> Deadlock:
+    """Rank 1 is wrong; rank 0 waits; both stand at a line, and rank 2's is not known."""
+    record = Collective(
+        group="0", sequence=5, operation="all_reduce", sizes=(), dtypes=(), progress=Progress.waiting
+    )
+    fields: dict[str, Any] = {
+        "cause": Cause.collective_mismatch, "culprits": (1,), "waiters": (0,),
+        "at": {0: record, 1: record, 2: None}, "locations": {0: HERE, 1: THERE},
+        "mismatch": "all_reduce against all_gather", "sentence": "Deadlocked.",
+    }  # fmt: skip
+    return Deadlock(**(fields | changes))
+
+
+def stall(**changes: Any) -> Stall:
+    """Rank 1 hangs in its reward and rank 0 waits for it."""
+    fields: dict[str, Any] = {
+        "cause": Cause.reward_stall, "culprits": (1,), "waiters": (0,), "phase": Phase.reward,
+        "deadline_seconds": 8.0, "waited_seconds": 9.0, "sentence": "Rank 1 has been in reward for 9.0 s.",
+    }  # fmt: skip
+    return Stall(**(fields | changes))
+
+
+@pytest.fixture
+def slots(make_slot: MakeSlot) -> dict[int, Slot | None]:
+    """Three ranks, one a step behind, one that cannot be read."""
+    reward = (OpenPhase(phase=Phase.reward, since_seconds=990.0),)
+    return {0: make_slot(0), 1: make_slot(1, step=6, phases=reward), 2: None}
+
+
+def test_a_proved_deadlock_is_proved(slots: dict[int, Slot | None]) -> None:
+    """And certain to repeat: the same branch would be taken again."""
+    verdict = hang.of_deadlock(deadlock(), slots, {})
+    assert (verdict.confidence, verdict.deterministic) == ("proved", True)
+    assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.collective_mismatch, (1,), (0,))
+    assert (verdict.sentence, verdict.mismatch) == ("Deadlocked.", "all_reduce against all_gather")
+    assert (verdict.location, verdict.locations) == (THERE, {0: HERE, 1: THERE})
+    assert verdict.phase == "reward"
+
+
+def test_a_passed_deadline_is_no_proof(slots: dict[int, Slot | None]) -> None:
+    """It may go well the next time."""
+    verdict = hang.of_stall(stall(), slots, {1: (stack(12),)})
+    assert (verdict.confidence, verdict.deterministic) == ("deadline", False)
+    assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.reward_stall, (1,), (0,))
+    assert verdict.location == THERE
+    assert verdict.sentence == "Rank 1 has been in reward for 9.0 s, at train.py:12 in reward."
+    assert verdict.phase == "reward"
+
+
+@pytest.mark.parametrize("uninterruptible", [False, True])
+def test_a_rank_that_cannot_be_killed_stays_marked(
+    slots: dict[int, Slot | None], uninterruptible: bool
+) -> None:
+    """The policy decides by it."""
+    verdict = hang.of_stall(stall(uninterruptible=uninterruptible), slots, {})
+    assert verdict.uninterruptible is uninterruptible
+
+
+def test_without_a_line_a_stall_is_told_as_it_is(slots: dict[int, Slot | None]) -> None:
+    """Nothing is added."""
+    verdict = hang.of_stall(stall(), slots, {})
+    assert verdict.location is None
+    assert verdict.sentence == stall().sentence
+
+
+@pytest.mark.parametrize("culprits", [(), (0, 1)])
+def test_several_culprits_have_no_one_place(slots: dict[int, Slot | None], culprits: tuple[int, ...]) -> None:
+    """A line in the verdict's head would accuse one of them; each one's is kept beside it."""
+    stacks = {0: (stack(88),), 1: (stack(12),)}
+    for verdict in (
+        hang.of_deadlock(deadlock(culprits=culprits), slots, stacks),
+        hang.of_stall(stall(culprits=culprits, waiters=(0, 1)), slots, stacks),
+    ):
+        assert verdict.culprit is None
+        assert verdict.location is None
+        assert set(verdict.locations) == {0, 1}
+
+
+def test_a_collectives_own_line_counts_more_than_the_stack(slots: dict[int, Slot | None]) -> None:
+    """The stack fills in where the records have none."""
+    stacks = {0: (stack(1),), 2: (stack(3),)}
+    verdict = hang.of_deadlock(deadlock(), slots, stacks)
+    assert {rank: place.line for rank, place in verdict.locations.items()} == {0: 88, 1: 12, 2: 3}
+
+
+def test_a_files_whole_path_is_the_stacks(slots: dict[int, Slot | None]) -> None:
+    """A note has room for the path's end only; another line, or another file, is not made whole by it."""
+    ends = {0: replace(HERE, file="user/train.py"), 1: replace(THERE, file="er/train.py", function="rew")}
+    stacks = {0: (stack(12),), 1: (stack(12),)}
+    verdict = hang.of_deadlock(deadlock(locations=ends), slots, stacks)
+    assert verdict.location == THERE
+    assert verdict.locations == {0: ends[0], 1: THERE}
+    other = replace(THERE, file="user/other.py")
+    assert hang.of_deadlock(deadlock(locations={1: other}), slots, stacks).location == other
+
+
+def test_the_main_threads_line_is_the_ranks(slots: dict[int, Slot | None]) -> None:
+    """A data loader's thread says nothing of where the rank waits."""
+    stacks = {1: (stack(40, main=False), stack(12)), 0: (stack(40, main=False),)}
+    assert hang.stack_locations(stacks) == {1: replace(THERE, line=12)}
+
+
+def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], make_slot: MakeSlot) -> None:
+    """Line and step tell it from another one; the ranks that happened to wait do not."""
+    first = hang.of_deadlock(deadlock(), slots, {}).signature
+    assert hang.of_deadlock(deadlock(waiters=(0, 2)), slots, {}).signature == first
+    assert hang.of_deadlock(deadlock(locations={1: HERE}), slots, {}).signature != first
+    later = {0: make_slot(0, step=8), 1: make_slot(1), 2: None}
+    assert hang.of_deadlock(deadlock(), later, {}).signature != first
+    assert hang.of_stall(stall(), slots, {}).signature != first
+
+
+def test_every_kind_of_verdict_counts_steps_alike(slots: dict[int, Slot | None], make_exit: MakeExit) -> None:
+    """An exit, a deadlock, a deadline and a slow stop at the same moment are at the same step."""
+    steps = {
+        hang.of_deadlock(deadlock(), slots, {}).step,
+        hang.of_stall(stall(), slots, {}).step,
+        hang.of_slow_stop(30.0, slots, {}).step,
+        diagnose([make_exit(1)], slots, best_position=(1, 7)).step,
+    }
+    assert len(steps) == 1
+
+
+def test_nothing_readable_is_step_0(slots: dict[int, Slot | None]) -> None:
+    """And no phase."""
+    verdict = hang.of_stall(stall(), dict.fromkeys(slots), {})
+    assert verdict.step == 0
+    assert hang.of_deadlock(deadlock(), dict.fromkeys(slots), {}).phase is None
+
+
+@pytest.mark.parametrize("cause", [Cause.collective_mismatch, Cause.rank_exited_early])
+def test_a_verdict_that_has_advice_gives_one_sentence(slots: dict[int, Slot | None], cause: Cause) -> None:
+    """A cause without any gives none."""
+    assert hang.of_deadlock(deadlock(cause=cause), slots, {}).advice == (hang.ADVICE[cause],)
+    assert hang.of_stall(stall(cause=Cause.no_progress), slots, {}).advice == ()
+
+
+def test_a_slow_stop_accuses_nobody(slots: dict[int, Slot | None]) -> None:
+    """It is not known who was slow; every rank's line is kept."""
+    verdict = hang.of_slow_stop(30.0, slots, {0: (stack(88),), 1: (stack(12),)})
+    assert (verdict.culprits, verdict.cause, verdict.deterministic) == ((), Cause.unknown, False)
+    assert verdict.waiters == (0, 1, 2)
+    assert set(verdict.locations) == {0, 1}
+    assert "30 s" in verdict.sentence
+
+
+def test_a_verdict_on_exits_learns_where_survivors_stood(
+    slots: dict[int, Slot | None], make_exit: MakeExit, make_error: MakeError
+) -> None:
+    """Beside the culprit's own line; nothing else of it changes."""
+    verdict = diagnose([make_exit(1, error=make_error())], slots, best_position=(1, 7))
+    placed = hang.with_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
+    assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}
+    assert replace(placed, locations={}) == verdict
+
+
+PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
+
+
+@pytest.mark.parametrize(
+    ("why", "exits", "collectives"),
+    [
+        ("Gloo aborts one side and closes the other's connections", ["abort", "victim"], True),
+        ("one left, the others noticed", ["left", "victim"], True),
+        ("all are victims", ["victim", "victim"], True),
+        ("somebody was killed", ["kill", "victim"], False),
+        ("somebody raised", ["own", "victim"], False),
+        ("an abort beside an exception", ["abort", "own"], False),
+        ("code 1 and no word", ["silent"], False),
+    ],
+)
+def test_an_exit_that_speaks_for_itself_is_not_laid_on_collectives(
+    make_exit: MakeExit, make_error: MakeError, why: str, exits: list[str], collectives: bool
+) -> None:
+    """Only aborts, lost connections and ranks that left well may be their doing."""
+    kinds = {
+        "abort": lambda rank: make_exit(rank, signal=signal.SIGABRT),
+        "kill": lambda rank: make_exit(rank, signal=signal.SIGKILL),
+        "victim": lambda rank: make_exit(rank, error=make_error(type="RuntimeError", message=PEER_GONE)),
+        "own": lambda rank: make_exit(rank, error=make_error()),
+        "left": lambda rank: make_exit(rank, exit_code=0, completed=True),
+        "silent": make_exit,
+    }
+    ended = [kinds[kind](rank) for rank, kind in enumerate(exits)]
+    assert hang.caused_by_collectives(ended) is collectives, why
