@@ -95,7 +95,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
     from rich.console import Console
     from rich.table import Table
 
-    from grpo_run.dashboards.picture import draw_run
+    from grpo_run.dashboards.reward_plot import draw_run
     from grpo_run.runtime.record.journal import read_journal
 
     status = read_status(run)

@@ -110,7 +110,7 @@ def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int
     agent = _build_agent(launch, supervisor)
     server = None
     if launch.metrics_address != "off":
-        from grpo_run.dashboards.server import start
+        from grpo_run.dashboards.metrics.server import start
 
         server = start(supervisor.status, launch.metrics_address)
         host, port = server.address

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_run.dashboards.address import parse_address
+from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text, parse_all

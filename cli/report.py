@@ -22,8 +22,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from plotly.offline import get_plotlyjs
 
-    from grpo_run.dashboards.report import build
-    from grpo_run.dashboards.report_files import find_incident, read_report
+    from grpo_run.dashboards.incident_report.contents import find_incident, read_report
+    from grpo_run.dashboards.incident_report.page import build
 
     run = find_run(options.run)
     incident = find_incident(run, options.incident)

@@ -1,6 +1,6 @@
 """Reward and completion length by step, folded from a journal, and their running means.
 
-Called by `picture.py`. Pure: takes records, returns numbers; draws nothing.
+Called by `reward_plot.py`. Pure: takes records, returns numbers; draws nothing.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ import pytest
 import yaml
 from support import runs
 
-from grpo_run.dashboards.generated import FOLDER
-from grpo_run.dashboards.grafana import dashboard, queries_of
-from grpo_run.dashboards.server import MetricsServer, start
+from grpo_run.dashboards.metrics.server import MetricsServer, start
+from grpo_run.dashboards.provisioning.generate import FOLDER
+from grpo_run.dashboards.provisioning.grafana import dashboard, queries_of
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.runs import BIN, QUIET, Run
 
-from grpo_run.dashboards.picture import draw_run
+from grpo_run.dashboards.reward_plot import draw_run
 from grpo_run.runtime.record.journal import read_journal
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "shared" / "data" / "gsm8k"))

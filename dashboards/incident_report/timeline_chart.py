@@ -1,6 +1,6 @@
 """The report's two charts as plotly figures: phases by rank around an incident, and memory by rank.
 
-Called by `report.py`, which puts them into the page as JSON. Pure. Colours that depend on the reader's light or dark
+Called by `page.py`, which puts them into the page as JSON. Pure. Colours that depend on the reader's light or dark
 setting are names of CSS variables (`--ink`); the page's script resolves them. Does not import plotly.
 """
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_run.dashboards.alerts import alert_rules
-from grpo_run.dashboards.grafana import dashboard_text
+from grpo_run.dashboards.provisioning.alerts import alert_rules
+from grpo_run.dashboards.provisioning.grafana import dashboard_text
 
 FOLDER = Path(__file__).parent
 

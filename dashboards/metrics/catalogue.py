@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from grpo_run.dashboards.metric import RUN_ID, Exporter, Label, Metric, Observation, Sample, one_hot
+from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Label, Metric, Observation, Sample, one_hot
 from grpo_run.runtime.record.history import Recovery
 from grpo_run.runtime.supervision import policy
 from grpo_run.runtime.supervision.lifecycle import State

@@ -1,6 +1,6 @@
 """How a report looks: its style sheet, and the script that draws its charts in the reader's light or dark colours.
 
-Constants for `report.py`. Nothing is loaded from anywhere: fonts are the reader's own.
+Constants for `page.py`. Nothing is loaded from anywhere: fonts are the reader's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An incident's files, read for its report: verdict, what was done about it, and the evidence that is there.
 
 Called by `grpo-run report`. Evidence may be missing or cut short, and that is not an error: it is left out here and
-said on the page. Does not format anything (`report.py`).
+said on the page. Does not format anything (`page.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_run.dashboards.curves import Curves, running_mean, series_of, smoothing_window
-from grpo_run.dashboards.picture import draw_run, recovery_label, recovery_labels
+from grpo_run.dashboards.reward_plot import draw_run, recovery_label, recovery_labels
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.history import Recovery
 

@@ -11,8 +11,8 @@ import json
 import re
 from typing import Any
 
-from grpo_run.dashboards.catalogue import LABELS, PHASES, RUN_STATES
-from grpo_run.dashboards.panels import (
+from grpo_run.dashboards.metrics.catalogue import LABELS, PHASES, RUN_STATES
+from grpo_run.dashboards.provisioning.panels import (
     DATASOURCE,
     BuiltPanel,
     row,
@@ -21,7 +21,7 @@ from grpo_run.dashboards.panels import (
     state_timeline,
     time_series,
 )
-from grpo_run.dashboards.promql import unknown_names
+from grpo_run.dashboards.provisioning.promql import unknown_names
 
 UID = "grpo-run"
 SCHEMA_VERSION = 39

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_run.dashboards import address
-from grpo_run.dashboards.address import is_loopback, listen, parse_address
+from grpo_run.dashboards.metrics import address
+from grpo_run.dashboards.metrics.address import is_loopback, listen, parse_address
 from grpo_run.runtime.errors import UsageError
 
 

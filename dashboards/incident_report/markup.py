@@ -1,6 +1,6 @@
 """Pieces of HTML that a page is put together from; every text that comes in is escaped here.
 
-Called by `report.py`. What is named `content` is HTML already. Pure; knows nothing of runs.
+Called by `page.py`. What is named `content` is HTML already. Pure; knows nothing of runs.
 """
 
 from __future__ import annotations

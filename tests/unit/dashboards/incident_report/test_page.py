@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from support.incidents import HOSTILE, SENTENCE, write_incident
 
-from grpo_run.dashboards.report import NO_VERDICT, build
-from grpo_run.dashboards.report_files import Report, find_incident, read_report
-from grpo_run.dashboards.timeline import FEWEST_SECONDS, timeline_figure
+from grpo_run.dashboards.incident_report.contents import Report, find_incident, read_report
+from grpo_run.dashboards.incident_report.page import NO_VERDICT, build
+from grpo_run.dashboards.incident_report.timeline_chart import FEWEST_SECONDS, timeline_figure
 from grpo_run.runtime.errors import RunDirectoryError
 
 PLOTLY = "window.Plotly = null;"

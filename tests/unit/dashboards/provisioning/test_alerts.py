@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_run.dashboards.alerts import RULES, alert_rules, check_rules
-from grpo_run.dashboards.generated import FOLDER
+from grpo_run.dashboards.provisioning.alerts import RULES, alert_rules, check_rules
+from grpo_run.dashboards.provisioning.generate import FOLDER
 
 
 def test_rules_are_in_the_catalogue() -> None:

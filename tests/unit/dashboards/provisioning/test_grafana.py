@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.catalogue import LABELS, PHASES, RUN_STATES
-from grpo_run.dashboards.grafana import (
+from grpo_run.dashboards.metrics.catalogue import LABELS, PHASES, RUN_STATES
+from grpo_run.dashboards.provisioning.grafana import (
     PHASE_COLOURS,
     STATE_COLOURS,
     check_dashboard,
@@ -16,7 +16,7 @@ from grpo_run.dashboards.grafana import (
     one_hot_number,
     queries_of,
 )
-from grpo_run.dashboards.promql import unknown_names
+from grpo_run.dashboards.provisioning.promql import unknown_names
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from grpo_run.dashboards.server import DEFAULT_ADDRESS, MetricsServer, start
+from grpo_run.dashboards.metrics.server import DEFAULT_ADDRESS, MetricsServer, start
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.status import RunStatus
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.dashboards.generated import FOLDER, GENERATED, write_generated
+from grpo_run.dashboards.provisioning.generate import FOLDER, GENERATED, write_generated
 
 
 @pytest.mark.parametrize("name", GENERATED)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import structlog
 from prometheus_client.exposition import choose_encoder
 
-from grpo_run.dashboards.address import is_loopback, listen, parse_address
-from grpo_run.dashboards.collector import ObservationFailed, RunCollector
+from grpo_run.dashboards.metrics.address import is_loopback, listen, parse_address
+from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
 from grpo_run.runtime.record.status import RunStatus
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from grpo_run.dashboards.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
-from grpo_run.dashboards.metric import RUN_ID, Exporter, Metric, Observation, Source
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
+from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation, Source
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 

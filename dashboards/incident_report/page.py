@@ -2,7 +2,7 @@
 
 Called by `grpo-run report`. The page is a single file that loads nothing: a policy in it forbids every connection
 and every script but the two it was built with, since the messages it quotes are anybody's. Pure: takes a `Report`,
-returns HTML. Does not read files (`report_files.py`) or choose what to do about the incident.
+returns HTML. Does not read files (`contents.py`) or choose what to do about the incident.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from grpo_run.dashboards import markup
-from grpo_run.dashboards.report_files import Call, Report
-from grpo_run.dashboards.report_look import SCRIPT, STYLE
-from grpo_run.dashboards.timeline import Figure, memory_figure, timeline_figure
+from grpo_run.dashboards.incident_report import markup
+from grpo_run.dashboards.incident_report.contents import Call, Report
+from grpo_run.dashboards.incident_report.style import SCRIPT, STYLE
+from grpo_run.dashboards.incident_report.timeline_chart import Figure, memory_figure, timeline_figure
 
 SHOWN_CALLS = 10
 CONFIDENCE = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.catalogue import (
+from grpo_run.dashboards.metrics.catalogue import (
     ALL_METRICS,
     CAUSES,
     EXPORTER_METRICS,
@@ -16,7 +16,7 @@ from grpo_run.dashboards.catalogue import (
     RUN_METRICS,
     RUN_STATES,
 )
-from grpo_run.dashboards.metric import Metric, Observation
+from grpo_run.dashboards.metrics.metric import Metric, Observation
 from grpo_run.runtime.record.history import Recovery
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Phase, Slot
