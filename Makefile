@@ -33,7 +33,7 @@ typing: $(STAMP)
 
 # Grafana dashboard, alert rules and the lifecycle diagram, from the tables in the code.
 generated: $(STAMP)
-	$(BIN)/python -P -m grpo_run.dashboards.generated
+	$(BIN)/python -P -m grpo_run.dashboards.provisioning.generate
 
 # Benchmarks measure; run them on a quiet machine. The peers install into an environment of their own.
 bench: $(STAMP)

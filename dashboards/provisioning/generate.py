@@ -1,6 +1,6 @@
 """Writes the generated files: the Grafana dashboard and the Prometheus alert rules.
 
-Run as `python -m grpo_run.dashboards.generated` after a change to the catalogue, the dashboard or the rules;
+Run as `python -m grpo_run.dashboards.provisioning.generate` after a change to the catalogue, the dashboard or the rules;
 a test fails while the committed files are stale.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_run.dashboards.provisioning.alerts import alert_rules
 from grpo_run.dashboards.provisioning.grafana import dashboard_text
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 GENERATED: dict[str, Callable[[], str]] = {
     "grafana/grpo-run.json": dashboard_text,

@@ -22,7 +22,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.proof import Position, prove
-from grpo_run.watchdog.evidence import collection, incident
+from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
@@ -79,7 +79,7 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     gathered = collection.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
     folder: Path | None = None
     try:
-        folder = incident.open_incident(run.incidents)
+        folder = incident_files.open_incident(run.incidents)
         stall = case.finding.stall if case.finding is not None else None
         gathered = collection.collect(
             folder,
@@ -104,7 +104,7 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
     verdict = _judge(case, slots, positions, gathered)
     if folder is not None:
         try:
-            folder = incident.close_incident(folder, verdict, gathered.missing)
+            folder = incident_files.close_incident(folder, verdict, gathered.missing)
         except OSError as error:
             gathered.missing.append(f"the verdict could not be written: {error}")
     return Outcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-OUR_ROOT = str(Path(__file__).parents[1])
+OUR_ROOT = str(Path(__file__).parents[2])
 OUR_FOLDERS = tuple(
     f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
 )
 BOOTSTRAP = f"{OUR_ROOT}/trainers/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/trainers/injection.py"
+INJECTION = f"{OUR_ROOT}/trainers/rank/injector.py"
 """Faults planted for tests stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")

@@ -194,7 +194,7 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from grpo_run.dashboards.picture import draw_run\n"
+        "from grpo_run.dashboards.reward_plot import draw_run\n"
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib as mpl\n"
         "mpl.rcParams['font.size'] = 17\n"

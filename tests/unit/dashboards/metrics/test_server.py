@@ -160,7 +160,7 @@ def test_signals_and_logs_stay_the_callers(
 def test_importing_the_server_imports_no_web_framework() -> None:
     """A supervisor that does not serve does not pay for starlette and uvicorn."""
     code = (
-        "import json, sys, grpo_run.dashboards.server;"
+        "import json, sys, grpo_run.dashboards.metrics.server;"
         "print(json.dumps([name for name in ('starlette', 'uvicorn', 'torch') if name in sys.modules]))"
     )
     done = subprocess.run(

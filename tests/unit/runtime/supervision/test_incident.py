@@ -79,7 +79,7 @@ class Scene:
         self.watch = SimpleNamespace(
             positions=self._positions, notes=lambda: {0: [], 1: []}, recorder={0: b"{}"}, blind={}
         )
-        monkeypatch.setattr(incident.evidence, "collect", self._collect)
+        monkeypatch.setattr(incident.collection, "collect", self._collect)
 
     def inquire(self, *exits: Exit, **changes: Any) -> incident.Outcome:
         """With rank 0 at place 1 and rank 1 at place 0; ranks that have not ended live."""
@@ -198,8 +198,8 @@ def test_a_disk_that_fills_up_while_evidence_is_written_is_named(
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(incident.evidence, "collect", full)
-    monkeypatch.setattr(incident.incident, "close_incident", full)
+    monkeypatch.setattr(incident.collection, "collect", full)
+    monkeypatch.setattr(incident.incident_files, "close_incident", full)
     outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
     assert [text.partition(":")[0] for text in outcome.missing] == [
@@ -302,7 +302,7 @@ def test_evidence_that_fails_in_any_way_keeps_nobody_from_judging(
     def fail(*args: Any, **options: Any) -> Any:
         raise OddError("odd")
 
-    monkeypatch.setattr(incident.evidence, "collect", fail)
+    monkeypatch.setattr(incident.collection, "collect", fail)
     outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
     assert "evidence could not be written: OddError: odd" in outcome.missing
@@ -319,7 +319,7 @@ def test_records_that_cannot_be_read_are_named_once(
 
     monkeypatch.setattr(scene.watch, "positions", fail)
     if evidence_fails:
-        monkeypatch.setattr(incident.evidence, "collect", fail)
+        monkeypatch.setattr(incident.collection, "collect", fail)
     outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.cause is Cause.signal
     told = [line for line in outcome.missing if line.startswith("collective records could not be read")]

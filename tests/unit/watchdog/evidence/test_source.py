@@ -34,8 +34,8 @@ def test_whose_line_counts(file: str, plain: bool) -> None:
 
 def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> None:
     """An editable installation is reached by a link, and frames have the link's path."""
-    (tmp_path / "linked").symlink_to(Path(source.__file__).resolve().parents[1])
-    path = tmp_path / "linked" / "watchdog" / "source.py"
+    (tmp_path / "linked").symlink_to(Path(source.__file__).resolve().parents[2])
+    path = tmp_path / "linked" / "watchdog" / "evidence" / "source.py"
     spec = importlib.util.spec_from_file_location("linked_source", path)
     assert spec is not None
     assert spec.loader is not None

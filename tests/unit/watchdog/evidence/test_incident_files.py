@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.evidence.incident import close_incident, open_incident
+from grpo_run.watchdog.evidence.incident_files import close_incident, open_incident
 from grpo_run.watchdog.verdict import Verdict
 
 VERDICT = Verdict(
