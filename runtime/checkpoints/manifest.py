@@ -23,7 +23,7 @@ import pydantic
 from blake3 import blake3
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.record.run_directory import write_json
+from grpo_run.runtime.files import write_json
 
 MANIFEST = "MANIFEST.json"
 LOCK = ".partial.lock"

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, NAME, read_manifest, sync_directory
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.record.run_directory import write_json
+from grpo_run.runtime.files import write_json
 
 PARTIAL = re.compile(r"\.(checkpoint-[0-9]+)\.partial-[0-9a-f]+")
 REPLACING = re.compile(r"\.(checkpoint-[0-9]+)\.replaced-[0-9a-f]+")

@@ -11,9 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, SHARED_MEMORY_ROOT
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.headroom import NO_ROOM
-from grpo_run.runtime.staging.slots import MEMORY_ROOT
 from grpo_run.watchdog.observation import RankError
 
 MAX_SOCKET_PATH_BYTES = 100
@@ -27,7 +26,7 @@ def _elsewhere(name: str) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError:
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY_ROOT))
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY_ROOT))
 
 
 class AttemptFiles:
@@ -55,7 +54,7 @@ class AttemptFiles:
             probe.touch(0o600)
             probe.unlink()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
             self._folder = _elsewhere(self._folder.name)
             return self._folder

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import write_json
 
 DEFAULT_ROOT = Path("runs")
 LOCK_SECONDS = 0.2
@@ -158,18 +159,6 @@ def _lock(descriptor: int) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON durably: a new file (0600), fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)  # ASCII: arguments may hold lone surrogates, which UTF-8 refuses
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def find_run(path: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:

@@ -34,7 +34,7 @@ import pydantic
 
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.record.run_directory import write_json
+from grpo_run.runtime.files import write_json
 
 SLOTS = 3
 STAGED = "STAGED.json"

@@ -8,7 +8,6 @@ action. A folder that cannot be written is said in the verdict's `missing` and n
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.detection.detector import Finding, Watch
+from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
@@ -92,7 +92,9 @@ def inquire(run: RunDirectory, case: Case) -> Outcome:
             notes=case.watch.notes(),
             events=last_lines(run.journal),
         )
-        _write_json(folder / "timeline.json", case.timeline.as_json(time.monotonic()))
+        write_json(
+            folder / "timeline.json", case.timeline.as_json(time.monotonic()), indent=None, durable=False
+        )
     except Exception as error:  # noqa: BLE001 - whatever keeps evidence back must not keep the run from recovering
         gathered.missing.append(f"evidence could not be written: {type(error).__name__}: {error}")
     if gathered.missing is not missing:
@@ -159,9 +161,3 @@ def last_lines(journal: Path) -> list[str]:
             return list(deque(file, maxlen=KEPT_EVENTS))
     except OSError:
         return []
-
-
-def _write_json(path: Path, value: object) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file)

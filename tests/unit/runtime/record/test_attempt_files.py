@@ -43,7 +43,7 @@ def test_on_a_full_disk_an_attempts_files_are_elsewhere(
     """A recovery needs a directory, and ranks need files in it; where temporary ones have no place, memory has."""
     wanted = tmp_path / ("temporary" if temporary else "memory")
     wanted.mkdir()
-    monkeypatch.setattr(attempt_files, "MEMORY_ROOT", tmp_path / "memory")
+    monkeypatch.setattr(attempt_files, "SHARED_MEMORY_ROOT", tmp_path / "memory")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     files = make()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.run_directory import RunDirectory, default_run_id, find_run, write_json
+from grpo_run.runtime.record.run_directory import RunDirectory, default_run_id, find_run
 
 
 @pytest.fixture
@@ -143,28 +142,6 @@ def test_the_lock_is_private(run: RunDirectory) -> None:
     """0600."""
     os.close(run.acquire())
     assert mode(run.lock) == 0o600
-
-
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """What cannot be written leaves the old file as it was."""
-    path = tmp_path / "run.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"b": 2, "c": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-
-
-def test_json_is_private_and_leaves_no_temporary_file(tmp_path: Path) -> None:
-    """0600, and nothing else in the folder."""
-    write_json(tmp_path / "run.json", {"a": "fünf"})
-    assert mode(tmp_path / "run.json") == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_json_takes_any_argument_a_shell_can_give(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 arrive as lone surrogates."""
-    write_json(tmp_path / "run.json", {"arguments": ["--name=\udcff"]})
-    assert json.loads((tmp_path / "run.json").read_bytes())["arguments"]
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "null"])

@@ -1,0 +1,87 @@
+"""Atomic JSON files and directory fsync."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from grpo_run.runtime.files import sync_directory, write_json
+
+
+def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
+    """The old content stays, and no temporary file remains."""
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"b": 2, "c": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, the old content stays, and no temporary file remains."""
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_file_has_mode_0600_and_no_temporary_file_remains(tmp_path: Path) -> None:
+    """Only the owner can read it."""
+    write_json(tmp_path / "run.json", {"a": "fünf"})
+    assert stat.S_IMODE((tmp_path / "run.json").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_any_argument_that_a_shell_can_pass_is_written(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 arrive as lone surrogates."""
+    write_json(tmp_path / "run.json", {"arguments": ["--name=\udcff"]})
+    assert json.loads((tmp_path / "run.json").read_bytes())["arguments"] == ["--name=\udcff"]
+
+
+@pytest.mark.parametrize(("durable", "synced"), [(True, ["file", "directory"]), (False, [])])
+def test_a_durable_write_syncs_the_file_and_then_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, synced: list[str]
+) -> None:
+    """A write that need not survive a crash of the machine costs no fsync."""
+    seen = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        seen.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_json(tmp_path / "run.json", {}, durable=durable)
+    assert seen == synced
+
+
+@pytest.mark.parametrize(
+    ("number", "raises"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)]
+)
+def test_only_a_disk_error_of_a_directory_fsync_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, raises: bool
+) -> None:
+    """Some file systems cannot fsync a directory; that is not an error."""
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if raises:
+        with pytest.raises(OSError, match="Input/output error"):
+            sync_directory(tmp_path)
+    else:
+        sync_directory(tmp_path)
