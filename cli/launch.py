@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(launch: Launch) -> int:
     """Supervise one run from here to its end."""
     config = launch.config
-    directory = RunDirectory(path=config.run_directory.resolve())
+    directory = RunDirectory(path=config.run_directory)
     directory.create()
     lock = directory.acquire()
     try:
@@ -155,13 +155,8 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
     """What our bootstrap needs to know in one rank."""
     config = supervisor.config
     settings = RankSettings(
-        run_id=config.run_id,
-        run_directory=str(supervisor.run.path),
-        target=config.target,
-        module=config.module,
-        arguments=config.arguments,
+        config=config,
         attempt=supervisor.attempt,
-        first_attempt=supervisor.attempt == 0,
         run_started_at=supervisor.run_started_at,
         log=str(supervisor.files.log(rank)),
         stacks=str(supervisor.files.stacks(rank)),
@@ -170,16 +165,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         preloaded=config.preload,
         parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
-        hygiene_every=config.hygiene_every,
-        generation=config.generation,
-        resume_from=config.resume_from,
-        allow_untested=config.allow_untested,
-        expected_distributed_type=config.expected_distributed_type,
-        vote_timeout_seconds=config.timeouts.vote_seconds,
-        staging=str(config.snapshot_directory) if config.snapshot_directory is not None else None,
-        snapshot_every=config.snapshot_every,
         failure_seconds=supervisor.history.mean_time_between_failures(),
-        injections=tuple(map(str, config.injections)),
         injections_fired=tuple(supervisor.history.injections_fired),
     )
     environment = settings.to_environment()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.config import RunConfig, Timeouts
+from grpo_run.runtime.launch.config import Budget, RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text, parse_all
 from grpo_run.runtime.launch.injection import check as check_injections
 from grpo_run.runtime.launch.script import needs_fresh_interpreter, source_of
@@ -24,7 +24,6 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
-from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.upstream import check_versions
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -127,6 +126,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--stop-timeout", type=float, default=300.0, metavar="SECONDS", help="after a stop was asked for"
     )
     group.add_argument(
+        "--vote-timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="time limit of a vote among the ranks; default 1800",
+    )
+    group.add_argument(
         "--show-ranks", default="0", metavar="RANKS", help="whose output is shown: 0,1,… or all; default 0"
     )
     return parser
@@ -143,8 +149,6 @@ def parse(arguments: Sequence[str]) -> Launch:
     strange = check_versions(allow_untested=options.allow_untested)
     for sentence in strange:
         print(f"grpo-run: {sentence}; going on as asked", file=sys.stderr)
-    if not options.stop_timeout > 0:
-        raise UsageError(f"--stop-timeout {options.stop_timeout:g}: must be above 0 seconds")
     for flag in ("no_python", "run_path"):
         if getattr(options, flag):
             raise UsageError(
@@ -175,7 +179,7 @@ def parse(arguments: Sequence[str]) -> Launch:
     run_id, path = _locate(options, command, nodes[1])
     config = RunConfig(
         run_id=run_id,
-        run_directory=path,
+        run_directory=path.resolve(),
         target=options.training_script,
         module=bool(options.module),
         arguments=tuple(options.training_script_args),
@@ -185,7 +189,7 @@ def parse(arguments: Sequence[str]) -> Launch:
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
-        timeouts=Timeouts(stop_seconds=options.stop_timeout),
+        timeouts=Timeouts(stop_seconds=options.stop_timeout, vote_seconds=options.vote_timeout),
         deadlines=_deadlines(options),
         injections=injections,
         hygiene_every=options.hygiene_every,
@@ -212,7 +216,7 @@ def _snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int)
     """Where snapshots go; None when checkpoints are to be written directly, by wish or because they must."""
     if text == "off" or nodes > 1:
         return None  # of several nodes each would have a part of a checkpoint, and nobody the whole
-    root = Path(text)
+    root = Path(text).absolute()
     if not root.is_dir():
         if text == str(MEMORY_ROOT):
             return None  # no such file system here

@@ -92,13 +92,14 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
 
 def _run_script(settings: RankSettings) -> None:
     """What `python -u script arguments` (or `python -u -m module arguments`) does, in this process."""
-    sys.argv = [settings.target, *settings.arguments]
-    if settings.module:
+    config = settings.config
+    sys.argv = [config.target, *config.arguments]
+    if config.module:
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(settings.target, run_name="__main__", alter_sys=True)
+        runpy.run_module(config.target, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(settings.target)))
-        path = os.path.abspath(settings.target)
+        sys.path.insert(0, os.path.dirname(os.path.realpath(config.target)))
+        path = os.path.abspath(config.target)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         # runpy.run_path would take the module away before exit handlers run, and rewrite sys.argv[0]

@@ -71,7 +71,7 @@ def _most(flag: bool, site: str) -> bool:
             rank=session.rank,
             world_size=session.world_size,
             prefix="grpo_run/consensus",
-            timeout_seconds=session.settings.vote_timeout_seconds,
+            timeout_seconds=session.config.timeouts.vote_seconds,
             issued=session.issued,
         )
     answers = _groups[session].gather([int(flag), *site.encode()[-SITE_BYTES:].ljust(SITE_BYTES, b"\0")])

@@ -1,62 +1,119 @@
-"""What a run was asked to be: one frozen object, built by `cli.launch`, read by the supervisor.
+"""Configuration of a run: one frozen object, declared here and nowhere else.
 
-Defaults live here and nowhere else. Cross-checked when built; does not parse command lines.
+`cli.options` parses the command line into it, the supervisor reads it, `run.json` records it, and `RankSettings`
+carries it to every rank. All defaults of the command line are the defaults of these fields. The classes check their
+values when they are built; they do not parse command lines.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injection import Injection
-from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+InjectionText = Annotated[
+    Injection,
+    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else Injection.parse(value)),
+    pydantic.PlainSerializer(str, return_type=str),
+]
+"""An injection, encoded as its canonical text."""
+PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
+RankSet = Annotated[frozenset[int], pydantic.PlainSerializer(sorted, return_type=list[int])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Deadlines in seconds. Each names what happens when it passes."""
+    """Time limits in seconds.
+
+    Raises:
+        ConfigError: a limit is not above 0.
+    """
 
     vote_seconds: float = 1800.0
-    """A vote that takes longer raises in the ranks that wait."""
+    """A vote that takes longer raises an error in the ranks that wait (`--vote-timeout`)."""
     stop_seconds: float = 300.0
-    """After a stop was asked for: ranks that have not agreed, saved and left are ended; the last checkpoint counts."""
+    """Ranks that have not saved and exited this long after a stop request are killed (`--stop-timeout`)."""
     term_seconds: float = 1.0
-    """Between SIGTERM and SIGKILL, when ranks are ended after a fault."""
+    """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
     def __post_init__(self) -> None:
-        for name in ("vote_seconds", "stop_seconds", "term_seconds"):
+        names = {
+            "vote_seconds": "--vote-timeout",
+            "stop_seconds": "--stop-timeout",
+            "term_seconds": "term_seconds",
+        }
+        for name, flag in names.items():
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+                raise ConfigError(f"{flag} {getattr(self, name):g}: must be above 0 seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Limit on consecutive failures.
+
+    Raises:
+        ConfigError: the limit is negative.
+    """
+
+    failures_without_progress: int = 3
+    """Number of failures in a row, without a newer checkpoint, that are recovered; the next one ends the run."""
+
+    def __post_init__(self) -> None:
+        if self.failures_without_progress < 0:
+            raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run. `target` is a script's path or, with `module`, a module's name; `command` identifies the run."""
+    """Configuration of a run.
+
+    Raises:
+        ConfigError: a value is out of range, or two values contradict each other.
+    """
 
     run_id: str
-    run_directory: Path
+    run_directory: PathText
     target: str
+    """Path of the script, or the name of a module when `module` is true."""
     module: bool
     arguments: tuple[str, ...]
+    """Arguments of the script."""
     command: tuple[str, ...]
-    environment: dict[str, str]
+    """Words of the command line that identify the run: the same words resume the same run."""
+    environment: Annotated[dict[str, str], pydantic.Field(exclude=True)] = field(
+        default_factory=dict, repr=False
+    )
+    """Environment variables of the ranks. Never recorded, because it may hold secrets."""
     preload: bool = True
+    """Whether ranks are forked from a process that has imported torch, transformers and trl."""
     budget: Budget = field(default_factory=Budget)
     timeouts: Timeouts = field(default_factory=Timeouts)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
-    injections: tuple[Injection, ...] = ()
+    """Bounds of the hang detector's deadlines."""
+    injections: tuple[InjectionText, ...] = ()
+    """Faults to inject."""
     hygiene_every: int = 100
+    """Optimizer steps between garbage collections on all ranks; 0 for never."""
     snapshot_every: int | None = None
-    """Steps between snapshots in memory; None to choose, 0 for none."""
-    snapshot_directory: Path | None = None
+    """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
+    snapshot_directory: PathText | None = None
+    """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
+    """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     resume_from: str | None = None
+    """Run id, run directory or checkpoint directory to start from."""
     allow_untested: bool = False
+    """Whether library versions outside the tested ranges are accepted."""
     expected_distributed_type: str | None = None
-    shown_ranks: frozenset[int] = frozenset({0})
+    """accelerate's `DistributedType` that the accelerate configuration file asks for."""
+    shown_ranks: RankSet = frozenset()
+    """Ranks whose output is shown on the terminal."""
 
     def __post_init__(self) -> None:
         if self.hygiene_every < 0:
@@ -65,24 +122,17 @@ class RunConfig:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
-        try:
-            # a watchdog faster than a timeout it watches would kill what was about to say why it failed
-            self.deadlines.check_against({"the vote's timeout": self.timeouts.vote_seconds})
-        except ValueError as error:
-            raise ConfigError(f"--deadline-ceiling: {error}") from None
+        # otherwise the hang detector would kill ranks that are about to report their own timeout
+        if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
+            raise ConfigError(
+                f"--deadline-ceiling {self.deadlines.ceiling_seconds:g}: must be above --vote-timeout"
+                f" ({self.timeouts.vote_seconds:g} s), because the hang detector watches votes too"
+            )
 
     def as_json(self) -> dict[str, Any]:
-        """What `run.json` records; the environment stays out of it, it may hold secrets."""
-        return {
-            "run_id": self.run_id,
-            "target": self.target,
-            "module": self.module,
-            "arguments": list(self.arguments),
-            "command": list(self.command),
-            "preload": self.preload,
-            "hygiene_every": self.hygiene_every,
-            "snapshot_every": self.snapshot_every,
-            "generation": self.generation,
-            "resume_from": self.resume_from,
-            "expected_distributed_type": self.expected_distributed_type,
-        }
+        """Return the fields as JSON values, without the environment."""
+        fields: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return fields
+
+
+_ADAPTER = pydantic.TypeAdapter(RunConfig)

@@ -1,6 +1,7 @@
-"""What the supervisor tells a rank, and how it travels: one JSON object in one environment variable.
+"""Settings of one rank in one attempt, and their encoding: one JSON object in one environment variable.
 
-Written by `cli.launch` through the supervisor, read once by the bootstrap. Plain data.
+`cli.launch` writes the variable for each rank; the bootstrap reads it once. The run's configuration travels as a
+whole; the other fields differ by attempt or by rank. Plain data.
 """
 
 from __future__ import annotations
@@ -10,54 +11,56 @@ import os
 
 import pydantic
 
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
 
 VARIABLE = "GRPO_RUN_RANK"
 
 
 class RankSettings(pydantic.BaseModel):
-    """Settings of one rank in one attempt.
-
-    `generation` overrides fields of the script's own GRPO or RLOO configuration; `hygiene_every` is in
-    optimizer steps, 0 for never; `resume_from` is a run id or a checkpoint directory. `staging` is where snapshots
-    go, None to save directly; one is taken every `snapshot_every` steps, None to choose from the mean time between
-    failures, 0 for never.
-    """
+    """Settings of one rank in one attempt."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    run_id: str
-    run_directory: str
-    target: str
-    module: bool
-    arguments: tuple[str, ...]
+    config: RunConfig
+    """Configuration of the run, without its environment: the rank's own environment already holds that."""
     attempt: int
-    first_attempt: bool
+    """Number of the attempt, from 0."""
     run_started_at: float
+    """Wall-clock time of the run's first event, in seconds since the epoch."""
     log: str
+    """File that receives the rank's output."""
     stacks: str
+    """File that receives the rank's stacks."""
     socket: str
+    """Unix socket of the rank's worker server."""
     error: str
+    """File that receives the exception that ends the rank."""
     preloaded: bool
+    """Whether this process was forked from the warm interpreter."""
     parent_pid: int
     title: str
-    hygiene_every: int = 0
-    generation: dict[str, int | float] = {}
-    resume_from: str | None = None
-    allow_untested: bool = False
-    expected_distributed_type: str | None = None
-    vote_timeout_seconds: float = 1800.0
-    staging: str | None = None
-    snapshot_every: int | None = None
+    """Process title, as `ps` shows it."""
     failure_seconds: float = PRIOR_FAILURE_SECONDS
-    injections: tuple[str, ...] = ()
+    """Mean time between failures, in seconds."""
     injections_fired: tuple[str, ...] = ()
+    """Injections that have fired in this run, as canonical text."""
+
+    @property
+    def first_attempt(self) -> bool:
+        """Whether no attempt of this run came before."""
+        return self.attempt == 0
 
     def to_environment(self) -> dict[str, str]:
-        """The variable that carries it."""
-        # ASCII: arguments that are no UTF-8 hold lone surrogates
+        """Return the environment variable that carries the settings."""
+        # ASCII, because arguments that are not valid UTF-8 hold lone surrogates
         return {VARIABLE: json.dumps(self.model_dump())}
 
     @classmethod
     def from_environment(cls) -> RankSettings:
-        """Read it back; raises pydantic's error when it is not there, which only a bug can cause."""
+        """Decode the settings of this process.
+
+        Raises:
+            KeyError: the variable is not set: this process is not a rank.
+            pydantic.ValidationError: the value was written by another version.
+        """
         return cls.model_validate(json.loads(os.environ[VARIABLE]))

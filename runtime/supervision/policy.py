@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
@@ -35,17 +35,6 @@ class Action(str, Enum):
 RESTARTS = frozenset(
     {Action.restart, Action.restart_from_earlier_checkpoint, Action.restart_with_plan_change}
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How often to try. `failures_without_progress` consecutive failures are recovered; the next one stops."""
-
-    failures_without_progress: int = 3
-
-    def __post_init__(self) -> None:
-        if self.failures_without_progress < 0:
-            raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,21 +8,36 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 
 
 @pytest.fixture
-def make_settings(tmp_path: Path) -> Callable[..., RankSettings]:
-    """Settings of a rank in the first attempt of run-1."""
+def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
+    """Configuration of run-1, with its directory in `tmp_path`; keyword arguments replace fields."""
+
+    def make(**changes: Any) -> RunConfig:
+        fields: dict[str, Any] = {
+            "run_id": "run-1", "run_directory": tmp_path, "target": "train.py", "module": False,
+            "arguments": (), "command": ("train.py",), "hygiene_every": 0,
+        }  # fmt: skip
+        return RunConfig(**(fields | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path, make_config: Callable[..., RunConfig]) -> Callable[..., RankSettings]:
+    """Settings of a rank in the first attempt of run-1; keyword arguments replace fields, the configuration's too."""
 
     def make(**changes: Any) -> RankSettings:
+        own = {name: changes.pop(name) for name in list(changes) if name in RankSettings.model_fields}
         fields: dict[str, Any] = {
-            "run_id": "run-1", "run_directory": str(tmp_path), "target": "train.py", "module": False,
-            "arguments": (), "attempt": 0, "first_attempt": True, "run_started_at": 1000.0,
+            "config": make_config(**changes), "attempt": 0, "run_started_at": 1000.0,
             "log": str(tmp_path / "rank0.log"), "stacks": str(tmp_path / "rank0.stacks"),
             "socket": str(tmp_path / "rank0.sock"),
             "error": str(tmp_path / "rank0.error.json"), "preloaded": True, "parent_pid": 1, "title": "rank",
         }  # fmt: skip
-        return RankSettings(**(fields | changes))
+        return RankSettings(**(fields | own))
 
     return make

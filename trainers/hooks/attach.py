@@ -43,14 +43,14 @@ _WRAPPED = (
 def install(session: Session) -> None:
     """Hook `Trainer.train` and, with caps, TRL's configurations: now, or when they are imported."""
     wrapt.register_post_import_hook(_patch_trainer, "transformers.trainer")
-    if session.settings.generation:
+    if session.config.generation:
 
         def journal(**fields: Any) -> None:
             if session.is_main:
                 session.journal.write("generation_capped", rank=0, **fields)
 
         def cap(name: str, loaded: Any) -> None:
-            caps.install(getattr(loaded, name), session.settings.generation, journal)
+            caps.install(getattr(loaded, name), session.config.generation, journal)
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
@@ -83,14 +83,14 @@ def guard(trainer: Any) -> Any:
 
 
 def _check(session: Session, trainer: Any) -> None:
-    caps.check(trainer, session.settings.generation)
-    expected = session.settings.expected_distributed_type
+    caps.check(trainer, session.config.generation)
+    expected = session.config.expected_distributed_type
     if expected is not None:
         from grpo_run.runtime.launch.accelerate import check_took_effect
 
         check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
     missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
-    if missing and not session.settings.allow_untested:
+    if missing and not session.config.allow_untested:
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
         )
@@ -193,18 +193,18 @@ def _agree_on_resume(
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
-    settings = session.settings
+    config, settings = session.config, session.settings
     question = resuming.Question(
         call=call,
-        run_id=settings.run_id,
+        run_id=config.run_id,
         world_size=session.world_size,
         first_attempt=settings.first_attempt,
         run_started_at=settings.run_started_at,
         script_asks=script_asks,
-        resume_from=settings.resume_from,
+        resume_from=config.resume_from,
         batch=description.batch(trainer, session.world_size),
         parameters=description.named_shapes(trainer) if session.is_main else (),
-        also_in=(Path(settings.staging) / RESTORE,) if settings.staging is not None else (),
+        also_in=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
     )
     if session.is_main:
         publishing.clean_partials(Path(call.output_dir))  # what died between two renames has its name again

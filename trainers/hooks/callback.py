@@ -120,7 +120,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         """The step is done here; say so, ask what is to be asked, and do what the last vote decided."""
         session, slot = self._session, self._session.slot
         self.collect()  # under DeepSpeed the hook before the optimizer does not fire
-        if hygiene.due(state.global_step, session.settings.hygiene_every):
+        if hygiene.due(state.global_step, session.config.hygiene_every):
             seconds = hygiene.clean(slot)
             if session.is_main:
                 session.journal.write("hygiene", rank=session.rank, step=state.global_step, seconds=seconds)

@@ -11,13 +11,12 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import wrapt
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.launch.injection import parse_all
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -35,7 +34,7 @@ class Session:
     """See the module. `rank`, `world_size`, `local_rank` and `local_world_size` are torch elastic's."""
 
     def __init__(self, settings: RankSettings) -> None:
-        run = RunDirectory(path=Path(settings.run_directory))
+        run = RunDirectory(path=settings.config.run_directory)
         self.settings = settings
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
@@ -45,7 +44,7 @@ class Session:
         place = self.rank % self.local_world_size
         self.board = Board.open(run.board, writable=True)
         self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
-        self.journal = Journal(run.journal, settings.run_id)
+        self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
@@ -58,17 +57,21 @@ class Session:
         self._failure: BaseException | None = None
         self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
 
+    @property
+    def config(self) -> RunConfig:
+        """Configuration of the run."""
+        return self.settings.config
+
     def _arm(self) -> Injector | None:
         """A drill's faults, if this run is one."""
-        settings = self.settings
-        if not settings.injections:
+        if not self.config.injections:
             return None
         injector = Injector(
-            parse_all(settings.injections),
+            self.config.injections,
             rank=self.rank,
             world_size=self.world_size,
             journal=self.journal,
-            fired=settings.injections_fired,
+            fired=self.settings.injections_fired,
         )
         self.slot.on_enter = lambda phase: injector.on_phase(phase, self.slot.step + 1)
         return injector
@@ -100,7 +103,7 @@ class Session:
                 rank=self.rank,
                 world_size=self.world_size,
                 prefix="grpo_run/vote",  # the store is the attempt's own
-                timeout_seconds=self.settings.vote_timeout_seconds,
+                timeout_seconds=self.config.timeouts.vote_seconds,
                 issued=self.issued,
             )
         except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
@@ -151,16 +154,16 @@ class Session:
     @property
     def snapshots(self) -> Any:
         """This rank's `snapshot.Snapshots`; None where checkpoints are written directly."""
-        if self._snapshots is None and self.settings.staging is not None:
+        if self._snapshots is None and self.config.snapshot_directory is not None:
             from grpo_run.runtime.staging.slots import Staging
             from grpo_run.trainers.saving.snapshots import Snapshots
 
-            self._snapshots = Snapshots(self, Staging(Path(self.settings.staging)))
+            self._snapshots = Snapshots(self, Staging(self.config.snapshot_directory))
         return self._snapshots
 
     def cadence(self, first_step: int) -> Any:
         """When snapshots are due in the `train()` call that begins after `first_step`; None for never."""
-        if self.settings.staging is None or self.settings.snapshot_every == 0:
+        if self.config.snapshot_directory is None or self.config.snapshot_every == 0:
             return None
         from grpo_run.trainers.saving.cadence import Cadence
 
@@ -177,7 +180,7 @@ class Session:
                 )
 
         return Cadence(
-            self.settings.snapshot_every,
+            self.config.snapshot_every,
             failure_seconds=self.settings.failure_seconds,
             first_step=first_step,
             say=say,

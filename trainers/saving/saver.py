@@ -147,7 +147,7 @@ class Saver:
     def _newest_bytes(self) -> int | None:
         """What the run's newest checkpoint on disk takes; None before the first."""
         for found in checkpoints.find(self._output):
-            if found.manifest.run_id == self._session.settings.run_id:
+            if found.manifest.run_id == self._session.config.run_id:
                 return found.manifest.size_bytes
         return None
 
@@ -181,7 +181,7 @@ class Saver:
             manifest = checkpoints.read_manifest(path)
         except CheckpointError:
             return False
-        return manifest.call_of_run == (self._session.settings.run_id, self._call.ordinal)
+        return manifest.call_of_run == (self._session.config.run_id, self._call.ordinal)
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A checkpoint that the script, or a person, asked for."""
@@ -248,7 +248,7 @@ class Saver:
     def _identity(self, *, scheduled: bool) -> Identity:
         """What a checkpoint of the present step is."""
         return Identity(
-            run_id=self._session.settings.run_id,
+            run_id=self._session.config.run_id,
             train_call=self._call,
             step=self._trainer.state.global_step,
             world_size=self._session.world_size,

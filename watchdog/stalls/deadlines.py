@@ -7,7 +7,6 @@ For hangs that the ranks' collectives cannot prove. The formula and its constant
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -76,21 +75,6 @@ class DeadlineSettings:
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(
                     f"{low} ({getattr(self, low):g}) must not be above {high} ({getattr(self, high):g})"
-                )
-
-    def check_against(self, watched: Mapping[str, float]) -> None:
-        """Refuse a ceiling that could act before a timeout it watches, which has its own, better ending.
-
-        Args:
-            watched: timeouts by name, in seconds; the vote's, for one.
-
-        Raises:
-            ValueError: names the ceiling and the first such timeout.
-        """
-        for name, seconds in watched.items():
-            if not self.ceiling_seconds > seconds:
-                raise ValueError(
-                    f"ceiling_seconds ({self.ceiling_seconds:g}) must be above {name} ({seconds:g}), which it watches"
                 )
 
     def unlearned_seconds(self, phase: Phase) -> float:

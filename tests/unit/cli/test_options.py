@@ -19,7 +19,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
     "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
-    "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout",
+    "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """Frozen: a flag is a promise. Add one here, and to the documentation, when one is added to the parser."""
 
@@ -127,7 +127,7 @@ def test_a_plain_line_becomes_a_run() -> None:
     config = made.config
     assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
     assert config.preload
-    assert config.run_directory == Path("runs") / config.run_id
+    assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
     assert (config.hygiene_every, config.budget.failures_without_progress) == (100, 3)
     assert config.shown_ranks == frozenset({0})
@@ -262,8 +262,8 @@ def test_a_run_id_names_that_run_and_no_other(at_home: Path) -> None:
     """`exp-2` is somebody's other run, not a continuation of `exp`."""
     finished(at_home / "runs" / "exp", "--run-id", "exp")
     finished(at_home / "runs" / "exp-2", "--run-id", "exp-2", code=75)
-    assert where("--run-id", "exp") == Path("runs/exp")
-    assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3")
+    assert where("--run-id", "exp") == Path("runs/exp").resolve()
+    assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3").resolve()
 
 
 def test_fresh_with_a_directory_that_has_finished_is_refused(at_home: Path) -> None:

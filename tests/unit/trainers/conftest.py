@@ -55,8 +55,9 @@ def session(
             said.append(text)
             journal.write("warning", rank=0, text=text)
 
+    settings = make_settings()
     made = SimpleNamespace(
-        board=board, slot=slot, journal=journal, settings=make_settings(), rank=0, world_size=1, local_world_size=1,
+        board=board, slot=slot, journal=journal, settings=settings, config=settings.config, rank=0, world_size=1, local_world_size=1,
         is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
         train_calls=0, said=said, say=said.append, warn=warn, snapshots=None,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text), cadence=lambda first_step: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.config import RunConfig, Timeouts
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
 def make_config(**changes: Any) -> RunConfig:
@@ -23,11 +25,18 @@ def make_config(**changes: Any) -> RunConfig:
     return RunConfig(**(fields | changes))
 
 
-@pytest.mark.parametrize("name", ["vote_seconds", "stop_seconds", "term_seconds"])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("vote_seconds", "--vote-timeout"),
+        ("stop_seconds", "--stop-timeout"),
+        ("term_seconds", "term_seconds"),
+    ],
+)
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_a_deadline_must_lie_ahead(name: str, value: float) -> None:
-    """The wrong one is named."""
-    with pytest.raises(ConfigError, match=name):
+def test_a_timeout_of_0_or_less_is_refused(name: str, shown: str, value: float) -> None:
+    """The message names the flag that sets it."""
+    with pytest.raises(ConfigError, match=shown):
         Timeouts(**{name: value})
 
 
@@ -48,3 +57,18 @@ def test_what_is_recorded_says_what_was_asked_for() -> None:
     assert record["run_id"] == "train-abc123"
     assert record["arguments"] == ["--lr", "1e-6"]
     assert record["generation"] == {"max_time": 2.5}
+
+
+def test_every_field_but_the_environment_is_recorded() -> None:
+    """A field that is added to the configuration is recorded without another change."""
+    config = make_config()
+    assert set(config.as_json()) == {field.name for field in fields(config)} - {"environment"}
+
+
+def test_a_ceiling_that_acts_before_the_vote_timeout_is_refused() -> None:
+    """A vote that times out reports which ranks did not come; the hang detector must not kill them before."""
+    with pytest.raises(ConfigError, match=r"--deadline-ceiling 20: must be above --vote-timeout \(20 s\)"):
+        make_config(
+            timeouts=Timeouts(vote_seconds=20.0),
+            deadlines=DeadlineSettings(ceiling_seconds=20.0, first_floor_seconds=5),
+        )

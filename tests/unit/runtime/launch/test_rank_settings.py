@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pydantic
 import pytest
 
+from grpo_run.runtime.launch.config import Budget, Timeouts
+from grpo_run.runtime.launch.injection import Injection
 from grpo_run.runtime.launch.rank_settings import VARIABLE, RankSettings
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 Make = Callable[..., RankSettings]
 
@@ -22,7 +27,7 @@ def test_settings_arrive_as_they_were_sent(make_settings: Make, monkeypatch: pyt
         monkeypatch.setenv(name, value)
     received = RankSettings.from_environment()
     assert received == sent
-    assert [type(value) for value in received.generation.values()] == [int, float]
+    assert [type(value) for value in received.config.generation.values()] == [int, float]
 
 
 def test_one_variable_carries_all(make_settings: Make) -> None:
@@ -33,11 +38,27 @@ def test_one_variable_carries_all(make_settings: Make) -> None:
 def test_an_unknown_setting_is_our_own_bug(make_settings: Make) -> None:
     """Supervisor and rank are of one version."""
     with pytest.raises(pydantic.ValidationError):
-        make_settings(no_such_setting=1)
+        RankSettings(**{**make_settings().model_dump(), "no_such_setting": 1})
 
 
 def test_arguments_that_are_no_utf8_arrive(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file name in another encoding is a lone surrogate in `sys.argv`; the script gets the same word."""
     sent = make_settings(arguments=("data-\udcff.json",))
     monkeypatch.setenv(VARIABLE, sent.to_environment()[VARIABLE])
-    assert RankSettings.from_environment().arguments == ("data-\udcff.json",)
+    assert RankSettings.from_environment().config.arguments == ("data-\udcff.json",)
+
+
+def test_the_configuration_arrives_whole_without_the_environment(
+    make_settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank receives every field of the configuration; its environment variables it already has."""
+    sent = make_settings(
+        environment={"HF_TOKEN": "hf_secret"}, budget=Budget(failures_without_progress=7),
+        timeouts=Timeouts(vote_seconds=20.0), deadlines=DeadlineSettings(floor_seconds=3.0, ceiling_seconds=90.0),
+        injections=(Injection.parse("hang@rank1:step7"),), snapshot_directory=Path("/dev/shm/x"), snapshot_every=5,
+        resume_from="other", shown_ranks=frozenset({1, 0}),
+    )  # fmt: skip
+    text = sent.to_environment()[VARIABLE]
+    assert "hf_secret" not in text
+    monkeypatch.setenv(VARIABLE, text)
+    assert RankSettings.from_environment().config == replace(sent.config, environment={})

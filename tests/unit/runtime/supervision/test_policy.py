@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.policy import RESTARTS, Action, Budget, decide
+from grpo_run.runtime.supervision.policy import RESTARTS, Action, decide
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
 

@@ -16,7 +16,7 @@ import pytest
 from grpo_run.runtime.board.board import SlotWriter
 from grpo_run.runtime.detection import exit_hangs
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.processes.agent import Next
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.journal import Journal, read_journal
@@ -24,7 +24,6 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.supervision import incident as inquiry
 from grpo_run.runtime.supervision.lifecycle import State
-from grpo_run.runtime.supervision.policy import Budget
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence import collection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ def test_what_is_no_trainer_is_refused(session: Any) -> None:
     """With what it lacks; unless one goes on with untested things."""
     with pytest.raises(ConfigError, match="lacks _save_checkpoint"):
         attach._check(session, SimpleNamespace(args=SimpleNamespace()))
-    session.settings = session.settings.model_copy(update={"allow_untested": True})
+    session.config = replace(session.config, allow_untested=True)
     attach._check(session, SimpleNamespace(args=SimpleNamespace()))
 
 

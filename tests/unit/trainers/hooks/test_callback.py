@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_a_loss_that_is_not_finite_is_told_once(loop: Loop, events: Events) -> N
 
 def test_hygiene_comes_on_its_step(session: Any, events: Events, reading: Reading) -> None:
     """Every second one here."""
-    session.settings = session.settings.model_copy(update={"hygiene_every": 2})
+    session.config = replace(session.config, hygiene_every=2)
     loop = Loop(session)
     loop.begin()
     for _ in range(4):

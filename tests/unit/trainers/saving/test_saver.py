@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,7 +323,7 @@ def test_what_an_attempt_before_saved_tells_how_much_room_is_needed(
     again = Guarded(Trainer(Path(call.output_dir)), session, call)
     free_bytes.append(0)
     assert not again.save(6).exists()
-    session.settings = session.settings.model_copy(update={"run_id": "another"})
+    session.config = replace(session.config, run_id="another")
     assert Guarded(Trainer(Path(call.output_dir)), session, call).save(7).exists()
 
 

@@ -114,13 +114,6 @@ def test_the_scripts_own_time_is_not_learned() -> None:
     assert deadline_seconds(Phase.idle, Durations.of([0.1] * 50), LATER, SETTINGS) == 3600.0
 
 
-def test_a_ceiling_that_acts_before_a_watched_timeout_is_refused_by_both_names() -> None:
-    """The vote's own timeout ends the wait better than the watchdog would."""
-    SETTINGS.check_against({"vote_seconds": 1800.0})
-    with pytest.raises(ValueError, match=r"ceiling_seconds \(3600\).*vote_seconds \(3600\)"):
-        SETTINGS.check_against({"exit_seconds": 10.0, "vote_seconds": 3600.0})
-
-
 @pytest.mark.parametrize("name", list(DeadlineSettings.__dataclass_fields__))
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_a_setting_that_is_no_positive_number_is_refused_by_name(name: str, value: float) -> None:
