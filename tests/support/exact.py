@@ -1,4 +1,4 @@
-"""As much of a trainer inside its loop as the exact state looks at, and its state begun, saved and restored."""
+"""A stand-in for a TRL trainer in its loop, and helpers that begin, save and restore its exact state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from grpo_run.trainers.exact import format
+from grpo_run.trainers.exact.format import rank_state_path
 from grpo_run.trainers.exact.state import ExactState
 
 
 class Trainer:
-    """As much of TRL's trainer, inside its loop, as is looked at."""
+    """The attributes of a TRL trainer in its loop that the exact state reads or sets."""
 
     def __init__(self, **changes: Any) -> None:
         self.args = SimpleNamespace(
@@ -55,7 +55,7 @@ class Trainer:
 
 
 class Clock:
-    """Seconds that a test lets pass."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -65,7 +65,7 @@ class Clock:
 
 
 class Begun:
-    """Begins the exact state of calls; `warned` is what a person was told."""
+    """Begins the exact state of `train()` calls; `warned` collects the warnings."""
 
     def __init__(self) -> None:
         self.warned: list[str] = []
@@ -83,7 +83,7 @@ class Begun:
         return made
 
     def again(self, trainer: Any, folder: Path, fresh: Any = None) -> Any:
-        """A fresh trainer after the state of another was saved and restored into it."""
+        """Save the state of one trainer, restore it into a new one, and return that."""
         self(trainer).save(folder)
         fresh = fresh or Trainer()
         self(fresh, folder)
@@ -91,5 +91,5 @@ class Begun:
 
 
 def read_json(folder: Path, rank: int = 0) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(format.json_path(folder, rank).read_text())
+    value: dict[str, Any] = json.loads(rank_state_path(folder, rank).read_text())
     return value

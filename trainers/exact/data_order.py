@@ -1,13 +1,13 @@
-"""Where a run is in its data: which order the present epoch has, and how it was drawn.
+"""Save and restore the sample order of the current epoch.
 
-`transformers` skips the batches of an epoch that were trained, but draws the epoch's order anew: a sampler with a
-generator of its own starts from its seed, as if it were the first epoch. So the generator's state at the
-beginning of the present epoch is remembered, and put back before a resumed epoch begins. Called by `state.py`.
-Does not change the order of a run that was never hurt.
-"""
+`transformers` skips the batches of an epoch that were trained before, but draws the order of the epoch again:
+a sampler with its own generator starts from its seed, as in the first epoch. This module records the state of
+the generator at the start of each epoch and restores it before a resumed epoch starts. Called by `state.py`.
+Does not change the order of an uninterrupted run."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -18,78 +18,81 @@ import torch
 from grpo_run.runtime.errors import CheckpointError
 
 RANDOM_DATA = (
-    "reading the training data draws random numbers from a global generator (of torch, numpy or Python): after a"
-    " recovery these draws differ from those of a run that was never hurt"
+    "reading the training data draws random numbers from a global generator (torch, numpy or Python): after a"
+    " recovery, these numbers differ from those of an uninterrupted run"
 )
 STREAM = (
-    "the training data is a stream: a recovery reads it again from its beginning, and finds the same samples only if"
-    " nothing in it is drawn at random"
+    "the training data is a stream: a recovery reads it again from the start, and reads the same samples only"
+    " if the stream is not random"
 )
 NO_SKIP = (
-    "ignore_data_skip=True: after a recovery the epoch begins again with samples that were trained on already"
+    "ignore_data_skip=True: after a recovery, the epoch starts again with samples that were already used"
 )
-FOREIGN_SAMPLER = "the training data's sampler {name} cannot be watched: after a recovery in a later epoch its order may differ"
+FOREIGN_SAMPLER = (
+    "the training data's sampler {name} does not allow its class to be replaced: after a recovery in a later"
+    " epoch, the sample order may differ"
+)
 
 
 def find_sampler(loader: Any) -> Any | None:
-    """The innermost sampler of a (prepared) data loader, None for a stream."""
+    """Return the innermost sampler of a (prepared) data loader, or None for a stream."""
     node = getattr(loader, "batch_sampler", None)
     if node is None:
         return None
-    for name in ("batch_sampler", "sampler"):  # accelerate's shards and skips first, then torch's batches
+    for name in ("batch_sampler", "sampler"):  # wrappers of accelerate first, then torch's BatchSampler
         while (inner := getattr(node, name, None)) is not None and inner is not node:
             node = inner
     return node
 
 
 def global_rng() -> dict[str, Any]:
-    """The CPU generators that a sampler or a dataset may draw from."""
+    """Return the state of the global CPU generators, which a sampler or a dataset may draw from."""
     return {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def set_global_rng(state: Any) -> None:
-    """Put `global_rng` back.
+    """Restore the result of `global_rng`.
 
     Raises:
-        CheckpointError: it is not such a state.
+        CheckpointError: `state` is not such a result.
     """
     try:
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
         random.setstate(state["python"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"not a state of the random number generators: {error}") from error
+        raise CheckpointError(f"invalid state of the random number generators: {error}") from error
 
 
 def keep_remainder(trainer: Any) -> None:
-    """Let the loader that skips an epoch's trained batches know how many samples of its last batch are real.
+    """Set the `remainder` of the loader that skips the trained batches of an epoch.
 
-    accelerate's loses that when it skips, and metrics of a last batch that was filled up would count samples twice.
-    """
-    whole = trainer.callback_handler.train_dataloader
+    The remainder is the number of samples in the last batch before padding. accelerate's skipping loader does
+    not keep it; without it, metrics count the padding samples of the last batch twice."""
+    full = trainer.callback_handler.train_dataloader
     skipping = getattr(getattr(trainer, "accelerator", None), "gradient_state", None)
     skipping = getattr(skipping, "active_dataloader", None)
-    if skipping is None or skipping is whole or not hasattr(skipping, "remainder"):
+    if skipping is None or skipping is full or not hasattr(skipping, "remainder"):
         return
-    if getattr(whole, "_drop_last", True) or not hasattr(whole, "total_batch_size"):
+    if getattr(full, "_drop_last", True) or not hasattr(full, "total_batch_size"):
         return
-    if hasattr(whole.dataset, "__len__"):
-        skipping.remainder = len(whole.dataset) % whole.total_batch_size
+    if hasattr(full.dataset, "__len__"):
+        skipping.remainder = len(full.dataset) % full.total_batch_size
 
 
 class DataOrder:
-    """One `train()` call's data loader. `close` gives the sampler back as it was.
+    """The sample order of one `train()` call. Call `close` to restore the sampler's class.
 
     Args:
-        loader: the loader the Trainer prepared for the call.
-        warn: told once, in a sentence, of what cannot be exact.
+        loader: the data loader that the Trainer prepared for the call.
+        arguments: the `TrainingArguments`.
+        warn: called with a one-line message, once per message, for what cannot be exact.
     """
 
     def __init__(self, loader: Any, arguments: Any, warn: Callable[[str], None]) -> None:
         self.sampler = find_sampler(loader)
         self._arguments = arguments
-        self._warn = warn
-        self._warned: set[str] = set()
+        self._warn = functools.cache(warn)  # each message once
         self._class: Any = type(self.sampler)
         self._at_start: dict[str, Any] | None = None
         self._rng: dict[str, Any] | None = None
@@ -99,35 +102,35 @@ class DataOrder:
         self._resumed_rng: Any = None
         self._watched = self.sampler is not None and self._watch()
         if getattr(arguments, "ignore_data_skip", False):
-            self._say(NO_SKIP)
+            self._warn(NO_SKIP)
         if self.sampler is None:
-            self._say(STREAM)
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self._warn(sentence)
+            self._warn(STREAM)
 
     def _watch(self) -> bool:
-        """Let the sampler say when an epoch's order is about to be drawn; it stays what it was for `isinstance`."""
-        own, remember = self._class, self._remember
+        """Replace the sampler's class with a subclass that records its state before each epoch."""
+        original, record = self._class, self._record_start
 
         def __iter__(sampler: Any) -> Any:
-            remember()
-            return own.__iter__(sampler)
+            record()
+            return original.__iter__(sampler)
 
-        names = {"__iter__": __iter__, "__slots__": (), "__module__": own.__module__, "__doc__": own.__doc__}
+        namespace = {
+            "__iter__": __iter__,
+            "__slots__": (),
+            "__module__": original.__module__,
+            "__doc__": original.__doc__,
+        }
         try:
-            self.sampler.__class__ = type(own.__name__, (own,), names)
+            self.sampler.__class__ = type(original.__name__, (original,), namespace)
         except (TypeError, AttributeError):
-            self._say(FOREIGN_SAMPLER.format(name=own.__qualname__))
+            self._warn(FOREIGN_SAMPLER.format(name=original.__qualname__))
             return False
         return True
 
-    def _remember(self) -> None:
-        self._at_start = self._now()
+    def _record_start(self) -> None:
+        self._at_start = self._sampler_state()
 
-    def _now(self) -> dict[str, Any]:
+    def _sampler_state(self) -> dict[str, Any]:
         generator, epoch = getattr(self.sampler, "generator", None), getattr(self.sampler, "epoch", None)
         return {
             "generator": generator.get_state() if isinstance(generator, torch.Generator) else None,
@@ -135,66 +138,76 @@ class DataOrder:
         }
 
     @property
-    def _keeps_workers(self) -> bool:
+    def _has_persistent_workers(self) -> bool:
         return bool(self._arguments.dataloader_num_workers and self._arguments.dataloader_persistent_workers)
 
     def begin_epoch(self) -> None:
-        """An epoch's iterator is about to be made."""
+        """Call before the iterator of an epoch is created."""
         self._began_epochs += 1
-        if self._resumed_rng is not None:  # an evaluation at the start may have drawn since
+        if (
+            self._resumed_rng is not None
+        ):  # an evaluation at the start may have drawn numbers since the restore
             set_global_rng(self._resumed_rng)
             self._resumed_rng = None
         self._rng = global_rng()
         self._rng_unchecked = True
 
     def begin_step(self, load_rng: Callable[[], None]) -> None:
-        """The step's batches have been read; the first call of an epoch looks at what reading them has drawn.
+        """Call after the batches of a step have been read.
+
+        The first call of an epoch checks whether reading drew random numbers.
 
         Args:
-            load_rng: loads the random number generators from the checkpoint the call resumed from.
+            load_rng: loads the random number generators from the checkpoint that the call resumed from.
         """
         if not self._rng_unchecked or self._rng is None:
             return
         self._rng_unchecked = False
         resumed_here = self._resumed and self._began_epochs == 1
-        if self._resumed and self._keeps_workers:
-            # the run that was never hurt kept its workers and drew no seed for new ones
+        if self._resumed and self._has_persistent_workers:
+            # an uninterrupted run keeps its workers, so it draws no seed for new ones
             if resumed_here:
                 load_rng()
             else:
                 torch.set_rng_state(self._rng["torch"])
-        elif not resumed_here and self._draws_nothing_else() is False:
-            self._say(RANDOM_DATA)
+        elif not resumed_here and self._drew_only_the_seed() is False:
+            self._warn(RANDOM_DATA)
 
-    def _draws_nothing_else(self) -> bool | None:
-        """Whether the beginning of the epoch drew only the data loader's own seed; None when it may draw more."""
+    def _drew_only_the_seed(self) -> bool | None:
+        """Whether the epoch's start drew at most the data loader's seed; None if the sampler draws too."""
         assert self._rng is not None
         if self.sampler is None or not isinstance(getattr(self.sampler, "generator", None), torch.Generator):
             return None
-        expected = torch.Generator()
-        expected.set_state(self._rng["torch"])
-        seeded = expected.get_state()
-        torch.empty((), dtype=torch.int64).random_(generator=expected)
+        generator = torch.Generator()
+        generator.set_state(self._rng["torch"])
+        before_seed = generator.get_state()
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
         now = global_rng()
-        drawn = torch.equal(now["torch"], expected.get_state()) or torch.equal(now["torch"], seeded)
-        same = now["python"] == self._rng["python"] and np.array_equal(now["numpy"][1], self._rng["numpy"][1])
-        return drawn and same and now["numpy"][2] == self._rng["numpy"][2]
+        torch_same = torch.equal(now["torch"], generator.get_state()) or torch.equal(
+            now["torch"], before_seed
+        )
+        python_same = now["python"] == self._rng["python"]
+        numpy_same = np.array_equal(now["numpy"][1], self._rng["numpy"][1])
+        return torch_same and python_same and numpy_same and now["numpy"][2] == self._rng["numpy"][2]
 
     def state(self, *, epoch_ended: bool) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """How the order is drawn of the epoch that the next step is in: the sampler's state, the global generators'.
+        """Return the sampler's state and the global generators' state for the epoch of the next step.
 
         Args:
-            epoch_ended: the next step is the first of an epoch that has not been drawn yet.
+            epoch_ended: the next step is the first of a new epoch, whose order has not been drawn yet.
         """
         if not self._watched:
             return None, self._rng
-        return self._now() if epoch_ended else self._at_start, self._rng
+        return self._sampler_state() if epoch_ended else self._at_start, self._rng
 
-    def restore(self, sampler_state: Any, rng: Any, where: str) -> None:
-        """Put back what `state` gave, before the resumed epoch's iterator is made.
+    def restore(self, sampler_state: Any, rng: Any, source: str) -> None:
+        """Restore the result of `state`, before the iterator of the resumed epoch is created.
+
+        Args:
+            source: path of the file, for the error message.
 
         Raises:
-            CheckpointError: the state is not one of this sampler's.
+            CheckpointError: the state does not fit this sampler.
         """
         self._resumed = True
         if rng is not None:
@@ -205,18 +218,18 @@ class DataOrder:
         try:
             if sampler_state["generator"] is not None:
                 generator = getattr(self.sampler, "generator", None)
-                if generator is None:  # accelerate's makes its own at its first epoch
+                if generator is None:  # accelerate's sampler creates its generator in its first epoch
                     generator = self.sampler.generator = torch.Generator()
                 generator.set_state(sampler_state["generator"])
             if sampler_state["epoch"] is not None:
                 self.sampler.epoch = int(sampler_state["epoch"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(
-                f"{where} does not fit the sampler {self._class.__qualname__}: {error}"
+                f"{source} does not fit the sampler {self._class.__qualname__}: {error}"
             ) from error
 
     def close(self) -> None:
-        """Give the sampler its own class back."""
+        """Restore the sampler's class."""
         if self._watched:
             self.sampler.__class__ = self._class
             self._watched = False

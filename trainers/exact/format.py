@@ -1,18 +1,18 @@
-"""How one rank's part of the exact state lies on disk: JSON for structure and numbers, safetensors for tensors.
+"""Files of the exact state in a checkpoint: per rank, one JSON and one safetensors file.
 
-Nothing here is executed when it is read, as a pickle would be: what a file may hold is a closed list of tagged
-types. Written and read by `state.py`. Knows nothing of trainers.
+    checkpoint-N/grpo_run/rank{R}.json          `SavedRankState`
+    checkpoint-N/grpo_run/rank{R}.safetensors   the tensors that it refers to, if any
+
+Read and written by the other modules of this package. Does not access a trainer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pydantic
 import safetensors.torch
 import torch
@@ -21,27 +21,23 @@ from safetensors import SafetensorError
 from grpo_run.runtime.errors import CheckpointError
 
 FOLDER = "grpo_run"
-"""Beside Hugging Face's files in a checkpoint directory."""
+"""Folder in a checkpoint directory, next to the files of Hugging Face."""
 SCHEMA = 1
 MAX_JSON_BYTES = 1 << 30
-"""No rank's structure is near this size; a file that is was not written here."""
-TAG = "@"
+"""Far above any real size of one rank's JSON file. A larger file is rejected before it is parsed."""
 
 
-class NotPlain(TypeError):
-    """A value that has no form on disk; the message says where it is and what it is."""
-
-
-class _Part(pydantic.BaseModel):
+class _Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Geometry(_Part):
-    """How rollouts, micro-steps and optimizer steps fit together."""
+class Geometry(_Model):
+    """How micro-steps are grouped into rollouts and optimizer steps."""
 
     steps_per_generation: int = pydantic.Field(ge=1)
     num_iterations: int = pydantic.Field(ge=1)
     accumulation: int = pydantic.Field(ge=1)
+    """`gradient_accumulation_steps`."""
 
     @property
     def generate_every(self) -> int:
@@ -49,8 +45,8 @@ class Geometry(_Part):
         return self.steps_per_generation * self.num_iterations
 
 
-class LossState(_Part):
-    """What the Trainer has added up for its next log line and its final average. `seconds` is training time so far."""
+class LossState(_Model):
+    """The loss accumulated for the next log line and the final average; `seconds` of training time."""
 
     pending: float
     total: float
@@ -59,141 +55,55 @@ class LossState(_Part):
     seconds: float
 
 
-class RewardState(_Part):
-    """A stateful reward function's own state, in tagged form; `state` is null when it could not be written."""
+class RewardState(_Model):
+    """The encoded state of one stateful reward function; `state` is None if it could not be encoded."""
 
     name: str
     state: Any = None
 
 
-class RankState(_Part):
-    """`rank{R}.json`. What is `Any` is in tagged form (`decode`)."""
+class SavedRankState(_Model):
+    """The contents of `rank{R}.json`. Fields of type `Any` are encoded values (`encoding.py`)."""
 
     schema_version: int
     rank: int = pydantic.Field(ge=0)
     world_size: int = pydantic.Field(ge=1)
     step: int = pydantic.Field(ge=0)
-    """The optimizer step the checkpoint was made at."""
+    """The optimizer step of the checkpoint."""
     geometry: Geometry | None = None
-    """None for trainers that make no rollouts."""
+    """None for trainers without rollouts."""
     micro_step: int | None = None
     buffered_inputs: Any = None
+    """The micro-batches of the rollout in use."""
     tables: dict[str, Any] = {}
-    """Attributes that gather numbers for the next log line, by name."""
+    """Trainer attributes that hold values for the next log line, by attribute name."""
     train_tokens: int | float | None = None
     loss: LossState | None = None
     sampler: Any = None
     epoch_rng: Any = None
+    """The global random number generators at the start of the epoch."""
     rewards: list[RewardState] = []
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
 
     @property
     def at_boundary(self) -> bool:
-        """The next micro-step makes a new rollout, or there are none."""
+        """Whether the next micro-step generates a new rollout, or the trainer has no rollouts."""
         return self.geometry is None or (self.micro_step or 0) % self.geometry.generate_every == 0
 
 
-def encode(value: Any, tensors: dict[str, torch.Tensor], where: str) -> Any:
-    """The tagged form of a value.
-
-    Args:
-        tensors: gets the tensors met on the way, on the CPU, under new names.
-        where: what the value is, for the error.
-
-    Raises:
-        NotPlain: it holds something that is not a number, text, tensor, array or a container of these.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, torch.Tensor):
-        return _encode_tensor(value, tensors)
-    if isinstance(value, np.generic):
-        return encode(value.item(), tensors, where)
-    if isinstance(value, np.ndarray):
-        try:
-            tensor = torch.from_numpy(value)
-        except TypeError as error:
-            raise NotPlain(f"{where} is an array of {value.dtype}") from error
-        return {**_encode_tensor(tensor, tensors), TAG: "array"}
-    if isinstance(value, list):
-        return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (tuple, deque)):
-        items = [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return {TAG: "tuple", "items": items}
-        return {TAG: "deque", "maxlen": value.maxlen, "items": items}
-    if isinstance(value, dict):
-        if all(type(key) is str for key in value) and TAG not in value:
-            return {key: encode(item, tensors, f"{where}[{key!r}]") for key, item in value.items()}
-        pairs = [
-            [encode(key, tensors, f"a key of {where}"), encode(item, tensors, f"{where}[{key!r}]")]
-            for key, item in value.items()
-        ]
-        return {TAG: "dict", "items": pairs}
-    raise NotPlain(f"{where} is a {type(value).__qualname__}")
-
-
-def _encode_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    name = f"t{len(tensors)}"
-    # a copy: slices of one tensor share its memory, which safetensors refuses
-    tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return {TAG: "tensor", "name": name, "device": tensor.device.type}
-
-
-def decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device, where: str) -> Any:
-    """The value of a tagged form.
-
-    Args:
-        device: where tensors go that were not on the CPU.
-        where: the file, for the error.
-
-    Raises:
-        CheckpointError: it is not what `encode` writes.
-    """
-    try:
-        return _decode(value, tensors, device)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{where} does not hold what was written there: {error!r}") from error
-
-
-def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if TAG not in value:
-        return {key: _decode(item, tensors, device) for key, item in value.items()}
-    match value[TAG]:
-        case "tensor":
-            tensor = tensors[value["name"]]
-            return tensor if value["device"] == "cpu" else tensor.to(device)
-        case "array":
-            return tensors[value["name"]].numpy()
-        case "tuple":
-            return tuple(_decode(value["items"], tensors, device))
-        case "deque":
-            return deque(_decode(value["items"], tensors, device), maxlen=value["maxlen"])
-        case "dict":
-            return {
-                _decode(key, tensors, device): _decode(item, tensors, device) for key, item in value["items"]
-            }
-        case unknown:
-            raise ValueError(f"unknown tag {unknown!r}")
-
-
-def json_path(folder: Path, rank: int) -> Path:
-    """A rank's structure and numbers, in a checkpoint directory."""
+def rank_state_path(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's JSON file in a checkpoint directory."""
     return folder / FOLDER / f"rank{rank}.json"
 
 
-def write(folder: Path, state: RankState, tensors: dict[str, torch.Tensor]) -> None:
-    """Write one rank's files into a checkpoint directory that is not published yet. Mode 0600."""
-    path = json_path(folder, state.rank)
+def write(folder: Path, state: SavedRankState, tensors: dict[str, torch.Tensor]) -> None:
+    """Write one rank's files, mode 0600, into a checkpoint directory that is not published yet."""
+    path = rank_state_path(folder, state.rank)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if tensors:
         write_tensors(path.with_suffix(".safetensors"), tensors)
-    else:  # an earlier save of the same step may have had some
+    else:  # an earlier save of the same step may have written the file
         path.with_suffix(".safetensors").unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -201,17 +111,18 @@ def write(folder: Path, state: RankState, tensors: dict[str, torch.Tensor]) -> N
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """One safetensors file, called through its module, where staging takes hold of it."""
+    """Write a safetensors file, mode 0600."""
+    # looked up in its module, where `capture.interception` replaces it
     safetensors.torch.save_file(tensors, str(path))
-    if path.exists():  # staging may write it later, and sees to the mode
+    if path.exists():  # a captured file does not exist yet; whoever writes it sets the mode
         path.chmod(0o600)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a file, on the CPU.
+    """Return every tensor of a safetensors file, on the CPU.
 
     Raises:
-        CheckpointError: it is missing, cut short or no such file.
+        CheckpointError: the file is missing, truncated or not a safetensors file.
     """
     try:
         loaded: dict[str, torch.Tensor] = safetensors.torch.load_file(str(path), device="cpu")
@@ -220,29 +131,31 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-def read(folder: Path, rank: int) -> tuple[RankState, dict[str, torch.Tensor]]:
-    """One rank's state and its tensors.
+def read(folder: Path, rank: int) -> tuple[SavedRankState, dict[str, torch.Tensor]]:
+    """Return one rank's state and its tensors.
 
     Raises:
-        CheckpointError: a file is missing, cut short, of another release or not ours.
+        CheckpointError: a file is missing, truncated, of another schema version or of another rank.
     """
-    path = json_path(folder, rank)
+    path = rank_state_path(folder, rank)
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes; no rank's state is that large")
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is {size_bytes} bytes; the limit is {MAX_JSON_BYTES}")
         raw = json.loads(path.read_bytes())
-        state = RankState.model_validate(raw)
+        state = SavedRankState.model_validate(raw)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{path} is not a rank's state: {place}: {first['msg']}") from error
+        field = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{path} is not a valid rank state: {field}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if state.schema_version != SCHEMA:
-        raise CheckpointError(f"{path} has schema {state.schema_version}, this release knows {SCHEMA}")
+        raise CheckpointError(
+            f"{path} has schema version {state.schema_version}; this release supports {SCHEMA}"
+        )
     if state.rank != rank:
         raise CheckpointError(f"{path} is the state of rank {state.rank}, not of rank {rank}")
     tensors = read_tensors(path.with_suffix(".safetensors")) if raw.get("has_tensors") else {}

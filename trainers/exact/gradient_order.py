@@ -1,12 +1,13 @@
-"""In which order gradients became ready in a run's first backward pass under DDP, kept for the ranks of a recovery.
+"""Save and restore the order in which DDP reduces gradients.
 
-DDP adds gradients up in buckets that it lays out anew after its first synchronised backward pass, in the order
-the gradients became ready. Where an element lies in its bucket decides in which order Gloo and NCCL add three or more
-ranks' values, hence the last bit. A process that resumed would sum its first step in the first layout again, where
-the run that was never hurt had long used the second. So the order is kept in checkpoints, and played to DDP with
-gradients of zero before a resumed run's first step. Called by `state.py`. With two ranks, and where DDP never lays
-its buckets out anew (`find_unused_parameters`), there is nothing to do.
-"""
+After its first synchronized backward pass, DDP rebuilds its gradient buckets in the order in which gradients
+became ready. The position of an element in its bucket decides the order in which Gloo and NCCL add the values
+of three or more ranks. A resumed process would use the initial buckets again for its first step, while an
+uninterrupted run uses the rebuilt ones. So checkpoints contain the order, and `replay` makes DDP rebuild its
+buckets before the first resumed step.
+
+Called by `state.py`. Not needed with two ranks, or where DDP never rebuilds its buckets
+(`find_unused_parameters`)."""
 
 from __future__ import annotations
 
@@ -18,61 +19,62 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grpo_run.runtime.errors import CheckpointError
 
-FEWEST_RANKS = 3
-"""Of two addends the order does not matter."""
+MINIMUM_RANKS = 3
+"""A sum of two values does not depend on their order."""
 
 
-def concerned(model: Any, world_size: int) -> bool:
-    """Whether DDP lays out this model's buckets anew, and that can change a bit. `model` is the wrapped one."""
+def needs_gradient_order(model: Any, world_size: int) -> bool:
+    """Whether DDP rebuilds the buckets of this wrapped model and the order can change a result."""
     return (
-        world_size >= FEWEST_RANKS
+        world_size >= MINIMUM_RANKS
         and isinstance(model, DistributedDataParallel)
         and not model.find_unused_parameters
         and not model.static_graph
         and not model.parameters_to_ignore
-        and not model._comm_hooks  # a hook may keep a state of its own
+        and not model._comm_hooks  # a hook may have state of its own
     )
 
 
 class GradientOrder:
-    """Of one `train()` call's model.
+    """The gradient order of one `train()` call's model.
 
     Args:
-        model: a `DistributedDataParallel` that is `concerned`.
+        model: a `DistributedDataParallel` for which `needs_gradient_order` is true.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
-        self._seen: list[int] = []
+        self._ready_order: list[int] = []
         self._hooks: list[Any] = []
 
     @property
     def order(self) -> list[int] | None:
-        """Places of parameters among those that are trained, as they became ready; None before it is known."""
-        return list(self._seen) if len(self._seen) == len(self._parameters) else None
+        """Indices of trained parameters in the order their gradients became ready; None until it is known."""
+        return list(self._ready_order) if len(self._ready_order) == len(self._parameters) else None
 
     def record(self) -> None:
-        """Watch the first backward pass that synchronises."""
+        """Record the order during the first synchronized backward pass."""
         for index, parameter in enumerate(self._parameters):
-            hook = functools.partial(self._ready, index)
+            hook = functools.partial(self._on_ready, index)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _ready(self, index: int, _: torch.Tensor) -> None:
+    def _on_ready(self, index: int, _: torch.Tensor) -> None:
         if self._model.require_backward_grad_sync and self._hooks:
-            self._seen.append(index)
-            if len(self._seen) == len(self._parameters):
+            self._ready_order.append(index)
+            if len(self._ready_order) == len(self._parameters):
                 self.close()
 
     def replay(self, order: list[int]) -> None:
-        """Let DDP see gradients, all zero, become ready in `order`. Collective: one sum of all gradients.
+        """Run a backward pass of zero gradients in `order`. Collective: one all-reduce of all gradients.
 
         Raises:
             CheckpointError: the order is of another model.
         """
         if sorted(order) != list(range(len(self._parameters))):
             raise CheckpointError(
-                f"the checkpoint holds the order of {len(order)} gradients, the model has {len(self._parameters)}"
+                f"the checkpoint contains the order of {len(order)} gradients, but the model has"
+                f" {len(self._parameters)}"
             )
         self._model.reducer.prepare_for_backward([])
         for index in order:
@@ -80,10 +82,10 @@ class GradientOrder:
             torch.autograd.backward(parameter, torch.zeros_like(parameter))
         for parameter in self._parameters:
             parameter.grad = None
-        self._seen = list(order)
+        self._ready_order = list(order)
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -1,8 +1,8 @@
-"""The local part of a reference model that follows the policy (`sync_ref_model`), which no checkpoint of TRL holds.
+"""Save and restore a reference model that is synced with the policy (`sync_ref_model`).
 
-Each rank reads and writes what it has in memory: the shard under ZeRO-3 and FSDP, the whole where it is replicated.
-No collective is needed for either. Called by `state.py`. Reference models that never change are not looked at.
-"""
+TRL's checkpoints do not contain it. Each rank reads and writes what it holds: its shard under ZeRO-3 and
+FSDP, the full model where it is replicated. No collective is needed. Called by `state.py`. Ignores reference
+models that do not change."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ Kind = Literal["replicated", "sharded"]
 
 
 def synced(trainer: Any) -> Any | None:
-    """The trainer's reference model, if training changes it."""
+    """Return the trainer's reference model if training changes it, else None."""
     model = getattr(trainer, "ref_model", None)
     return model if model is not None and getattr(trainer.args, "sync_ref_model", False) else None
 
 
 def _local(parameter: Any) -> tuple[torch.Tensor, bool]:
-    """What this rank holds of a parameter, and whether it is a shard."""
+    """Return this rank's part of a parameter, and whether it is a shard."""
     # ZeRO-3, a DTensor of FSDP 2, a FlatParameter of FSDP 1
-    shard = any(hasattr(parameter, name) for name in ("ds_tensor", "to_local", "_local_shard"))
-    return upstream.local_part(parameter).detach(), shard
+    sharded = any(hasattr(parameter, name) for name in ("ds_tensor", "to_local", "_local_shard"))
+    return upstream.local_part(parameter).detach(), sharded
 
 
-def path(folder: Path, rank: int) -> Path:
-    """Where a rank's part lies in a checkpoint directory."""
+def reference_path(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's file in a checkpoint directory."""
     return folder / format.FOLDER / f"reference{rank}.safetensors"
 
 
 def save(model: Any, folder: Path, rank: int) -> Kind:
-    """Write this rank's part; of a replicated model, rank 0 writes for all."""
-    parts = {name: _local(parameter) for name, parameter in model.named_parameters()}
-    kind: Kind = "sharded" if any(shard for _, shard in parts.values()) else "replicated"
+    """Write this rank's shard; of a replicated model, rank 0 writes the only file."""
+    local = {name: _local(parameter) for name, parameter in model.named_parameters()}
+    kind: Kind = "sharded" if any(sharded for _, sharded in local.values()) else "replicated"
     if kind == "sharded" or rank == 0:
-        tensors = {name: part.to("cpu", copy=True).contiguous() for name, (part, _) in parts.items()}
-        format.write_tensors(path(folder, rank), tensors)
+        tensors = {name: tensor.to("cpu", copy=True).contiguous() for name, (tensor, _) in local.items()}
+        format.write_tensors(reference_path(folder, rank), tensors)
     return kind
 
 
 def load(model: Any, folder: Path, rank: int, kind: Kind) -> None:
-    """Put this rank's part back.
+    """Load this rank's part.
 
     Raises:
         CheckpointError: the file does not fit the model.
     """
-    file = path(folder, rank if kind == "sharded" else 0)
-    tensors = format.read_tensors(file)
+    path = reference_path(folder, rank if kind == "sharded" else 0)
+    tensors = format.read_tensors(path)
     parameters = dict(model.named_parameters())
     if tensors.keys() != parameters.keys():
-        odd = min(tensors.keys() ^ parameters.keys())
-        raise CheckpointError(f"{file} does not fit the reference model: {odd} is in one of them only")
+        name = min(tensors.keys() ^ parameters.keys())
+        raise CheckpointError(f"{path} does not fit the reference model: only one of them has {name}")
     with torch.no_grad():
         for name, parameter in parameters.items():
             if hasattr(parameter, "ds_tensor") and parameter.ds_status.name != "NOT_AVAILABLE":
-                parameter.partition(has_been_updated=False)  # or the gathered copy would go on being used
+                parameter.partition(has_been_updated=False)  # else DeepSpeed keeps using the gathered copy
             target, _ = _local(parameter)
             if target.shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"{file} does not fit the reference model: {name} has {tuple(target.shape)} here and"
-                    f" {tuple(tensors[name].shape)} there"
+                    f"{path} does not fit the reference model: {name} has shape {tuple(tensors[name].shape)} in"
+                    f" the file and {tuple(target.shape)} in the model"
                 )
             target.copy_(tensors[name])

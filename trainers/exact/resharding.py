@@ -1,9 +1,8 @@
-"""Whether and how a checkpoint's exact state is gone on from with another number of ranks, or other rollout settings.
+"""Resume the exact state of a checkpoint at another world size or with other rollout settings.
 
-At the end of a rollout what ranks hold is alike or belongs to no rank; inside one, each holds its part. The numbers are
-pure decisions (`carried`); whether the weights and optimizer can be spread anew is decided elsewhere (`choice.py`).
-Called by `state.py` and, through it, by the choice of a checkpoint.
-"""
+At the end of a rollout, the state is the same on all ranks or belongs to no rank; inside a rollout, each rank
+holds its part. `resharded` is a pure decision. `resuming.choice` decides whether weights and optimizer can be
+resharded. Called by `state.py` and by `resuming`."""
 
 from __future__ import annotations
 
@@ -12,46 +11,48 @@ from pathlib import Path
 
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.trainers.exact import format
-from grpo_run.trainers.exact.format import Geometry, RankState
+from grpo_run.trainers.exact.format import Geometry, SavedRankState
 
 
-class ReshapeError(UsageError):
-    """A checkpoint cannot be gone on from with this number of ranks, or with these rollout settings."""
+class ReshardError(UsageError):
+    """A checkpoint cannot be resumed with this number of ranks, or with these rollout settings."""
 
 
-def carried(states: Sequence[RankState], world_size: int, geometry: Geometry | None) -> RankState:
-    """The state that each of `world_size` ranks starts from, after a run of `len(states)` ranks.
+def resharded(states: Sequence[SavedRankState], world_size: int, geometry: Geometry | None) -> SavedRankState:
+    """Return the state that each of `world_size` ranks starts from.
 
-    Rank 0's, for what is alike on all ranks. The next micro-step has to make a new rollout.
+    It is rank 0's state, for what is the same on all ranks. The next micro-step must generate a new rollout.
 
     Args:
-        geometry: of the run that goes on; None where it is not known yet or there are no rollouts.
+        states: of all ranks that saved the checkpoint, by rank.
+        geometry: of the resuming run; None if it is not known yet or there are no rollouts.
 
     Raises:
-        ReshapeError: the state is bound to its ranks.
+        ReshardError: the state belongs to the ranks that saved it.
     """
     first = states[0]
-    at = f"the checkpoint of step {first.step}, of {first.world_size} ranks,"
+    checkpoint = f"the checkpoint of step {first.step}, saved by {first.world_size} ranks,"
     if not all(state.at_boundary for state in states):
-        raise ReshapeError(
-            f"{at} lies inside a rollout that each rank holds a part of; go on with {first.world_size} ranks and the"
-            " same rollout settings, or from a checkpoint at the end of a rollout (--resume-from)"
+        raise ReshardError(
+            f"{checkpoint} is inside a rollout that is spread over its ranks; resume with {first.world_size} ranks"
+            " and the same rollout settings, or from a checkpoint at the end of a rollout (--resume-from)"
         )
     if world_size != first.world_size:
-        # one rank's numbers on all ranks would make the same completions everywhere
+        # with the random state of rank 0, all ranks would generate the same completions
         first = first.model_copy(update={"epoch_rng": None})
         if first.reference == "sharded":
-            raise ReshapeError(f"{at} holds a synced reference model in {first.world_size} shards")
+            raise ReshardError(f"{checkpoint} contains a synced reference model in {first.world_size} shards")
         if any(state.rewards != first.rewards for state in states):
-            raise ReshapeError(f"{at} holds reward functions with a state of their own on each rank")
+            raise ReshardError(f"{checkpoint} contains reward functions with a different state on each rank")
     if geometry is None or first.geometry is None or first.micro_step is None:
         return first.model_copy(update={"buffered_inputs": None})
     old = first.geometry
     if old.generate_every * geometry.accumulation != geometry.generate_every * old.accumulation:
-        raise ReshapeError(
-            f"{at} has {old.generate_every} micro-steps a rollout with gradient_accumulation_steps={old.accumulation},"
-            f" and now there would be {geometry.generate_every} with {geometry.accumulation}: change"
-            " steps_per_generation and gradient_accumulation_steps by the same factor"
+        raise ReshardError(
+            f"{checkpoint} has {old.generate_every} micro-steps per rollout with"
+            f" gradient_accumulation_steps={old.accumulation}; this run has {geometry.generate_every} with"
+            f" {geometry.accumulation}: change steps_per_generation and gradient_accumulation_steps by the same"
+            " factor"
         )
     rollouts = first.micro_step // old.generate_every
     return first.model_copy(
@@ -63,24 +64,26 @@ def carried(states: Sequence[RankState], world_size: int, geometry: Geometry | N
     )
 
 
-def can_reshape(folder: Path, world_size: int) -> str | None:
-    """Why a checkpoint cannot be gone on from with `world_size` ranks; None when it can, as far as this state goes."""
+def resharding_problem(folder: Path, world_size: int) -> str | None:
+    """Return why `world_size` ranks cannot resume the exact state of a checkpoint, or None."""
     if not (folder / format.FOLDER).is_dir():
-        return f"{folder} was saved without grpo-run and does not tell where each rank was"
+        return (
+            f"{folder} was saved without grpo-run and lacks the position of each rank in its rollout and data"
+        )
     try:
         first, _ = format.read(folder, 0)
         if first.world_size == world_size:
             return None
-        carried(read_all(folder, first), world_size, None)
-    except (CheckpointError, ReshapeError) as error:
+        resharded(read_all(folder, first), world_size, None)
+    except (CheckpointError, ReshardError) as error:
         return str(error)
     return None
 
 
-def read_all(folder: Path, first: RankState) -> list[RankState]:
-    """The states of all ranks, rank 0's given.
+def read_all(folder: Path, first: SavedRankState) -> list[SavedRankState]:
+    """Return the states of all ranks, given that of rank 0.
 
     Raises:
-        CheckpointError: a rank's file is missing or strange.
+        CheckpointError: a rank's file is missing or invalid.
     """
     return [first, *(format.read(folder, rank)[0] for rank in range(1, first.world_size))]

@@ -1,67 +1,63 @@
-"""The state of reward functions that remember: those that offer `state_dict` and `load_state_dict`.
+"""Save and restore stateful reward functions: those with `state_dict` and `load_state_dict`.
 
-Looked for under wrappers, the guard's own included. Reward models offer a state too, as every module does; they do not
-change and are left out. Called by `state.py`.
-"""
+Looks through wrappers, including the guard's own. Skips reward models: every `torch.nn.Module` has a state,
+but training does not change theirs. Called by `state.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import RewardState
 
-DEEPEST = 100
-"""Wrappers around a function; more would be a ring."""
+MAX_WRAPPERS = 100
+"""Wrappers around a function; more would be a cycle."""
 
 
 def stateful_rewards(trainer: Any) -> list[tuple[str, Any]]:
-    """The reward functions that offer their state, by name, in order; reward models do not change and are left out."""
+    """Return name and object of each stateful reward function, in order."""
     found = []
     functions = getattr(trainer, "reward_funcs", None)
     for function in functions if isinstance(functions, list) else []:
-        inner, seen = function, 0
-        while not _offers_state(inner) and hasattr(inner, "__wrapped__") and seen < DEEPEST:
-            inner, seen = inner.__wrapped__, seen + 1
-        if _offers_state(inner) and not isinstance(inner, torch.nn.Module):
+        inner, wrappers = function, 0
+        while not _is_stateful(inner) and hasattr(inner, "__wrapped__") and wrappers < MAX_WRAPPERS:
+            inner, wrappers = inner.__wrapped__, wrappers + 1
+        if _is_stateful(inner) and not isinstance(inner, torch.nn.Module):
             found.append((getattr(function, "__name__", type(inner).__name__), inner))
     return found
 
 
-def _offers_state(function: Any) -> bool:
+def _is_stateful(function: Any) -> bool:
     return callable(getattr(function, "state_dict", None)) and callable(
         getattr(function, "load_state_dict", None)
     )
 
 
-def save(trainer: Any, encoded: Callable[[Any, str], Any]) -> list[RewardState]:
-    """The states, in tagged form.
-
-    Args:
-        encoded: the tagged form of a value of that description, None where it has none.
-    """
+def save(trainer: Any, encoder: Encoder) -> list[RewardState]:
+    """Return the encoded states."""
     return [
-        RewardState(name=name, state=encoded(function.state_dict(), f"the state of reward {name}"))
+        RewardState(name=name, state=encoder(function.state_dict(), f"the state of reward {name}"))
         for name, function in stateful_rewards(trainer)
     ]
 
 
-def load(trainer: Any, saved: Sequence[RewardState], decoded: Callable[[Any], Any]) -> str | None:
-    """Put the states back.
+def load(trainer: Any, saved: Sequence[RewardState], decoder: Decoder) -> str | None:
+    """Load the states into the script's reward functions.
 
     Returns:
-        What to say when the script's functions are not those that were saved: then nothing is put back.
+        None, or a warning if the script's functions are not those that were saved; then nothing is loaded.
     """
     functions = stateful_rewards(trainer)
-    theirs, ours = [reward.name for reward in saved], [name for name, _ in functions]
-    if theirs != ours:
+    saved_names, names = [reward.name for reward in saved], [name for name, _ in functions]
+    if saved_names != names:
         return (
-            f"the checkpoint holds states of the reward functions {theirs}, the script now has {ours}: they begin"
-            " without"
+            f"the checkpoint contains states of the reward functions {saved_names}, but the script has"
+            f" {names}: their states are not restored"
         )
     for (_, function), reward in zip(functions, saved, strict=True):
         if reward.state is not None:
-            function.load_state_dict(decoded(reward.state))
+            function.load_state_dict(decoder(reward.state))
     return None

@@ -115,9 +115,9 @@ Tell = Callable[[PassedOver], None]
 
 
 def _can_reshape(folder: Path, ranks: int) -> str | None:
-    from grpo_run.trainers.exact.state import can_reshape
+    from grpo_run.trainers.exact.resharding import resharding_problem
 
-    reason: str | None = can_reshape(folder, ranks)
+    reason: str | None = resharding_problem(folder, ranks)
     return reason
 
 

@@ -1,4 +1,4 @@
-"""The order of every epoch is the undisturbed one, wherever the run was stopped, and no sampler is changed for it."""
+"""A resumed run reads every epoch in the order of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_run.trainers.exact.data_order import DataOrder, find_sampler
 
 
 class Shuffled(Sampler[int]):
-    """As TRL's sampler: a generator of its own, never reseeded."""
+    """Like TRL's sampler: its own generator, never reseeded."""
 
     def __init__(self, seed: int = 5) -> None:
         self.generator = torch.Generator()
@@ -29,7 +29,7 @@ class Shuffled(Sampler[int]):
 
 
 class Counted(Sampler[int]):
-    """As accelerate's: seeded anew in each epoch by a counter that goes up at the epoch's end."""
+    """Like accelerate's sampler: reseeded in each epoch from a counter that each epoch increases."""
 
     def __init__(self) -> None:
         self.generator: torch.Generator | None = None
@@ -42,8 +42,8 @@ class Counted(Sampler[int]):
         self.epoch += 1
 
 
-class OfTheGlobal(Sampler[int]):
-    """A user's: draws from the process's generators."""
+class GlobalShuffled(Sampler[int]):
+    """A sampler of a user that draws from the global generators of the process."""
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(12).tolist()
@@ -65,10 +65,12 @@ def order(sampler: Any, warned: list[str] | None = None, **changes: Any) -> Data
     return DataOrder(loader(sampler), arguments(**changes), found.append)
 
 
-@pytest.mark.parametrize("make", [Shuffled, Counted, OfTheGlobal])
+@pytest.mark.parametrize("make", [Shuffled, Counted, GlobalShuffled])
 @pytest.mark.parametrize("stopped_after", range(1, 12))
-def test_a_resumed_order_is_the_undisturbed_one(make: Callable[[], Any], stopped_after: int) -> None:
-    """Stopped after any batch of three epochs of four, the rest is what it would have been."""
+def test_a_resumed_run_reads_the_remaining_batches_of_an_uninterrupted_run(
+    make: Callable[[], Any], stopped_after: int
+) -> None:
+    """Holds after any of the 12 batches of three epochs, in the middle and at the end of an epoch."""
     torch.manual_seed(1), random.seed(2), np.random.seed(3)
     sampler = make()
     watched, batches, seen = order(sampler), [], 0
@@ -82,7 +84,7 @@ def test_a_resumed_order_is_the_undisturbed_one(make: Callable[[], Any], stopped
                 state = watched.state(epoch_ended=False)
         if seen == stopped_after:
             state = watched.state(epoch_ended=True)
-            global_rng = data_order.global_rng()  # as the checkpoint's own file has it
+            global_rng = data_order.global_rng()  # as transformers saves it in the checkpoint
 
     torch.manual_seed(77), random.seed(77), np.random.seed(77)
     fresh = make()
@@ -92,14 +94,14 @@ def test_a_resumed_order_is_the_undisturbed_one(make: Callable[[], Any], stopped
     for epoch in range(stopped_after // 4, 3):
         resumed.begin_epoch()
         if stopped_after % 4 == 0 and epoch == stopped_after // 4:
-            data_order.set_global_rng(global_rng)  # the Trainer loads it there
+            data_order.set_global_rng(global_rng)  # as the Trainer loads it
         epochs_batches = list(BatchSampler(fresh, 3, drop_last=False))
         again += epochs_batches[stopped_after % 4 if epoch == stopped_after // 4 else 0 :]
     assert again == batches[stopped_after:]
 
 
-def test_the_sampler_stays_what_it_is() -> None:
-    """For `isinstance`, by name, and altogether once the call is over."""
+def test_the_sampler_keeps_its_type() -> None:
+    """`isinstance` and the class name are unchanged; `close` restores the class and can be repeated."""
     sampler = Shuffled()
     watched = order(sampler)
     assert isinstance(sampler, Shuffled)
@@ -109,8 +111,8 @@ def test_the_sampler_stays_what_it_is() -> None:
     watched.close()
 
 
-def test_watching_changes_no_order() -> None:
-    """The undisturbed run is the script's own."""
+def test_watching_a_sampler_does_not_change_its_order() -> None:
+    """A watched and a plain sampler yield the same three epochs."""
     plain, watched = Shuffled(), Shuffled()
     order(watched)
     for _ in range(3):
@@ -118,7 +120,7 @@ def test_watching_changes_no_order() -> None:
 
 
 def test_the_innermost_sampler_is_found() -> None:
-    """Under what accelerate puts around a loader's batches."""
+    """The search goes through accelerate's batch wrappers and returns None for a stream."""
     sampler = Shuffled()
     batches = BatchSampler(sampler, 3, drop_last=False)
     sharded = SimpleNamespace(batch_sampler=SimpleNamespace(batch_sampler=batches))
@@ -126,8 +128,8 @@ def test_the_innermost_sampler_is_found() -> None:
     assert find_sampler(SimpleNamespace(batch_sampler=None)) is None
 
 
-def test_a_stream_is_said_to_be_one() -> None:
-    """It has no order that could be put back."""
+def test_a_stream_is_warned_about() -> None:
+    """A stream has no order that could be restored."""
     warned: list[str] = []
     watched = DataOrder(SimpleNamespace(batch_sampler=None), arguments(), warned.append)
     watched.begin_epoch()
@@ -135,38 +137,40 @@ def test_a_stream_is_said_to_be_one() -> None:
     assert warned == [data_order.STREAM]
 
 
-def test_skipping_nothing_is_said() -> None:
-    """Samples come twice."""
+def test_ignore_data_skip_is_warned_about() -> None:
+    """Without the skip, samples are used twice."""
     warned: list[str] = []
     order(Shuffled(), warned, ignore_data_skip=True)
     assert warned == [data_order.NO_SKIP]
 
 
 @pytest.mark.parametrize(
-    ("draw", "said"),
+    ("draw", "expected"),
     [
         (lambda: None, []),
-        (lambda: torch.empty((), dtype=torch.int64).random_(), []),  # the loader's own seed
+        (lambda: torch.empty((), dtype=torch.int64).random_(), []),  # the data loader's own seed
         (lambda: torch.rand(1), [data_order.RANDOM_DATA]),
         (random.random, [data_order.RANDOM_DATA]),
         (np.random.rand, [data_order.RANDOM_DATA]),
     ],
 )
-def test_data_that_draw_random_numbers_are_noticed_once(draw: Callable[[], Any], said: list[str]) -> None:
-    """At the beginning of an epoch, where nothing but the loader's seed is to be drawn."""
+def test_data_that_draws_random_numbers_is_warned_about_once(
+    draw: Callable[[], Any], expected: list[str]
+) -> None:
+    """At the start of an epoch, only the data loader's own seed may be drawn."""
     warned: list[str] = []
     watched = order(Shuffled(), warned)
     for _ in range(2):
         watched.begin_epoch()
         draw()
         watched.begin_step(lambda: None)
-        torch.rand(1)  # training draws as it likes
+        torch.rand(1)  # training may draw random numbers
         watched.begin_step(lambda: None)
-    assert warned == said
+    assert warned == expected
 
 
-def test_kept_workers_cost_a_resumed_run_no_draw() -> None:
-    """A run that was never hurt starts them once; one that resumed starts them in its next epoch again."""
+def test_persistent_workers_do_not_change_the_random_numbers_of_a_resumed_run() -> None:
+    """An uninterrupted run starts its workers once; a resumed run starts them again, which draws a seed."""
     watched = order(Shuffled(), dataloader_num_workers=1, dataloader_persistent_workers=True)
     watched.restore(None, None, "file")
     loaded = []
@@ -182,25 +186,25 @@ def test_kept_workers_cost_a_resumed_run_no_draw() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"generator": 5, "epoch": None}, {"generator": None, "epoch": "x"}, 7])
-def test_a_strange_state_is_refused(state: Any) -> None:
-    """As a checkpoint that cannot be trusted."""
+def test_a_state_that_does_not_fit_the_sampler_is_rejected(state: Any) -> None:
+    """The error is a CheckpointError that names the file and the sampler."""
     with pytest.raises(CheckpointError, match="the file does not fit the sampler Shuffled"):
         order(Shuffled()).restore(state, None, "the file")
 
 
-def test_a_strange_generator_state_is_refused() -> None:
-    """Of the process's own."""
-    with pytest.raises(CheckpointError, match="not a state of the random number generators"):
+def test_an_invalid_generator_state_is_rejected() -> None:
+    """Applies to the global generators of the process."""
+    with pytest.raises(CheckpointError, match="invalid state of the random number generators"):
         order(RandomSampler(range(3))).restore(None, {"torch": torch.zeros(1)}, "file")
 
 
 @pytest.mark.parametrize(("drops_last", "expected"), [(False, 1), (True, -1)])
-def test_a_skipping_loader_knows_how_much_of_its_last_batch_is_real(drops_last: bool, expected: int) -> None:
-    """As the whole loader does; where the last batch is dropped there is nothing to know."""
-    whole = SimpleNamespace(dataset=range(33), total_batch_size=8, _drop_last=drops_last)
+def test_a_skipping_loader_gets_the_remainder_of_the_full_loader(drops_last: bool, expected: int) -> None:
+    """The remainder is the size of the last, incomplete batch; with `drop_last` it is not set."""
+    full = SimpleNamespace(dataset=range(33), total_batch_size=8, _drop_last=drops_last)
     skipping = SimpleNamespace(remainder=-1)
     trainer = SimpleNamespace(
-        callback_handler=SimpleNamespace(train_dataloader=whole),
+        callback_handler=SimpleNamespace(train_dataloader=full),
         accelerator=SimpleNamespace(gradient_state=SimpleNamespace(active_dataloader=skipping)),
     )
     data_order.keep_remainder(trainer)

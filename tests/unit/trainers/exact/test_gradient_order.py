@@ -1,4 +1,4 @@
-"""DDP lays its buckets out as in the run that was never hurt, before a resumed run's first step."""
+"""Before its first step, a resumed run has the DDP buckets of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers.exact.gradient_order import GradientOrder, concerned
+from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
 
 
 @pytest.fixture(autouse=True)
 def _one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Open a process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-class Crossed(torch.nn.Module):
-    """Uses its layers in another order than it names them."""
+class Reordered(torch.nn.Module):
+    """A model whose forward pass uses the layers in another order than they are registered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,23 +35,23 @@ class Crossed(torch.nn.Module):
 
 
 def model(**options: Any) -> DistributedDataParallel:
-    return DistributedDataParallel(Crossed(), **options)
+    return DistributedDataParallel(Reordered(), **options)
 
 
 def step(trained: Any) -> None:
     trained(torch.ones(2, 4)).sum().backward()
 
 
-def layout(trained: Any) -> str:
-    """What DDP says of its buckets after some steps; it gathers that over several."""
+def bucket_layout(trained: Any) -> str:
+    """Return the parameter order of DDP's buckets; DDP reports it after several steps."""
     for _ in range(3):
         step(trained)
     trained(torch.ones(2, 4))
     return str(trained._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"])
 
 
-def test_the_order_is_the_one_of_the_first_synchronised_pass() -> None:
-    """Accumulating passes come before it and do not count."""
+def test_the_order_of_the_first_synchronized_backward_pass_is_recorded() -> None:
+    """Gradient accumulation passes before it are ignored, as are later passes."""
     trained = model()
     order = GradientOrder(trained)
     order.record()
@@ -64,30 +64,30 @@ def test_the_order_is_the_one_of_the_first_synchronised_pass() -> None:
     assert order.order == [0, 2, 1]
 
 
-def test_a_replayed_order_lays_the_buckets_out_before_the_first_step() -> None:
-    """As the undisturbed model has them from its second step on; nothing is left in gradients or weights."""
-    undisturbed, resumed = model(), model()
+def test_replay_rebuilds_the_buckets_before_the_first_step() -> None:
+    """The buckets equal those of an uninterrupted model; gradients and weights are unchanged."""
+    uninterrupted, resumed = model(), model()
     weights = [parameter.clone() for parameter in resumed.parameters()]
     order = GradientOrder(resumed)
     order.replay([0, 2, 1])
     assert all(parameter.grad is None for parameter in resumed.parameters())
     assert all(map(torch.equal, weights, resumed.parameters()))
     assert order.order == [0, 2, 1]
-    for one, at_once in ((resumed, True), (undisturbed, False)):
-        one(torch.ones(2, 4))  # the first step's
+    for one, at_once in ((resumed, True), (uninterrupted, False)):
+        one(torch.ones(2, 4))  # the forward pass of the first step
         assert one._has_rebuilt_buckets is at_once
-    assert layout(resumed) == layout(undisturbed) == "0 2 1"
+    assert bucket_layout(resumed) == bucket_layout(uninterrupted) == "0 2 1"
 
 
 @pytest.mark.parametrize("order", [[], [0, 1], [0, 1, 1], [0, 1, 3]])
-def test_the_order_of_another_model_is_refused(order: list[int]) -> None:
-    """Before anything is sent."""
+def test_the_order_of_another_model_is_rejected(order: list[int]) -> None:
+    """The check comes before any collective."""
     with pytest.raises(CheckpointError, match="the model has 3"):
         GradientOrder(model()).replay(order)
 
 
-def test_hooks_are_taken_off() -> None:
-    """When the order is known, and when the call ends before."""
+def test_hooks_are_removed() -> None:
+    """They are removed when the order is known, and by `close` when the call ends earlier."""
     for early in (True, False):
         trained = model()
         order = GradientOrder(trained)
@@ -105,9 +105,9 @@ def test_hooks_are_taken_off() -> None:
         ({"static_graph": True}, 8, False),
     ],
 )
-def test_only_models_whose_layout_changes_are_concerned(
+def test_the_order_is_needed_only_where_buckets_are_rebuilt(
     options: dict[str, bool], world_size: int, expected: bool
 ) -> None:
-    """Two addends have one order."""
-    assert concerned(model(**options), world_size) is expected
-    assert not concerned(Crossed(), 8)
+    """Not needed for two ranks, for options that keep the buckets, or for a model without DDP."""
+    assert needs_gradient_order(model(**options), world_size) is expected
+    assert not needs_gradient_order(Reordered(), 8)

@@ -1,4 +1,4 @@
-"""A reference model that follows the policy comes back, whole or by shards, and nothing of another shape does."""
+"""A synced reference model is restored, replicated or sharded; a file of another shape is rejected."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def synced(model: Any) -> Trainer:
     return trainer
 
 
-def test_a_synced_reference_model_survives_on_every_rank(begin: Begun, tmp_path: Path) -> None:
-    """Written once where it is replicated."""
+def test_a_replicated_reference_model_is_restored_on_every_rank(begin: Begun, tmp_path: Path) -> None:
+    """A replicated model is written once, by rank 0."""
     for rank in (0, 1):
         begin(synced(reference(3.0)), rank=rank, world_size=2).save(tmp_path)
     assert sorted(path.name for path in (tmp_path / format.FOLDER).glob("reference*")) == [
@@ -42,13 +42,13 @@ def test_a_synced_reference_model_survives_on_every_rank(begin: Begun, tmp_path:
 
 
 def test_a_reference_model_that_does_not_change_is_not_written(begin: Begun, tmp_path: Path) -> None:
-    """It is read again from where it came."""
+    """Without `sync_ref_model`, no file is written."""
     begin(Trainer(ref_model=reference(3.0))).save(tmp_path)
     assert not list((tmp_path / format.FOLDER).glob("reference*"))
 
 
 class Zero3(torch.nn.Module):
-    """Parameters as DeepSpeed leaves them: empty, with a shard beside."""
+    """A model as DeepSpeed ZeRO-3 partitions it: empty parameters with the shard in `ds_tensor`."""
 
     def __init__(self, value: float, status: str = "NOT_AVAILABLE") -> None:
         super().__init__()
@@ -65,8 +65,8 @@ class Zero3(torch.nn.Module):
         weight.partition = partition
 
 
-def test_a_sharded_reference_model_survives_by_rank(begin: Begun, tmp_path: Path) -> None:
-    """Each rank has its own shard back, and a gathered copy is let go."""
+def test_a_sharded_reference_model_is_restored_per_rank(begin: Begun, tmp_path: Path) -> None:
+    """Each rank loads its own shard and releases a gathered copy of the parameter."""
     for rank in (0, 1):
         begin(synced(Zero3(float(rank))), rank=rank, world_size=2).save(tmp_path)
     for rank in (0, 1):
@@ -77,8 +77,8 @@ def test_a_sharded_reference_model_survives_by_rank(begin: Begun, tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)])
-def test_a_reference_model_of_another_shape_is_refused(begin: Begun, tmp_path: Path, other: Any) -> None:
-    """As a checkpoint that does not fit."""
+def test_a_reference_model_of_another_shape_is_rejected(begin: Begun, tmp_path: Path, other: Any) -> None:
+    """The error is a CheckpointError, for other shapes and for other parameter names."""
     begin(synced(reference(3.0))).save(tmp_path)
     with pytest.raises(CheckpointError, match="does not fit the reference model"):
         begin(synced(other), tmp_path)

@@ -1,4 +1,4 @@
-"""Reward functions that remember go on remembering; what cannot be kept is said once."""
+"""Stateful reward functions keep their state; a state that cannot be saved is warned about once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_run.trainers.exact.reward_state import stateful_rewards
 
 
 class Stateful:
-    """A reward that remembers."""
+    """A stateful reward function."""
 
     def __init__(self) -> None:
         self.state: Any = {"seen": 0, "mean": torch.zeros(2), "scale": math.nan}
@@ -32,7 +32,7 @@ class Stateful:
 
 
 def wrapped(function: Any) -> Any:
-    """As the guard wraps it."""
+    """Wrap a reward function like the guard does."""
 
     def marked(**keywords: Any) -> Any:
         return function(**keywords)
@@ -42,20 +42,25 @@ def wrapped(function: Any) -> Any:
     return marked
 
 
-def test_a_stateful_rewards_state_survives(again: Callable[..., Any]) -> None:
-    """Seen through wrappers; functions without a state do not matter."""
-    there, here = Stateful(), Stateful()
-    there.state = {"seen": 9, "mean": torch.ones(2), "scale": math.inf}
+def test_the_state_of_a_reward_function_is_restored(again: Callable[..., Any]) -> None:
+    """Wrappers are looked through; stateless functions are ignored."""
+    saved, restored = Stateful(), Stateful()
+    saved.state = {"seen": 9, "mean": torch.ones(2), "scale": math.inf}
     again(
-        Trainer(reward_funcs=[len, wrapped(wrapped(there))]), fresh=Trainer(reward_funcs=[len, wrapped(here)])
+        Trainer(reward_funcs=[len, wrapped(wrapped(saved))]),
+        fresh=Trainer(reward_funcs=[len, wrapped(restored)]),
     )
-    assert (here.state["seen"], here.state["mean"].tolist(), here.state["scale"]) == (9, [1, 1], math.inf)
+    assert (restored.state["seen"], restored.state["mean"].tolist(), restored.state["scale"]) == (
+        9,
+        [1, 1],
+        math.inf,
+    )
 
 
-def test_a_reward_state_that_cannot_be_kept_is_said_once(
+def test_a_reward_state_that_cannot_be_encoded_is_warned_about_once(
     begin: Begun, warned: list[str], tmp_path: Path
 ) -> None:
-    """Naming the function; the run goes on."""
+    """The warning names the function; saving and resuming succeed without its state."""
     reward = Stateful()
     reward.state = {"client": object()}
     state = begin(Trainer(reward_funcs=[reward]))
@@ -68,15 +73,17 @@ def test_a_reward_state_that_cannot_be_kept_is_said_once(
     assert fresh.state["seen"] == 0
 
 
-def test_other_reward_functions_than_saved_begin_anew(again: Callable[..., Any], warned: list[str]) -> None:
-    """A script may have been changed; it is said."""
+def test_other_reward_functions_than_saved_start_without_state(
+    again: Callable[..., Any], warned: list[str]
+) -> None:
+    """A changed script gets a warning."""
     fresh = Stateful()
     again(Trainer(), fresh=Trainer(reward_funcs=[fresh]))
     assert fresh.state["seen"] == 0
-    assert "they begin without" in warned[0]
+    assert "their states are not restored" in warned[0]
 
 
-def test_reward_models_are_left_out() -> None:
-    """They offer a state as every module does, and do not change."""
+def test_reward_models_are_skipped() -> None:
+    """Every module has a state dict, but training does not change reward models."""
     assert stateful_rewards(SimpleNamespace(reward_funcs=[torch.nn.Linear(1, 1)])) == []
     assert stateful_rewards(SimpleNamespace()) == []
