@@ -1,7 +1,7 @@
-"""Where a server listens: parses `host:port` and binds the first free port from there on.
+"""Parse `host:port` and open a listening socket on the first free port at or above it.
 
-Called by `server.py`. Binding also listens: between two sockets that are only bound the kernel does not
-choose, so a port is ours only then. Serves nothing.
+Called by `server.py` and by the command line. The socket listens at once, because with `SO_REUSEADDR` two
+sockets can be bound to one port; only listening reserves it. Serves nothing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", r
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split `host:port` or `[ipv6]:port`; port 0 lets the kernel choose.
+    """Split `host:port` or `[ipv6]:port`; port 0 lets the kernel choose a port.
 
     Raises:
-        UsageError: it is neither, or the port is above 65535.
+        UsageError: the text has neither form, or the port is above 65535.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise UsageError(
-            f"{text!r} is not an address to serve metrics at; give host:port, as in 127.0.0.1:9460,"
-            " or [::1]:9460 for IPv6 (port 0 takes any free one)"
+            f"{text!r} is not a valid metrics address; use host:port, for example 127.0.0.1:9460,"
+            " or [::1]:9460 for IPv6 (port 0: any free port)"
         )
     return match[1] or match[2], int(match[3])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; a name counts as loopback only when it is `localhost`."""
+    """Return whether `host` is a loopback address. `localhost` is the only name that counts as one."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -43,22 +43,23 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at `host`, on `port` or the next free one of the 100 from there; 0 is any free one.
+    """Return a listening socket on the first free port from `port` to `port + 99`; port 0 is any free port.
 
     Raises:
-        UsageError: the host is not one of this machine's, the port is not allowed, or all 100 are taken.
+        UsageError: the host is not an address of this machine, the port is not permitted, or all 100 ports
+            are in use.
     """
     try:
         family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(
-            f"metrics cannot be served at {host!r}: {error.strerror}; give an address of this machine"
+            f"cannot serve metrics at {host!r}: {error.strerror}; use an address of this machine"
         ) from error
     last = port if port == 0 else min(65535, port + PORTS_TRIED - 1)
     for candidate in range(port, last + 1):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # A port whose last owner's connections linger in TIME_WAIT is free; a listening one is not.
+            # Allows a port with connections in TIME_WAIT, but not a port on which another socket listens.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((resolved[0], candidate, *resolved[2:]))
             sock.listen(BACKLOG)
@@ -66,10 +67,10 @@ def listen(host: str, port: int) -> socket.socket:
             sock.close()
             if error.errno != errno.EADDRINUSE:
                 raise UsageError(
-                    f"metrics cannot be served at {host}:{candidate}: {error.strerror}; give another address"
+                    f"cannot serve metrics at {host}:{candidate}: {error.strerror}; use another address"
                 ) from error
             continue
         return sock
     raise UsageError(
-        f"metrics cannot be served at {host}: ports {port} to {last} are all taken; give another port, or 0"
+        f"cannot serve metrics at {host}: ports {port} to {last} are all in use; use another port, or 0"
     )

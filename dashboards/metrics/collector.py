@@ -1,8 +1,8 @@
-"""The Prometheus collector: reads the run once a scrape and evaluates the catalogue on it.
+"""The Prometheus collector: reads the run once per scrape and evaluates the metric catalogue.
 
-Built by `server.py` around the supervisor's own view, or around a reader of the run directory. A reading
-that fails never reaches the scraper as an exception and never leaves old values behind: the run's series
-are then absent and `grpo_observation_failed` is 1. Does not serve and does not cache: every scrape reads.
+Created by `server.py` for the supervisor's status, or for a reader of the run directory. A failed read
+does not raise in the scrape and leaves no old values: the run's series are absent and
+`grpo_observation_failed` is 1. Does not serve HTTP and does not cache.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 
 
 class ObservationFailed(Exception):
-    """The run could not be read; the cause is chained and already logged and counted."""
+    """The run could not be read. The original error is chained, and has been logged and counted."""
 
 
 class RunCollector(Collector):
-    """Exports one run. Thread-safe: readings are made one at a time.
+    """Prometheus collector for one run. Thread-safe: the run is read by one thread at a time.
 
     Args:
-        read: gives the run's status; may raise anything, which counts as a failed observation.
-        registry: where to register, a new one by default, never the process-wide one.
-        monotonic: clock of the board's times, in seconds.
-        wall: clock of the journal's times, in seconds since the epoch.
+        read: returns the run's status; any exception counts as a failed observation.
+        registry: registry to join; by default a new one, never the process-wide registry.
+        monotonic: clock of the timestamps on the board, in seconds.
+        wall: clock of the timestamps in the journal, in seconds since the epoch.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RunCollector(Collector):
         self._lock = threading.Lock()
         self._run_id = ""
         self._first_rank = 0
-        self._ranks_seen = 0
+        self._rank_count = 0
         self._failures = 0
         self._failing = False
         self._observed_at: float | None = None
@@ -65,12 +65,12 @@ class RunCollector(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterator[Family]:
-        """The families without samples: registering must not read the run."""
+        """Yield the families without samples, because registration must not read the run."""
         for metric in ALL_METRICS:
             yield _family(metric)
 
     def collect(self) -> Iterator[Family]:
-        """One reading as metric families; never raises because of the run."""
+        """Read the run once and yield its metric families; a failed read does not raise."""
         failed = False
         try:
             yield from self.observe(self._families)
@@ -78,18 +78,19 @@ class RunCollector(Collector):
             failed = True
         exporter = Exporter(failed=failed, failures=self._failures, observed_at=self._observed_at)
         for metric in EXPORTER_METRICS:
-            yield self._filled(metric, exporter)
+            yield self._with_samples(metric, exporter)
 
     def observe(self, evaluate: Callable[[Observation], Result]) -> Result:
-        """Read the run once and make something of the reading; both count as the observation.
+        """Read the run once and return `evaluate` of the observation.
 
         Raises:
-            ObservationFailed: either raised. It is counted, and logged when it is the first in a row.
+            ObservationFailed: reading or evaluating failed. Every failure is counted; the first of
+                consecutive failures is logged.
         """
         with self._lock:
             try:
-                seen = self._observation(self._read())
-                result = evaluate(seen)
+                observation = self._observation(self._read())
+                result = evaluate(observation)
             except Exception as error:
                 self._failures += 1
                 if not self._failing:
@@ -99,7 +100,7 @@ class RunCollector(Collector):
             if self._failing:
                 log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
             self._failing = False
-            self._observed_at = seen.wall_seconds
+            self._observed_at = observation.wall_seconds
             return result
 
     def _observation(self, status: RunStatus) -> Observation:
@@ -112,22 +113,22 @@ class RunCollector(Collector):
             wall_seconds=self._wall(),
         )
 
-    def _families(self, seen: Observation) -> list[Family]:
-        return [self._filled(metric, seen) for metric in RUN_METRICS]
+    def _families(self, observation: Observation) -> list[Family]:
+        return [self._with_samples(metric, observation) for metric in RUN_METRICS]
 
     def _known_slots(self, status: RunStatus) -> tuple[Slot | None, ...]:
-        # A board that can no longer be read must not make its ranks vanish: as long as the run has not
-        # ended, every rank that was ever seen is shown, as unobservable.
+        # Until the run ends, every rank that was ever read stays exported as unobservable, even if the
+        # board can no longer be read. Otherwise a lost rank would disappear from the metrics.
         for index, slot in enumerate(status.slots):
             if slot is not None:
                 self._first_rank = slot.rank - index
                 break
         if status.slots:
-            self._ranks_seen = len(status.slots)
+            self._rank_count = len(status.slots)
             return status.slots
-        return () if status.history.exit_code is not None else (None,) * self._ranks_seen
+        return () if status.history.exit_code is not None else (None,) * self._rank_count
 
-    def _filled(self, metric: Metric[Source], source: Source) -> Family:
+    def _with_samples(self, metric: Metric[Source], source: Source) -> Family:
         family = _family(metric)
         labels: tuple[str, ...]
         for labels, value in metric.read(source):
@@ -139,6 +140,6 @@ class RunCollector(Collector):
 def _family(metric: Metric[Source]) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     stem = metric.name.removesuffix("_total")
-    # The exposition appends a unit that is not the name's ending: pass only the one that is.
+    # prometheus_client appends the unit to a name that does not end with it; pass it only if the name does.
     unit = metric.unit if metric.unit and stem.endswith(f"_{metric.unit}") else ""
     return kind(metric.name, metric.help, labels=[RUN_ID, *metric.label_names], unit=unit)

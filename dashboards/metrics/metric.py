@@ -1,12 +1,11 @@
-"""The types of the metric catalogue: a metric as data, its labels, and what it is read from.
+"""Types of the metric catalogue: a metric, its labels, and the observation it is read from.
 
-`catalogue.py` lists the metrics, `collector.py` evaluates them, `grafana.py` and `alerts.py` look names
-and labels up. Holds no metric itself and does no I/O.
+Used by every module of `dashboards.metrics`. Defines no metric (`catalogue.py`) and performs no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -16,18 +15,18 @@ from grpo_run.watchdog.observation import Slot
 Kind = Literal["gauge", "counter"]
 Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count"]
 Sample = tuple[tuple[str, ...], float | None]
-"""Label values in the order of the metric's labels, and the value; None or NaN is left out."""
+"""Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
 
 RUN_ID = "run_id"
-"""The label every series carries, so that one Prometheus can hold many runs."""
+"""Label of every series, so that one Prometheus server can hold many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
     """One label of a metric.
 
-    `values` is the closed set of its values, or None for one value a local rank. `exclusive` says that one
-    value at a time is exported, so that the label does not multiply the series.
+    `values` is the closed set of its values, or None for one value per local rank. `exclusive` means that
+    only one value is exported at a time, so the label does not multiply the number of series.
     """
 
     name: str
@@ -37,10 +36,10 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One successful reading of a run and when it was made.
+    """One successful read of a run, with the time of the read.
 
-    `slots` is by local rank, None for a rank that could not be read. `first_rank` is the global rank of
-    local rank 0: an unreadable slot does not say whose it is.
+    `slots` is indexed by local rank; None stands for a rank that cannot be read. `first_rank` is the global
+    rank of local rank 0, which an unreadable slot does not provide.
     """
 
     status: RunStatus
@@ -50,12 +49,12 @@ class Observation:
     wall_seconds: float
 
     def ranks(self) -> Iterator[tuple[str, Slot | None]]:
-        """Every known rank's label and its slot, None when it could not be read."""
+        """Yield each known rank's label and slot; the slot is None if it cannot be read."""
         for index, slot in enumerate(self.slots):
             yield str(self.first_rank + index if slot is None else slot.rank), slot
 
     def readable(self) -> Iterator[tuple[str, Slot]]:
-        """The ranks that could be read: what is unreadable has no values, not old ones."""
+        """Yield only the ranks whose slots can be read; the others export no values."""
         for rank, slot in self.ranks():
             if slot is not None:
                 yield rank, slot
@@ -63,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """How the exporter itself fares. `observed_at` is the wall time of the last good reading, if any."""
+    """State of the exporter itself. `observed_at` is the wall time of the last successful read, if any."""
 
     failed: bool
     failures: int
@@ -75,7 +74,7 @@ Source = TypeVar("Source", Observation, Exporter)
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Generic[Source]):
-    """One metric family. `read` is pure: the same source gives the same samples."""
+    """One metric family. `read` is pure: equal sources give equal samples."""
 
     name: str
     kind: Kind
@@ -86,19 +85,13 @@ class Metric(Generic[Source]):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The labels in the order of a sample's values, `run_id` left out."""
+        """Names of the labels in the order of a sample's values, without `run_id`."""
         return tuple(label.name for label in self.labels)
 
-    def most_series(self, local_ranks: int) -> int:
-        """The most series one exporter can give for this metric at a time."""
+    def max_series(self, local_ranks: int) -> int:
+        """Return the largest number of series that one exporter can export for this metric at a time."""
         series = 1
         for label in self.labels:
             if not label.exclusive:
                 series *= local_ranks if label.values is None else len(label.values)
         return series
-
-
-def one_hot(values: Sequence[str], present: str | None) -> Iterator[tuple[str, float]]:
-    """Every value with 1 for the present one and 0 for the others."""
-    for value in values:
-        yield value, float(value == present)

@@ -1,9 +1,9 @@
-"""The HTTP server beside a run: `/metrics` for Prometheus, `/state.json`, `/healthz`.
+"""HTTP server for the state of a run: `/metrics` for Prometheus, `/state.json` and `/healthz`.
 
-Started by the supervisor (through `cli`) and by commands that serve a run directory. It lives in a daemon
-thread with an event loop of its own, installs no signal handlers, writes no access log, and imports
-starlette and uvicorn in that thread, so that starting it costs the caller a socket and nothing else.
-Scrapes that come before it is ready wait in the socket's backlog. Only reads; there is nothing to post.
+Started by `grpo-run launch` beside the supervisor. The server runs in a daemon thread with its own event loop,
+installs no signal handlers and writes no access log. Starlette and uvicorn are imported in that thread, so
+starting the server costs the caller only a socket; early requests wait in the socket's backlog.
+The server is read-only.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "127.0.0.1:9460"
 MAX_CONNECTIONS = 32
-"""Requests beyond these are answered 503 at once: a reading of a run is not free."""
+"""Further requests are answered with status 503, because every request reads the run."""
 GRACE_SECONDS = 1
 
 log = structlog.get_logger(__name__)
 
 
 class MetricsServer:
-    """A running server. Made by `start`; stops with the process or by `stop`."""
+    """A running server. Created by `start`; ends with the process or with `stop`."""
 
     def __init__(self, collector: RunCollector, listening: socket.socket) -> None:
         self._collector = collector
@@ -50,11 +50,11 @@ class MetricsServer:
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop listening, let requests in progress end, and wait; safe to call twice.
+        """Stop listening and wait for requests in progress. May be called more than once.
 
         Returns:
-            Whether the server ended within `timeout_seconds`. If not, a reading of the run is stuck: that is
-            logged, and the daemon thread does not keep the process alive.
+            Whether the server ended within `timeout_seconds`. If not, a read of the run is stuck. This is
+            logged; the daemon thread does not keep the process alive.
         """
         self._stopping.set()
         if self._server is not None:
@@ -66,8 +66,8 @@ class MetricsServer:
         return True
 
     def _serve(self) -> None:
-        # Nobody joins this thread to hear of an error: it is logged here, and the port is given back so that
-        # a scraper is refused rather than left waiting.
+        # No caller receives an exception of this thread: log it, and close the port so that scrapers are
+        # refused instead of waiting.
         try:
             import uvicorn
 
@@ -101,15 +101,15 @@ def start(
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
 ) -> MetricsServer:
-    """Serve a run and return at once.
+    """Start serving a run and return without waiting for the server to be ready.
 
     Args:
-        read: gives the run's status; called once a request, from another thread, one call at a time.
-        address: `host:port`; a taken port is passed over for the next free one, 0 is any free one.
-        monotonic, wall: clocks, in seconds, replaceable in tests.
+        read: returns the run's status. Called once per request, from another thread, never concurrently.
+        address: `host:port`. If the port is in use, the next free port is taken; port 0 is any free port.
+        monotonic, wall: clocks in seconds; replaced in tests.
 
     Raises:
-        UsageError: the address is malformed, not this machine's, or has no free port.
+        UsageError: the address is malformed, is not an address of this machine, or has no free port.
     """
     host, port = parse_address(address)
     listening = listen(host, port)
@@ -120,7 +120,7 @@ def start(
 
 
 def application(collector: RunCollector) -> Starlette:
-    """The routes. Handlers are plain functions: starlette runs them in threads, off the event loop."""
+    """Return the application. Handlers are synchronous; starlette runs them in threads, not in the event loop."""
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
@@ -131,14 +131,16 @@ def application(collector: RunCollector) -> Starlette:
 
     def state(request: Request) -> Response:
         try:
-            text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
+            text = collector.observe(
+                lambda observation: json.dumps(observation.status.as_json(), allow_nan=False)
+            )
         except ObservationFailed as error:
-            return JSONResponse({"error": f"the run cannot be read: {error}"}, status_code=503)
+            return JSONResponse({"error": f"cannot read the run: {error}"}, status_code=503)
         return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 
     def healthz(request: Request) -> Response:
         try:
-            run_state = collector.observe(lambda seen: seen.status.state)
+            run_state = collector.observe(lambda observation: observation.status.state)
         except ObservationFailed as error:
             return JSONResponse({"observed": False, "error": str(error)}, status_code=503)
         return JSONResponse({"observed": True, "state": run_state})

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from grpo_run.dashboards.metrics.catalogue import LABELS, UNKNOWN
+from grpo_run.dashboards.metrics.catalogue import LABELS
+from grpo_run.dashboards.metrics.labels import UNKNOWN
 from grpo_run.dashboards.provisioning.promql import unknown_names
 from grpo_run.runtime.supervision.lifecycle import LIVE, State
 

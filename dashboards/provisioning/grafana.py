@@ -11,7 +11,8 @@ import json
 import re
 from typing import Any
 
-from grpo_run.dashboards.metrics.catalogue import LABELS, PHASES, RUN_STATES
+from grpo_run.dashboards.metrics.catalogue import LABELS
+from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
 from grpo_run.dashboards.provisioning.panels import (
     DATASOURCE,
     BuiltPanel,

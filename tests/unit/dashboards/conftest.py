@@ -1,4 +1,4 @@
-"""Makes slots and statuses of a run for the dashboards' tests."""
+"""Fixtures that build slots and statuses of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 @pytest.fixture
 def make_slot() -> Callable[..., Slot]:
-    """A slot of a healthy rank at step 7, last heard of at 995 s."""
+    """Build the slot of a healthy rank at step 7, last updated at 995 s."""
 
     def make(rank: int, **changes: Any) -> Slot:
         fields: dict[str, Any] = {
@@ -37,7 +37,7 @@ def make_slot() -> Callable[..., Slot]:
 
 @pytest.fixture
 def make_status() -> Callable[..., RunStatus]:
-    """A running run at step 7 of 100 with one healed fault, and the slots given."""
+    """Build the status of a running run at step 7 of 100, with one recovered fault and the given slots."""
 
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(

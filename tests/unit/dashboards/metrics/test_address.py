@@ -1,4 +1,4 @@
-"""Addresses are parsed strictly, and a taken port is passed over."""
+"""Addresses are parsed strictly, and a port in use is skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_run.runtime.errors import UsageError
     ],
 )
 def test_host_and_port_are_split(text: str, host: str, port: int) -> None:
-    """The forms that are meant."""
+    """The documented forms are accepted."""
     assert parse_address(text) == (host, port)
 
 
@@ -31,8 +31,8 @@ def test_host_and_port_are_split(text: str, host: str, port: int) -> None:
     ["", "9460", ":9460", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:65536", "::1:9460", "a b:1",
      "http://127.0.0.1:9460", "127.0.0.1:-1", "127.0.0.1:9460/metrics", "127.0.0.1:٣"],
 )  # fmt: skip
-def test_malformed_address_is_one_clear_line(text: str) -> None:
-    """The message repeats what was given and shows what is meant."""
+def test_malformed_address_gives_a_one_line_error(text: str) -> None:
+    """The error names the rejected text and shows a valid address, in one line."""
     with pytest.raises(UsageError) as error:
         parse_address(text)
     message = str(error.value)
@@ -42,8 +42,8 @@ def test_malformed_address_is_one_clear_line(text: str) -> None:
 
 
 @pytest.fixture
-def taken() -> Iterator[int]:
-    """A port on which somebody listens, with room for a hundred above it."""
+def used_port() -> Iterator[int]:
+    """A port with a listening socket; at least one hundred port numbers lie above it."""
     with socket.socket() as sock:
         for port in range(20_000, 60_000, 101):
             try:
@@ -56,36 +56,38 @@ def taken() -> Iterator[int]:
     pytest.fail("no free port from 20000 to 60000")
 
 
-def test_taken_port_is_passed_over(taken: int) -> None:
-    """The next free port is bound, close above."""
-    with listen("127.0.0.1", taken) as sock:
-        assert taken < sock.getsockname()[1] < taken + address.PORTS_TRIED
+def test_port_in_use_is_skipped(used_port: int) -> None:
+    """The next free port above it is used."""
+    with listen("127.0.0.1", used_port) as sock:
+        assert used_port < sock.getsockname()[1] < used_port + address.PORTS_TRIED
 
 
-def test_no_free_port_is_a_usage_error(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last try the message names the ports and the way out."""
+def test_no_free_port_is_a_usage_error(used_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the ports tried and what to do."""
     monkeypatch.setattr(address, "PORTS_TRIED", 1)
-    with pytest.raises(UsageError, match=f"ports {taken} to {taken} are all taken; give another port, or 0"):
-        listen("127.0.0.1", taken)
+    with pytest.raises(
+        UsageError, match=f"ports {used_port} to {used_port} are all in use; use another port, or 0"
+    ):
+        listen("127.0.0.1", used_port)
 
 
 def test_port_range_ends_at_the_last_port() -> None:
-    """A search that begins near the end does not run past 65535."""
+    """The search does not go beyond port 65535."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 65535))
         sock.listen()
-        with pytest.raises(UsageError, match="ports 65535 to 65535 are all taken"):
+        with pytest.raises(UsageError, match="ports 65535 to 65535 are all in use"):
             listen("127.0.0.1", 65535)
 
 
 def test_address_of_another_machine_is_a_usage_error() -> None:
-    """TEST-NET-1 (RFC 5737) is nobody's address."""
+    """An address of TEST-NET-1 (RFC 5737), which no machine has, is rejected."""
     with pytest.raises(UsageError, match=r"192\.0\.2\.1"):
         listen("192.0.2.1", 0)
 
 
 def test_listening_socket_is_not_inherited() -> None:
-    """A rank started later must not keep the port open."""
+    """A rank started later does not keep the port open."""
     with listen("127.0.0.1", 0) as sock:
         assert not sock.get_inheritable()
 
@@ -96,5 +98,5 @@ def test_listening_socket_is_not_inherited() -> None:
      ("::", False), ("10.0.0.1", False), ("node-3", False)],
 )  # fmt: skip
 def test_only_loopback_counts_as_loopback(host: str, expected: bool) -> None:
-    """Everything else may be reached from outside."""
+    """Every other host may be reachable from the network."""
     assert is_loopback(host) is expected

@@ -1,4 +1,4 @@
-"""The collector exports what was observed, and says so when nothing was."""
+"""The collector exports what it observed, and reports a failed observation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Script:
-    """A `read` that returns or raises one thing after the other, the last one for ever."""
+    """A `read` callable that returns or raises the given results in order and repeats the last one."""
 
     def __init__(self, *results: RunStatus | Exception) -> None:
         self.results = list(results)
@@ -36,12 +36,12 @@ class Script:
 
 
 def collector_of(*results: RunStatus | Exception) -> RunCollector:
-    """A collector over a script, with clocks that stand still at 1000 s and 200 s."""
+    """A collector over scripted results, with clocks fixed at 1000 s and 200 s."""
     return RunCollector(Script(*results), monotonic=lambda: 1000.0, wall=lambda: 200.0)
 
 
 def scrape(collector: RunCollector) -> Series:
-    """One scrape through the text format and back."""
+    """Scrape once; the samples go through the text format and its parser."""
     families = text_string_to_metric_families(generate_latest(collector.registry).decode())
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -51,17 +51,17 @@ def scrape(collector: RunCollector) -> Series:
 
 
 def value(series: Series, name: str, **labels: str) -> float | None:
-    """The value of one series of the run `night`, or None when it is not exported."""
+    """The value of one series of the run `night`, or None if it is not exported."""
     return series.get((name, frozenset({"run_id": "night", **labels}.items())))
 
 
 def names(series: Series) -> set[str]:
-    """The metric names of a scrape."""
+    """Names of the metrics in a scrape."""
     return {name for name, _ in series}
 
 
-def test_values_arrive_with_run_and_rank(make_slot: Any, make_status: Any) -> None:
-    """Run values and rank values come out under their labels."""
+def test_values_are_exported_with_run_and_rank_labels(make_slot: Any, make_status: Any) -> None:
+    """Values of the run and of its ranks are exported with their labels."""
     series = scrape(collector_of(make_status(make_slot(0), make_slot(1, voted_step=6))))
     assert value(series, "grpo_step") == 7
     assert value(series, "grpo_target_steps") == 100
@@ -78,22 +78,23 @@ def test_values_arrive_with_run_and_rank(make_slot: Any, make_status: Any) -> No
 
 
 def test_every_metric_of_the_catalogue_is_exported(make_slot: Any, make_status: Any) -> None:
-    """A full observation leaves no metric out, under its own name."""
+    """A full observation exports every metric under its own name."""
     status = make_status(make_slot(0))
     status.history._spans.append((1, 7, 50.0))
+    status.history.exit_code = 0
     assert names(scrape(collector_of(status))) == {metric.name for metric in ALL_METRICS}
 
 
 def test_openmetrics_form_is_valid(make_slot: Any, make_status: Any) -> None:
-    """The strict parser of the other exposition format accepts names, types and units."""
+    """The strict OpenMetrics parser accepts names, types and units."""
     text = generate_openmetrics(collector_of(make_status(make_slot(0), None)).registry).decode()
     families = {family.name: family for family in parse_openmetrics(text)}
     assert families["grpo_rank_vote_wait_seconds"].type == "counter"
     assert families["grpo_rank_vote_wait_seconds"].unit == "seconds"
 
 
-def test_nan_and_unknown_are_left_out(make_slot: Any, make_status: Any) -> None:
-    """A loss that was never set is absent, not 0 and not NaN."""
+def test_nan_and_unknown_values_are_not_exported(make_slot: Any, make_status: Any) -> None:
+    """A loss that was never set is absent, neither 0 nor NaN."""
     nan = float("nan")
     status = make_status(make_slot(0, loss=nan, grad_norm=nan), make_slot(1))
     status.history.reward = None
@@ -105,14 +106,14 @@ def test_nan_and_unknown_are_left_out(make_slot: Any, make_status: Any) -> None:
     assert "grpo_checkpoint_step" not in names(series)
 
 
-def test_infinite_loss_is_shown(make_slot: Any, make_status: Any) -> None:
-    """A loss that diverged is a fact, unlike one that was never set."""
+def test_infinite_loss_is_exported(make_slot: Any, make_status: Any) -> None:
+    """A diverged loss is a value, unlike a loss that was never set."""
     series = scrape(collector_of(make_status(make_slot(0, loss=float("inf")))))
     assert value(series, "grpo_rank_loss", rank="0") == float("inf")
 
 
-def test_unobservable_rank_loses_its_values(make_slot: Any, make_status: Any) -> None:
-    """A rank that was read before and cannot be read now keeps no old value."""
+def test_a_rank_that_becomes_unreadable_loses_its_values(make_slot: Any, make_status: Any) -> None:
+    """No value of an earlier read is exported for a rank that can no longer be read."""
     collector = collector_of(make_status(make_slot(0), make_slot(1)), make_status(make_slot(0), None))
     assert value(scrape(collector), "grpo_rank_state", rank="1", state=RankState.training.name) == 1
     series = scrape(collector)
@@ -122,7 +123,7 @@ def test_unobservable_rank_loses_its_values(make_slot: Any, make_status: Any) ->
 
 
 def test_unreadable_rank_of_a_later_node_keeps_its_global_rank(make_slot: Any, make_status: Any) -> None:
-    """On the second node of four ranks each, local rank 1 is rank 5, also when no slot can be read."""
+    """Local rank 1 of the second node is rank 5, even if no slot can be read."""
     collector = collector_of(make_status(make_slot(4, local_rank=0), None), make_status(None, None))
     assert value(scrape(collector), "grpo_rank_observable", rank="5") == 0
     series = scrape(collector)
@@ -130,8 +131,8 @@ def test_unreadable_rank_of_a_later_node_keeps_its_global_rank(make_slot: Any, m
     assert value(series, "grpo_rank_observable", rank="0") is None
 
 
-def test_ranks_do_not_vanish_with_the_board(make_slot: Any, make_status: Any) -> None:
-    """When the board can no longer be read the ranks are unobservable; when the run has ended they are gone."""
+def test_ranks_stay_exported_if_the_board_becomes_unreadable(make_slot: Any, make_status: Any) -> None:
+    """If the board becomes unreadable the ranks are unobservable; after the run has ended they are absent."""
     lost = make_status(state="unknown", supervisor_pid=None)
     ended = make_status(state="finished", supervisor_pid=None)
     ended.history.exit_code = 0
@@ -144,8 +145,8 @@ def test_ranks_do_not_vanish_with_the_board(make_slot: Any, make_status: Any) ->
     assert "grpo_rank_observable" not in names(scrape(collector))
 
 
-def test_failed_reading_leaves_only_the_failure(make_slot: Any, make_status: Any) -> None:
-    """No value of the last good reading survives, the scrape itself works, and it recovers."""
+def test_failed_read_exports_only_the_failure(make_slot: Any, make_status: Any) -> None:
+    """A failed read keeps no old value, does not fail the scrape, and the next read recovers."""
     collector = collector_of(make_status(make_slot(0)), OSError("gone"), make_status(make_slot(0)))
     assert value(scrape(collector), "grpo_step") == 7
     series = scrape(collector)
@@ -161,15 +162,15 @@ def test_failed_reading_leaves_only_the_failure(make_slot: Any, make_status: Any
     assert value(series, "grpo_observation_failures_total") == 1
 
 
-def test_first_reading_that_fails_claims_no_time_and_no_run() -> None:
-    """Before anything was observed there is no observation time and no run id."""
+def test_failed_first_read_exports_no_time_and_no_run_id() -> None:
+    """Before the first successful read there is no observation time and no run ID."""
     series = scrape(collector_of(OSError("gone")))
     assert series[("grpo_observation_failed", frozenset({("run_id", "")}))] == 1
     assert "grpo_observation_timestamp_seconds" not in names(series)
 
 
-def test_value_that_cannot_be_computed_is_a_failed_reading(make_slot: Any, make_status: Any) -> None:
-    """A status that makes no sense does not reach the scraper as half a page."""
+def test_value_that_cannot_be_computed_is_a_failed_read(make_slot: Any, make_status: Any) -> None:
+    """An invalid status gives a failed observation instead of a partial page."""
     status = make_status(make_slot(0))
     status.history.recoveries.append(None)
     series = scrape(collector_of(status))
@@ -177,8 +178,8 @@ def test_value_that_cannot_be_computed_is_a_failed_reading(make_slot: Any, make_
     assert value(series, "grpo_observation_failed") == 1
 
 
-def test_failures_in_a_row_are_logged_once_and_their_end_too(make_status: Any) -> None:
-    """A scrape every few seconds of a broken run does not flood the log."""
+def test_consecutive_failures_are_logged_once(make_status: Any) -> None:
+    """The first of consecutive failures and the recovery are logged, the failures between are not."""
     collector = collector_of(OSError("gone"), OSError("gone"), make_status())
     with capture_logs() as logs:
         for _ in range(3):
@@ -188,15 +189,15 @@ def test_failures_in_a_row_are_logged_once_and_their_end_too(make_status: Any) -
 
 
 def test_observe_chains_the_cause() -> None:
-    """Whoever asks for one reading learns why there is none."""
+    """ObservationFailed carries the original error."""
     collector = collector_of(OSError("gone"))
     with pytest.raises(ObservationFailed, match="OSError: gone") as failure:
-        collector.observe(lambda seen: seen)
+        collector.observe(lambda observation: observation)
     assert isinstance(failure.value.__cause__, OSError)
 
 
-def test_registering_does_not_read(make_status: Any) -> None:
-    """A collector can be made before the run can be read, in a registry of the caller's."""
+def test_registration_does_not_read_the_run(make_status: Any) -> None:
+    """A collector can join the caller's registry before the run is readable."""
     script = Script(OSError("too early"))
     registry = CollectorRegistry(auto_describe=True)
     collector = RunCollector(script, registry=registry)

@@ -1,4 +1,4 @@
-"""The server answers with what is observed now, wherever it was bound, until it is stopped."""
+"""The server answers from the current state of the run until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 20.0
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., MetricsServer]]:
-    """Starts servers on free ports and stops them."""
+    """Start servers on free ports, and stop them after the test."""
     servers: list[MetricsServer] = []
 
     def begin(read: Callable[[], RunStatus], address: str = "127.0.0.1:0") -> MetricsServer:
@@ -37,13 +37,13 @@ def serve() -> Iterator[Callable[..., MetricsServer]]:
 
 
 def get(server: MetricsServer, path: str) -> httpx.Response:
-    """One request to a server; the first waits until the server's thread is ready."""
+    """Send one request; the first request waits until the server's thread is ready."""
     host, port = server.address
     return httpx.get(f"http://{host}:{port}{path}", timeout=DEADLINE_SECONDS, trust_env=False)
 
 
 def test_metrics_are_prometheus_text(serve: Any, make_slot: Any, make_status: Any) -> None:
-    """The page is in the text format and has the run's values."""
+    """/metrics is in the Prometheus text format and has the run's values."""
     answer = get(serve(lambda: make_status(make_slot(0))), "/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -51,20 +51,20 @@ def test_metrics_are_prometheus_text(serve: Any, make_slot: Any, make_status: An
 
 
 def test_state_is_the_status_object(serve: Any, make_slot: Any, make_status: Any) -> None:
-    """The JSON is the one that `status --json` prints."""
+    """/state.json is the object that `grpo-run status --json` prints."""
     status = make_status(make_slot(0), supervisor_pid=None)
     answer = get(serve(lambda: status), "/state.json")
     assert (answer.status_code, answer.json()) == (200, status.as_json())
 
 
-def test_health_says_what_it_sees(serve: Any, make_status: Any) -> None:
-    """A watcher that sees says so, with the run's state."""
+def test_health_reports_the_state(serve: Any, make_status: Any) -> None:
+    """/healthz reports a successful read and the run's state."""
     answer = get(serve(lambda: make_status(state="suspect")), "/healthz")
     assert (answer.status_code, answer.json()) == (200, {"observed": True, "state": "suspect"})
 
 
-def test_blind_server_does_not_look_healthy(serve: Any) -> None:
-    """When the run cannot be read, health and state fail, and metrics say so."""
+def test_server_of_an_unreadable_run_is_unhealthy(serve: Any) -> None:
+    """If the run cannot be read, /healthz and /state.json fail and /metrics reports it."""
 
     def read() -> RunStatus:
         raise OSError("gone")
@@ -72,12 +72,12 @@ def test_blind_server_does_not_look_healthy(serve: Any) -> None:
     server = serve(read)
     assert get(server, "/healthz").status_code == 503
     state = get(server, "/state.json")
-    assert (state.status_code, state.json()) == (503, {"error": "the run cannot be read: OSError: gone"})
+    assert (state.status_code, state.json()) == (503, {"error": "cannot read the run: OSError: gone"})
     assert 'grpo_observation_failed{run_id=""} 1.0' in get(server, "/metrics").text
 
 
-def test_nothing_can_be_posted_and_nothing_else_is_there(serve: Any, make_status: Any) -> None:
-    """The server only reads, and has three pages."""
+def test_the_server_is_read_only_and_has_three_pages(serve: Any, make_status: Any) -> None:
+    """POST is rejected, and other paths do not exist."""
     server = serve(make_status)
     host, port = server.address
     with httpx.Client(timeout=DEADLINE_SECONDS, trust_env=False) as client:
@@ -86,20 +86,20 @@ def test_nothing_can_be_posted_and_nothing_else_is_there(serve: Any, make_status
 
 
 def test_default_is_loopback() -> None:
-    """Nobody is served from outside unless it was asked for."""
+    """The default address is not reachable from the network."""
     assert DEFAULT_ADDRESS == "127.0.0.1:9460"
 
 
-def test_opening_to_the_network_is_warned_about(serve: Any, make_status: Any) -> None:
-    """An address that others can reach is allowed and logged; loopback is not worth a word."""
+def test_an_address_open_to_the_network_is_logged(serve: Any, make_status: Any) -> None:
+    """An address reachable from the network is permitted and logged; a loopback address is not logged."""
     with capture_logs() as logs:
         serve(make_status, "0.0.0.0:0")
         serve(make_status)
     assert [entry["event"] for entry in logs] == ["metrics_open_to_network"]
 
 
-def test_two_servers_at_one_address_get_two_ports(serve: Any, make_status: Any) -> None:
-    """The second run of a machine is served at the next free port."""
+def test_two_servers_with_one_address_get_two_ports(serve: Any, make_status: Any) -> None:
+    """The second server uses the next free port."""
     first = serve(make_status)
     second = serve(make_status, f"127.0.0.1:{first.address[1]}")
     assert second.address[1] > first.address[1]
@@ -107,13 +107,13 @@ def test_two_servers_at_one_address_get_two_ports(serve: Any, make_status: Any) 
 
 
 def test_malformed_address_is_a_usage_error(make_status: Any) -> None:
-    """It is raised to the caller, not lost in the thread."""
+    """The error is raised in the caller, not in the server's thread."""
     with pytest.raises(UsageError, match=r"127\.0\.0\.1:9460"):
         start(make_status, "everywhere")
 
 
-def test_stopped_server_gives_its_port_back(make_status: Any) -> None:
-    """After `stop` the port refuses, and a second stop does no harm."""
+def test_stopped_server_closes_its_port(make_status: Any) -> None:
+    """After `stop` connections are refused; a second `stop` has no effect."""
     server = start(make_status, "127.0.0.1:0")
     assert get(server, "/healthz").status_code == 200
     assert server.stop(DEADLINE_SECONDS)
@@ -122,13 +122,13 @@ def test_stopped_server_gives_its_port_back(make_status: Any) -> None:
         sock.connect(server.address)
 
 
-def test_server_stopped_at_once_ends(make_status: Any) -> None:
-    """A stop that comes before the thread has made its server is not missed."""
+def test_server_stopped_immediately_ends(make_status: Any) -> None:
+    """A stop before the thread has created its server is honoured."""
     assert start(make_status, "127.0.0.1:0").stop(DEADLINE_SECONDS)
 
 
-def test_stuck_reading_does_not_hold_up_the_stop(make_status: Any) -> None:
-    """A run directory that hangs costs the request, not the supervisor's end."""
+def test_stuck_read_does_not_delay_the_stop(make_status: Any) -> None:
+    """A hung run directory blocks the request, but not the end of the supervisor."""
     entered, release = threading.Event(), threading.Event()
 
     def read() -> RunStatus:
@@ -146,10 +146,10 @@ def test_stuck_reading_does_not_hold_up_the_stop(make_status: Any) -> None:
     assert stopped
 
 
-def test_signals_and_logs_stay_the_callers(
+def test_signal_handlers_and_logs_are_unchanged(
     serve: Any, make_status: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No handler is installed and no request is logged."""
+    """The server installs no signal handler and logs no request."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with caplog.at_level(logging.DEBUG, logger="uvicorn"):
         assert get(serve(make_status), "/metrics").status_code == 200
@@ -158,7 +158,7 @@ def test_signals_and_logs_stay_the_callers(
 
 
 def test_importing_the_server_imports_no_web_framework() -> None:
-    """A supervisor that does not serve does not pay for starlette and uvicorn."""
+    """Importing the module loads neither starlette nor uvicorn nor torch."""
     code = (
         "import json, sys, grpo_run.dashboards.metrics.server;"
         "print(json.dumps([name for name in ('starlette', 'uvicorn', 'torch') if name in sys.modules]))"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.metrics.catalogue import LABELS, PHASES, RUN_STATES
+from grpo_run.dashboards.metrics.catalogue import LABELS
+from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
 from grpo_run.dashboards.provisioning.grafana import (
     PHASE_COLOURS,
     STATE_COLOURS,

@@ -1,0 +1,56 @@
+"""Labels of the metrics and their closed sets of values.
+
+Every label is either a closed set or one value per local rank, so no content of a journal or board can add
+series. Causes and actions are listed here only if the code can produce them; `catalogue.py` and `readings.py`
+use the sets, and a unit test compares them with the sources.
+"""
+
+from __future__ import annotations
+
+from grpo_run.dashboards.metrics.metric import Label
+from grpo_run.runtime.supervision.lifecycle import State
+from grpo_run.runtime.supervision.policy import RESTARTS, Action
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase, RankState
+
+UNKNOWN = "unknown"
+UNDECIDED = "undecided"
+
+RUN_STATES = (*(state.value for state in State), UNKNOWN)
+PHASES = tuple(phase.name for phase in Phase)
+RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
+
+INCIDENT_CAUSES = (
+    Cause.exception,
+    Cause.signal,
+    Cause.startup_failure,
+    Cause.collective_mismatch,
+    Cause.collective_missing_rank,
+    Cause.rank_exited_early,
+    Cause.generation_stall,
+    Cause.reward_stall,
+    Cause.data_stall,
+    Cause.checkpoint_stall,
+    Cause.interpreter_stuck,
+    Cause.no_progress,
+    Cause.unknown,
+)
+"""The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
+
+DECIDED_ACTIONS = (Action.restart, Action.stop)
+"""The actions the supervisor can decide on. A member of `Action` that nothing decides yet is not exported."""
+
+CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
+RESTART_ACTIONS = tuple(action.value for action in DECIDED_ACTIONS if action in RESTARTS)
+ACTIONS = (*(action.value for action in DECIDED_ACTIONS), UNDECIDED)
+
+RANK = Label(name="rank", values=None)
+RUN_STATE = Label(name="state", values=RUN_STATES)
+RANK_STATE = Label(name="state", values=RANK_STATES)
+PHASE = Label(name="phase", values=PHASES)
+CAUSE = Label(name="cause", values=CAUSES)
+RESTART = Label(name="action", values=RESTART_ACTIONS)
+LAST_CAUSE = Label(name="cause", values=CAUSES, exclusive=True)
+LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)
+CULPRIT = Label(name="culprit", values=None, exclusive=True)
+VERSION = Label(name="version", values=None, exclusive=True)

@@ -1,0 +1,181 @@
+"""Functions that compute a metric's samples from an observation.
+
+`catalogue.py` refers to them by name. All of them are pure: no file, no clock. A value of None is not exported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+
+from grpo_run.dashboards.metrics.labels import (
+    ACTIONS,
+    CAUSES,
+    PHASES,
+    RANK_STATES,
+    RESTART_ACTIONS,
+    RUN_STATES,
+    UNDECIDED,
+    UNKNOWN,
+)
+from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
+from grpo_run.runtime.record.history import Recovery
+from grpo_run.watchdog.observation import Slot
+
+
+def run_value(value: Callable[[Observation], float | None]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per run."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        yield (), value(observation)
+
+    return read
+
+
+def rank_value(value: Callable[[Observation, Slot], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per readable rank."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        for rank, slot in observation.readable():
+            yield (rank,), value(observation, slot)
+
+    return read
+
+
+def exporter_value(value: Callable[[Exporter], float | None]) -> Callable[[Exporter], Iterator[Sample]]:
+    """Read one value of the exporter itself."""
+
+    def read(exporter: Exporter) -> Iterator[Sample]:
+        yield (), value(exporter)
+
+    return read
+
+
+def one_hot(values: Sequence[str], present: str | None) -> Iterator[tuple[str, float]]:
+    """Yield every value, with 1 for `present` and 0 for the others."""
+    for value in values:
+        yield value, float(value == present)
+
+
+def run_info(observation: Observation) -> Iterator[Sample]:
+    """The installed version of grpo-run, as a label."""
+    yield (_version(),), 1.0
+
+
+def run_state(observation: Observation) -> Iterator[Sample]:
+    """The lifecycle state; a state outside the closed set counts as unknown."""
+    state = observation.status.state
+    for name, value in one_hot(RUN_STATES, state if state in RUN_STATES else UNKNOWN):
+        yield (name,), value
+
+
+def goodput(observation: Observation) -> float | None:
+    """The goodput until now, or until the end of the run if it has no supervisor."""
+    status = observation.status
+    return status.history.goodput(observation.wall_seconds if status.supervisor_pid else None)
+
+
+def exit_code(observation: Observation) -> float | None:
+    """The run's exit code, or None if the run has not ended."""
+    code = observation.status.history.exit_code
+    return None if code is None else float(code)
+
+
+def checkpoint_step(observation: Observation) -> float | None:
+    """The step of the last published checkpoint, or None."""
+    checkpoint = observation.status.history.checkpoint
+    return None if checkpoint is None else float(checkpoint.step)
+
+
+def checkpoint_verified(observation: Observation) -> float | None:
+    """1 if the last published checkpoint was verified, 0 if not, None if there is none."""
+    checkpoint = observation.status.history.checkpoint
+    return None if checkpoint is None else float(checkpoint.verified)
+
+
+def snapshot_step(observation: Observation) -> float | None:
+    """The step of the newest snapshot in memory, or None."""
+    step = observation.status.history.snapshot_step
+    return None if step is None else float(step)
+
+
+def incidents(observation: Observation) -> Iterator[Sample]:
+    """The number of incidents by cause."""
+    counts = Counter(_cause(recovery) for recovery in observation.status.history.recoveries)
+    for cause in CAUSES:
+        yield (cause,), float(counts[cause])
+
+
+def restarts(observation: Observation) -> Iterator[Sample]:
+    """The number of restarts by cause and action."""
+    recoveries = observation.status.history.recoveries
+    counts = Counter((_cause(recovery), _action(recovery)) for recovery in recoveries)
+    for cause in CAUSES:
+        for action in RESTART_ACTIONS:
+            yield (cause, action), float(counts[cause, action])
+
+
+def last_incident(observation: Observation) -> Iterator[Sample]:
+    """Cause, action and culprit of the last incident, as labels; no sample before the first incident."""
+    for recovery in observation.status.history.recoveries[-1:]:
+        culprit = "none" if recovery.rank is None else str(recovery.rank)
+        yield (_cause(recovery), _action(recovery), culprit), 1.0
+
+
+def lost_steps(observation: Observation) -> float:
+    """The number of committed steps that recoveries repeated."""
+    return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
+
+
+def last_known(
+    field: Callable[[Recovery], float | None],
+) -> Callable[[Observation], Iterator[Sample]]:
+    """Read a field of the newest recovery for which it is known."""
+
+    def value(observation: Observation) -> float | None:
+        known = (field(recovery) for recovery in reversed(observation.status.history.recoveries))
+        return next((seconds for seconds in known if seconds is not None), None)
+
+    return run_value(value)
+
+
+def rank_observable(observation: Observation) -> Iterator[Sample]:
+    """Whether each known rank's slot can be read."""
+    for rank, slot in observation.ranks():
+        yield (rank,), float(slot is not None)
+
+
+def rank_phase(observation: Observation) -> Iterator[Sample]:
+    """The innermost open phase of each readable rank."""
+    for rank, slot in observation.readable():
+        for phase, value in one_hot(PHASES, None if slot.phase is None else slot.phase.name):
+            yield (rank, phase), value
+
+
+def rank_phase_age(observation: Observation) -> Iterator[Sample]:
+    """Seconds since the innermost open phase began; no sample for a rank outside any phase."""
+    for rank, slot in observation.readable():
+        if slot.phases:
+            yield (rank,), max(0.0, observation.monotonic_seconds - slot.phases[-1].since_seconds)
+
+
+def rank_state(observation: Observation) -> Iterator[Sample]:
+    """The state of each readable rank."""
+    for rank, slot in observation.readable():
+        for state, value in one_hot(RANK_STATES, slot.state.name):
+            yield (rank, state), value
+
+
+@cache
+def _version() -> str:
+    return version("grpo-run")
+
+
+def _cause(recovery: Recovery) -> str:
+    return recovery.cause if recovery.cause in CAUSES else UNKNOWN
+
+
+def _action(recovery: Recovery) -> str:
+    return recovery.action if recovery.action in ACTIONS else UNDECIDED
