@@ -14,7 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime.checkpoints import completeness, manifest
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, Identity, TrainCall
-from grpo_run.trainers.resuming.choice import PassedOver, Question, choose
+from grpo_run.trainers.resuming.choice import choose
+from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeRequest
 from grpo_run.trainers.saving import description
 
 STEPS = (2, 4, 6)
@@ -75,13 +76,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def question(folder: Path, **changes: Any) -> Question:
+def question(folder: Path, **changes: Any) -> ResumeRequest:
     """A later attempt of the run that wrote them."""
     fields: dict[str, Any] = {
         "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
-        "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_asks": None, "resume_from": None,
+        "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_argument": None, "resume_from": None,
     }  # fmt: skip
-    return Question(**(fields | changes))
+    return ResumeRequest(**(fields | changes))
 
 
 def flip(content: bytes, dice: random.Random) -> bytes:
@@ -120,12 +121,12 @@ def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> 
             file.write_bytes(harm(content, dice))
         harmed = {file.parent for file in hit}
         intact = [step for step in STEPS if folder / f"checkpoint-{step}" not in harmed]
-        passed_over: list[PassedOver] = []
-        answer = choose(question(folder), passed_over.append)
+        rejected: list[RejectedCheckpoint] = []
+        answer = choose(question(folder), rejected.append)
         expected = str(folder / f"checkpoint-{max(intact)}") if intact else None
         assert answer.argument == expected, (trial, hit)
         newer = {path for path in harmed if not intact or int(path.name.split("-")[1]) > max(intact)}
-        assert {one.path for one in passed_over if one.corrupt} == newer, (trial, hit, passed_over)
+        assert {one.path for one in rejected if one.corrupt} == newer, (trial, hit, rejected)
         chosen.append(max(intact, default=None))
         for file, content in sound.items():
             file.write_bytes(content)
@@ -141,7 +142,7 @@ def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
     shutil.copytree(written, folder)
     for step in STEPS:
         manifest.withdraw(folder / f"checkpoint-{step}")
-    asking = question(folder, script_asks=True, first_attempt=True)
+    asking = question(folder, script_argument=True, first_attempt=True)
     newest = folder / f"checkpoint-{max(STEPS)}"
     assert choose(asking, lambda one: None).argument == str(newest)
     assert {file.name for file in files(newest)} >= {

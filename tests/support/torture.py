@@ -27,7 +27,8 @@ from grpo_run.runtime.staging.drain_scheduler import next_to_drain
 from grpo_run.runtime.staging.drain_worker import Published, Request, answer
 from grpo_run.runtime.staging.slots import Slot, Staged, Staging
 from grpo_run.runtime.upstream import hidden_main
-from grpo_run.trainers.resuming.choice import Question, choose
+from grpo_run.trainers.resuming.choice import choose
+from grpo_run.trainers.resuming.request import ResumeRequest
 from support.syscalls import Fall, Stop, run_and_kill
 
 OUR_RUN = "run-1"
@@ -272,14 +273,14 @@ def intact(output: Path) -> dict[str, dict[str, str]]:
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     """The checkpoint that a later attempt goes on from, found as the guard finds it."""
     clean_partials(output)
-    question = Question(
+    question = ResumeRequest(
         call=call_in(output), run_id=OUR_RUN, world_size=ranks, first_attempt=False, run_started_at=0.0,
-        script_asks=None, resume_from=None, also_in=also_in,
+        script_argument=None, resume_from=None, also_search=also_in,
     )  # fmt: skip
     problems: list[Any] = []
-    choice = choose(question, problems.append, can_reshape=lambda folder, ranks: None)
+    choice = choose(question, problems.append, resharding_problem=lambda folder, ranks: None)
     assert not problems, problems
-    return choice.own.path if choice.own is not None else None
+    return choice.checkpoint.path if choice.checkpoint is not None else None
 
 
 def settle(staging: Path) -> list[Published]:

@@ -22,8 +22,8 @@ from grpo_run.runtime.staging.slots import RESTORE
 from grpo_run.trainers import upstream
 from grpo_run.trainers.hooks import caps, phases, progress
 from grpo_run.trainers.rank.session import Session, current
-from grpo_run.trainers.resuming import agreement
-from grpo_run.trainers.resuming import choice as resuming
+from grpo_run.trainers.resuming.agreement import agree
+from grpo_run.trainers.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.trainers.saving import description
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -187,36 +187,38 @@ def _warn_of_shared_directory(session: Session, call: TrainCall) -> None:
 
 def _agree_on_resume(
     session: Session, call: TrainCall, script_asks: Any, trainer: Any = None
-) -> resuming.Resume:
+) -> ResumeChoice:
     """Rank 0 chooses, all ranks take the same; a stop asked for before the call is obeyed here."""
     session.votes.collect()  # left under way when the script caught what ended its last train() call
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
     config, settings = session.config, session.settings
-    question = resuming.Question(
+    request = ResumeRequest(
         call=call,
         run_id=config.run_id,
         world_size=session.world_size,
         first_attempt=settings.first_attempt,
         run_started_at=settings.run_started_at,
-        script_asks=script_asks,
+        script_argument=script_asks,
         resume_from=config.resume_from,
         batch=description.batch(trainer, session.world_size),
         parameters=description.named_shapes(trainer) if session.is_main else (),
-        also_in=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
+        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
     )
     if session.is_main:
         publishing.clean_partials(Path(call.output_dir))  # what died between two renames has its name again
-    choice = agreement.agree(session, question)
+    choice = agree(session, request)
     if choice.notice:
         session.warn(choice.notice)
-    if choice.own is not None:
+    if choice.checkpoint is not None:
         what = "restored, it had finished" if choice.finished else "goes on"
-        session.say(f"train() call {call.ordinal} ({call.trainer_class}) {what} from {choice.own.path}")
+        session.say(
+            f"train() call {call.ordinal} ({call.trainer_class}) {what} from {choice.checkpoint.path}"
+        )
         if choice.finished and session.is_main:
             session.journal.write(
-                "train_restored", rank=0, step=choice.own.manifest.step, train_call=call.ordinal
+                "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
             )
     return choice
 

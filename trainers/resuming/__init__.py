@@ -1,1 +1,5 @@
-"""TODO."""
+"""Resuming: which checkpoint a `train()` call starts from, chosen by rank 0 and used by all ranks.
+
+`choice.py` chooses, `fit.py` decides whether a checkpoint fits the run, `script_argument.py` handles the
+script's own `resume_from_checkpoint`, `agreement.py` sends the choice to the other ranks. Imports `exact`,
+`rank` and `runtime.checkpoints`; imported by `hooks`. Start reading at `choice.py`."""

@@ -1,4 +1,4 @@
-"""Rank 0's choice of a checkpoint, made every rank's: told over the vote group, and seen by all before any loads it.
+"""Send rank 0's choice of a checkpoint to all ranks, and check that every rank can see the checkpoint.
 
 Called by the guard at the start of a `train()` call. Does not choose (`choice.py`).
 """
@@ -10,65 +10,68 @@ from typing import Any
 from grpo_run.runtime.checkpoints import publishing
 from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.resuming import choice as resuming
-from grpo_run.trainers.resuming.choice import PassedOver, Question, Resume
+from grpo_run.trainers.resuming.choice import choose
+from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 from grpo_run.watchdog.causes import Cause
 
 
-def agree(session: Session, question: Question) -> Resume:
-    """The one choice. Collective: every rank calls it at the same point.
+def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
+    """Return the same choice on every rank. Collective.
 
     Raises:
-        UsageError: on rank 0, as `resuming.choose`.
-        ConfigError: a rank does not see what rank 0 has chosen.
+        UsageError: on rank 0, see `choice.choose`.
+        ConfigError: a rank cannot see the checkpoint that rank 0 has chosen.
     """
     if session.is_main:
-        choice = resuming.choose(question, lambda one: pass_over(session, one))
-        _tell(session.votes, choice.to_text())
+        choice = choose(request, lambda rejected: reject(session, rejected))
+        _broadcast(session.votes, choice.to_text())
         problem = None
     else:
-        text = _tell(session.votes, "")
-        choice, problem = Resume(argument=None), None
+        text = _broadcast(session.votes, "")
+        choice, problem = ResumeChoice(argument=None), None
         try:
-            choice = Resume.from_text(text, script_asks=question.script_asks)
+            choice = ResumeChoice.from_text(text, script_argument=request.script_argument)
         except CheckpointError as error:
             problem = error
-    blind = [rank for rank, (sees,) in enumerate(session.votes.gather([int(problem is None)])) if not sees]
+    visible = session.votes.gather([int(problem is None)])
+    blind = [rank for rank, (sees,) in enumerate(visible) if not sees]
     if blind:
         who = f"rank {blind[0]} does" if len(blind) == 1 else f"ranks {', '.join(map(str, blind))} do"
         raise ConfigError(
-            f"{who} not see the checkpoint that rank 0 goes on from in {question.call.output_dir}"
+            f"{who} not see the checkpoint that rank 0 resumes from in {request.call.output_dir}"
             + (f" ({problem})" if problem else "")
-            + "; it must be a directory that all nodes share"
+            + "; the directory must be shared by all nodes"
         )
     return choice
 
 
-def _tell(votes: Any, text: str) -> str:
-    """Rank 0's text, on every rank; the others bring none."""
-    mine = text.encode()
-    length = votes.maximum(len(mine))
-    told: list[int] = votes.gather(list(mine.ljust(length, b" ")))[0]
-    return bytes(told).decode().rstrip(" ")
+def _broadcast(votes: Any, text: str) -> str:
+    """Return rank 0's text on every rank; the other ranks pass an empty text."""
+    content = text.encode()
+    length = votes.maximum(len(content))
+    received: list[int] = votes.gather(list(content.ljust(length, b" ")))[0]
+    return bytes(received).decode().rstrip(" ")
 
 
-def pass_over(session: Session, one: PassedOver) -> None:
-    """Journal and say that a checkpoint is not used; one of ours that is proved bad is renamed aside."""
-    moved = publishing.reject(one.path, one.reason) if one.corrupt and one.ours else None
-    cause = {"cause": str(Cause.checkpoint_corrupt)} if one.corrupt else {}
+def reject(session: Session, rejected: RejectedCheckpoint) -> None:
+    """Journal and print that a checkpoint is not used; rename a corrupt checkpoint of this run."""
+    path, reason = rejected.path, rejected.reason
+    own_corrupt = rejected.corrupt and rejected.own
+    renamed = publishing.reject(path, reason) if own_corrupt else None
+    cause = {"cause": str(Cause.checkpoint_corrupt)} if rejected.corrupt else {}
     session.journal.write(
         "checkpoint_rejected",
         rank=session.rank,
-        step=one.step,
-        path=str(one.path),
-        reason=one.reason,
-        moved_to=str(moved) if moved else None,
+        step=rejected.step,
+        path=str(path),
+        reason=reason,
+        moved_to=str(renamed) if renamed else None,
         **cause,
     )
-    if moved is not None:
-        fate = f"; it is kept as {moved.name}"
-    elif one.corrupt and one.ours:
-        fate = "; it could not be renamed and is passed over where it is"
+    if renamed is not None:
+        consequence = f"; it is renamed to {renamed.name}"
+    elif own_corrupt:
+        consequence = "; it could not be renamed and stays in place"
     else:
-        fate = ""
-    session.say(f"checkpoint {one.path} is not used: {one.reason}{fate}")
+        consequence = ""
+    session.say(f"checkpoint {path} is not used: {reason}{consequence}")

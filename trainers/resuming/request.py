@@ -1,0 +1,120 @@
+"""Data types of the choice of a checkpoint: what it depends on, and its result.
+
+Used by the other modules of this package and by the guard. Makes no decision and reads no weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_run.runtime.checkpoints.manifest import FoundCheckpoint, TrainCall, read_manifest
+from grpo_run.runtime.checkpoints.model_shape import NamedShape
+from grpo_run.runtime.checkpoints.world_size import Batch
+from grpo_run.runtime.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """Everything the choice of a checkpoint for one `train()` call depends on."""
+
+    call: TrainCall
+    run_id: str
+    world_size: int
+    first_attempt: bool
+    run_started_at: float
+    """Wall time in seconds."""
+    script_argument: str | bool | None
+    """The script's own `resume_from_checkpoint`."""
+    resume_from: str | None
+    """The value of `--resume-from`: a run id or a checkpoint directory."""
+    batch: Batch | None = None
+    """The script's batch; None if not known."""
+    parameters: tuple[NamedShape, ...] = ()
+    """The model's parameters before it is wrapped; empty if not known."""
+    also_search: tuple[Path, ...] = field(default=())
+    """Other directories that may contain checkpoints of this run; at equal steps, `output_dir` wins."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The script's `output_dir`."""
+        return Path(self.call.output_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeChoice:
+    """The `resume_from_checkpoint` argument to pass to `train()`, and where it comes from."""
+
+    argument: str | bool | None
+    checkpoint: FoundCheckpoint | None = None
+    """The chosen checkpoint, if it has a manifest and belongs to this `train()` call."""
+    foreign: bool = False
+    """The checkpoint is of another run: a call that finished there may take more steps here."""
+    from_script: bool = False
+    """`argument` is the script's own, on each rank."""
+    notice: str | None = None
+    """A one-line message for the user."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the checkpoint is the end of a finished call, which is restored and not trained again."""
+        return self.checkpoint is not None and self.checkpoint.manifest.finished
+
+    def to_text(self) -> str:
+        """Serialize the choice for the other ranks."""
+        return json.dumps(
+            {
+                "argument": self.argument,
+                "checkpoint": str(self.checkpoint.path) if self.checkpoint else None,
+                "foreign": self.foreign,
+                "from_script": self.from_script,
+                "notice": self.notice,
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str, *, script_argument: str | bool | None) -> ResumeChoice:
+        """Parse rank 0's choice on another rank.
+
+        Args:
+            text: the result of `to_text`.
+            script_argument: this rank's own `resume_from_checkpoint`.
+
+        Raises:
+            CheckpointError: this rank cannot see the checkpoint.
+        """
+        fields = json.loads(text)
+        if fields["from_script"]:
+            return cls(argument=script_argument, from_script=True, notice=fields["notice"])
+        checkpoint = None
+        if fields["checkpoint"] is not None:
+            path = Path(fields["checkpoint"])
+            checkpoint = FoundCheckpoint(path=path, manifest=read_manifest(path))
+        elif isinstance(fields["argument"], str) and not Path(fields["argument"]).is_dir():
+            raise CheckpointError(f"{fields['argument']} does not exist")
+        return cls(
+            argument=fields["argument"],
+            checkpoint=checkpoint,
+            foreign=fields["foreign"],
+            notice=fields["notice"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedCheckpoint:
+    """A checkpoint that is not used, and why."""
+
+    path: Path
+    step: int | None
+    reason: str
+    corrupt: bool = False
+    """Its contents prove it invalid, so that no run can use it."""
+    own: bool = True
+    """It is of this run. A checkpoint of another run is left in place."""
+
+
+ReportRejected = Callable[[RejectedCheckpoint], None]
+ReshardingProblem = Callable[[Path, int], "str | None"]
+"""(checkpoint, world size) to the reason why that many ranks cannot resume its exact state, or None."""
