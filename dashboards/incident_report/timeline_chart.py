@@ -1,7 +1,8 @@
-"""The report's two charts as plotly figures: phases by rank around an incident, and memory by rank.
+"""The report's two charts as plotly figures: the phases of each rank before the incident, and memory by rank.
 
-Called by `page.py`, which puts them into the page as JSON. Pure. Colours that depend on the reader's light or dark
-setting are names of CSS variables (`--ink`); the page's script resolves them. Does not import plotly.
+Called by `page.py`, which embeds the figures in the page as JSON. Colors that depend on the browser's light or dark
+scheme are given as names of CSS variables (for example `--ink`), which the page's script resolves. Pure; does not
+import plotly.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import html
 from collections.abc import Collection, Mapping
 from typing import Any
 
-Figure = dict[str, Any]
+PlotlyFigure = dict[str, Any]
 
 PHASE_COLORS = {
     "startup": "#8d99a6",
@@ -28,30 +29,30 @@ PHASE_COLORS = {
 }
 OTHER_COLOR = "#97a1ab"
 BAR_PIXELS, FRAME_PIXELS = 34, 96
-FEWEST_SECONDS = 15.0
-OPEN_SHARE = 1.4
-"""The view begins so many times the longest open phase before the incident; dragging shows what came earlier."""
+MIN_SHOWN_SECONDS = 15.0
+SHOWN_OPEN_PHASES = 1.4
+"""The initial view covers the longest open phase times this factor; dragging the chart shows earlier phases."""
 GIBIBYTE = 1024**3
 
 
-def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> Figure | None:
-    """Bars of what each rank did, seconds around the incident; None where there is nothing to draw.
+def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> PlotlyFigure | None:
+    """Return one bar per phase and rank, or None if the timeline has no valid phase.
 
     Args:
-        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`.
-        culprits: ranks whose names are set off.
+        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open phase.
+        culprits: ranks whose labels are bold.
     """
     now = _number(timeline.get("now")) or 0.0
     spans: dict[str, list[tuple[str, float, float, bool]]] = {}
     ranks = timeline.get("ranks")
     rows = sorted(
-        (int(rank), found)
-        for rank, found in (ranks.items() if isinstance(ranks, dict) else ())
-        if rank.isdecimal() and isinstance(found, list)
+        (int(rank), phases)
+        for rank, phases in (ranks.items() if isinstance(ranks, dict) else ())
+        if rank.isdecimal() and isinstance(phases, list)
     )
     open_seconds, first = 0.0, now
-    for rank, found in rows:
-        for phase, begin, end in (span for span in found if isinstance(span, list) and len(span) == 3):
+    for rank, phases in rows:
+        for phase, begin, end in (span for span in phases if isinstance(span, list) and len(span) == 3):
             start, stop = _number(begin), _number(end)
             if start is None:
                 continue
@@ -63,7 +64,7 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> F
             )
     if not spans:
         return None
-    shown = max(FEWEST_SECONDS, OPEN_SHARE * open_seconds)
+    shown = max(MIN_SHOWN_SECONDS, SHOWN_OPEN_PHASES * open_seconds)
     begin = max(first, now - shown)
     return {
         "data": [_phase_bars(phase, spans[phase]) for phase in _in_order(spans)],
@@ -77,7 +78,7 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> F
             "hovermode": "closest",
             "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "traceorder": "normal"},
             "xaxis": {
-                "title": {"text": "seconds from the incident", "standoff": 8},
+                "title": {"text": "seconds relative to the incident", "standoff": 8},
                 "range": [begin, now + (now - begin) * 0.02],
                 "zeroline": False,
                 "gridcolor": "--rule",
@@ -108,8 +109,8 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> F
 
 def memory_figure(
     resident: Mapping[int, int], peak: Mapping[int, int], culprits: Collection[int]
-) -> Figure | None:
-    """Resident memory by rank, with its highest ever as a tick; None where no rank's is known."""
+) -> PlotlyFigure | None:
+    """Return resident memory by rank with its peak as a tick, or None if no rank's memory is known."""
     if not resident:
         return None
     ranks = sorted(resident)
@@ -132,7 +133,7 @@ def memory_figure(
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": "highest so far",
+                "name": "peak",
                 "y": [_label(rank, culprits) for rank in peaks],
                 "x": [peak[rank] / GIBIBYTE for rank in peaks],
                 "marker": {
@@ -141,7 +142,7 @@ def memory_figure(
                     "color": "--alarm",
                     "line": {"width": 2, "color": "--alarm"},
                 },
-                "hovertemplate": "%{y}: %{x:.3f} GiB at its highest<extra></extra>",
+                "hovertemplate": "%{y}: %{x:.3f} GiB peak<extra></extra>",
             },
         ],
         "layout": {
@@ -152,7 +153,7 @@ def memory_figure(
             "hovermode": "closest",
             "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
             "xaxis": {
-                "title": {"text": "GiB of this node's memory", "standoff": 8},
+                "title": {"text": "GiB", "standoff": 8},
                 "rangemode": "tozero",
                 "fixedrange": True,
                 "zeroline": False,
@@ -170,8 +171,8 @@ def memory_figure(
     }
 
 
-def _phase_bars(phase: str, spans: list[tuple[str, float, float, bool]]) -> Figure:
-    name = html.escape(phase)  # plotly reads a little HTML in names
+def _phase_bars(phase: str, spans: list[tuple[str, float, float, bool]]) -> PlotlyFigure:
+    name = html.escape(phase)  # plotly interprets some HTML tags in names
     return {
         "type": "bar",
         "orientation": "h",
@@ -180,10 +181,9 @@ def _phase_bars(phase: str, spans: list[tuple[str, float, float, bool]]) -> Figu
         "base": [round(begin, 4) for _, begin, _, _ in spans],
         "x": [round(max(0.0, end - begin), 4) for _, begin, end, _ in spans],
         "customdata": [
-            f"{end - begin:.3g} s" + (" and still in it" if still_open else "")
-            for _, begin, end, still_open in spans
+            f"{end - begin:.3g} s" + (", still open" if is_open else "") for _, begin, end, is_open in spans
         ],
-        "text": [f"{end - begin:.3g} s" if still_open else "" for _, begin, end, still_open in spans],
+        "text": [f"{end - begin:.3g} s" if is_open else "" for _, begin, end, is_open in spans],
         "textposition": "inside",
         "insidetextanchor": "end",
         "insidetextfont": {"color": "white"},

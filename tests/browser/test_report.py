@@ -1,6 +1,6 @@
-"""The report in a real browser, without a network: charts are drawn, nothing is asked for, hostile texts do nothing.
+"""The report in a real browser without a network: charts are drawn, and scripts in quoted texts do not run.
 
-Needs Chromium; `tests/support/install-chromium.sh` installs it.
+Requires Chromium; `tests/support/install-chromium.sh` installs it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    """The browser."""
+    """Path of the browser."""
     found = next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
         None,
     )
-    assert found is not None, "no chromium: run tests/support/install-chromium.sh"
+    assert found is not None, "Chromium is not installed; run tests/support/install-chromium.sh"
     return found
 
 
 def opened(chromium: str, page: Path, *, dark: bool = False) -> tuple[str, list[str]]:
-    """The page's elements once its scripts have run, and what the browser's console said."""
+    """The page's DOM after its scripts have run, and the messages of the browser's console."""
     ran = subprocess.run(
         [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -45,15 +45,15 @@ def opened(chromium: str, page: Path, *, dark: bool = False) -> tuple[str, list[
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A report as the command writes it."""
+    """A report written by the command."""
     monkeypatch.chdir(tmp_path)
     write_incident(tmp_path)
     assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
     return tmp_path / "report.html"
 
 
-def test_the_report_is_whole_without_a_network(chromium: str, page: Path) -> None:
-    """The sentence stands in it, both charts are drawn, and nothing was refused, missing or wrong."""
+def test_the_report_is_complete_without_a_network(chromium: str, page: Path) -> None:
+    """The page shows the sentence and both charts, and the browser reports no error."""
     shown, console = opened(chromium, page)
     assert console == []
     assert f"<h1>{SENTENCE}</h1>" in shown
@@ -64,16 +64,18 @@ def test_the_report_is_whole_without_a_network(chromium: str, page: Path) -> Non
     assert ">forward_backward</text>" in drawn
 
 
-def test_the_charts_follow_the_readers_colours(chromium: str, page: Path) -> None:
-    """Light ink on dark paper; no name of a colour is left unresolved."""
+def test_the_charts_follow_the_color_scheme(chromium: str, page: Path) -> None:
+    """The charts use the text color of the light and of the dark scheme."""
     for dark, ink in ((False, "rgb(29, 39, 51)"), (True, "rgb(228, 232, 236)")):
         shown, console = opened(chromium, page, dark=dark)
         assert console == []
         assert ink in shown
 
 
-def test_hostile_texts_do_nothing(chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that closes a script and opens its own is a message."""
+def test_scripts_in_quoted_texts_do_not_run(
+    chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with script tags is shown as text."""
     monkeypatch.chdir(tmp_path)
     write_incident(tmp_path, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
     assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
@@ -83,8 +85,8 @@ def test_hostile_texts_do_nothing(chromium: str, tmp_path: Path, monkeypatch: py
     assert 'class="main-svg"' in shown
 
 
-def test_the_policy_holds_when_a_text_slips_through(chromium: str, page: Path) -> None:
-    """Were anything left unescaped, the browser would still not run it: this test's own markup stays dead."""
+def test_the_policy_blocks_an_unescaped_script(chromium: str, page: Path) -> None:
+    """The browser does not run an unescaped script, because the content security policy forbids it."""
     text = page.read_text().replace("<footer>", "<script>document.title='taken'</script><footer>")
     page.write_text(text)
     shown, console = opened(chromium, page)

@@ -47,8 +47,8 @@ def test_one_incident_elsewhere(run: RunDirectory, here: Path, capsys: Captured)
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--incident", "9"], "there are: 1, 2"),
-        (["--incident", "last"], "there are: 1, 2"),
+        (["--incident", "9"], "known incidents: 1, 2"),
+        (["--incident", "last"], "known incidents: 1, 2"),
         (["--output", "no/such/folder/page.html"], "--output"),
         (["--output", "runs"], "--output"),
         (["--output", "train.py/page.html"], "--output"),

@@ -1,4 +1,4 @@
-"""The report: it leads with the verdict, shows what is there, says what is not, and trusts no text."""
+"""The incident report leads with the verdict, shows the evidence, names what is missing, and escapes every text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from support.incidents import HOSTILE, SENTENCE, write_incident
 
 from grpo_run.dashboards.incident_report.contents import Report, find_incident, read_report
 from grpo_run.dashboards.incident_report.page import NO_VERDICT, build
-from grpo_run.dashboards.incident_report.timeline_chart import FEWEST_SECONDS, timeline_figure
+from grpo_run.dashboards.incident_report.timeline_chart import MIN_SHOWN_SECONDS, timeline_figure
 from grpo_run.runtime.errors import RunDirectoryError
 
 PLOTLY = "window.Plotly = null;"
-"""Stands for five megabytes."""
+"""Stands in for the five megabytes of plotly.js."""
 
 
 class Page(HTMLParser):
-    """What a browser would see: the text of every element, and the tags with their attributes."""
+    """Parser of a page: the visible text, and all tags with their attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -33,29 +33,29 @@ class Page(HTMLParser):
         self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note it."""
+        """Record the tag."""
         self.tags.append((tag, dict(attributes)))
         self._inside.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """What stood in it is over."""
+        """Close the element and everything open inside it."""
         while self._inside and self._inside.pop() != tag:
             pass
 
     def handle_data(self, data: str) -> None:
-        """Text that is shown."""
+        """Collect visible text."""
         if not {"script", "style", "title"} & set(self._inside):
             self.words.append(data)
 
 
 def read(root: Path, **changes: Any) -> Report:
-    """A run with one incident, read."""
+    """Write a run with one incident, and read its report."""
     run = write_incident(root, **changes)
     return read_report(run, find_incident(run, None))
 
 
 def figures(page: str) -> dict[str, Any]:
-    """The charts' data in a page."""
+    """The data of the charts in a page."""
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     value: dict[str, Any] = json.loads(found[1])
@@ -63,7 +63,7 @@ def figures(page: str) -> dict[str, Any]:
 
 
 def test_the_verdict_comes_first(tmp_path: Path) -> None:
-    """Before any heading, number or chart."""
+    """The verdict's sentence is the first heading of the page."""
     page = build(read(tmp_path), PLOTLY)
     body = page[page.index("<body>") :]
     heading = re.search(r"<h(\d)>(.*?)</h\d>", body)
@@ -71,21 +71,21 @@ def test_the_verdict_comes_first(tmp_path: Path) -> None:
     assert heading.groups() == ("1", SENTENCE)
 
 
-def test_everything_known_is_on_the_page(tmp_path: Path) -> None:
-    """Who, where, which line, who waits, what was done about it, how long it took, and what is missing."""
+def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
+    """Culprit, source line, waiting ranks, action, durations, advice and missing evidence are shown."""
     text = Page(build(read(tmp_path), PLOTLY)).text
     for words in (
         "Cause collective_mismatch",
-        "Who rank 1",
-        "step 41, phase reward",
+        "Culprit rank 1",
+        "Step and phase step 41, phase reward",
         "/home/me/train.py:88 in reward",
-        "proved, by what the ranks left behind",
+        "proved: the ranks' own records show the cause",
         "all_gather [8] Float on rank 1",
         "rank 2: /home/me/train.py:120 in <module>",
         "restart: first failure at this place",
-        "Found out after 0.31 s",
-        "Recovered after 1.71 s",
-        "Steps done again 1",
+        "Time to detect 0.31 s",
+        "Time to recover 1.71 s",
+        "Repeated steps 1",
         "move it out of the branch",
         "Ranks 0, 2, 3",
         "rank 3: no native stack",
@@ -96,25 +96,25 @@ def test_everything_known_is_on_the_page(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_the_culprits_stack_is_first_and_its_line_marked(tmp_path: Path) -> None:
-    """Although its group is the smaller one."""
+def test_the_culprits_stack_is_first_and_its_line_is_highlighted(tmp_path: Path) -> None:
+    """The culprit's stack comes first although its group is smaller."""
     page = build(read(tmp_path), PLOTLY)
     assert page.index("<header>Rank 1</header>") < page.index("<header>Ranks 0, 2, 3</header>")
     assert re.findall(r"<mark>(\S+) ", page) == ["reward", "&lt;module&gt;"]
 
 
-def test_agreeing_collectives_are_one_line_and_others_are_set_off(tmp_path: Path) -> None:
-    """Rank 1 called something else, rank 3 has not come so far."""
+def test_identical_collectives_share_a_cell_and_others_are_highlighted(tmp_path: Path) -> None:
+    """Rank 1 called another operation, and rank 3 has not made the call."""
     page = build(read(tmp_path), PLOTLY)
     assert page.count('colspan="4"') == 9
-    odd = re.findall(r'<td class="(?:code )?odd">(.*?)</td>', page)
-    assert len(odd) == 2
-    assert odd[0].startswith("all_gather [8] Float")
-    assert odd[1] == "not called"
+    highlighted = re.findall(r'<td class="(?:code )?mismatch">(.*?)</td>', page)
+    assert len(highlighted) == 2
+    assert highlighted[0].startswith("all_gather [8] Float")
+    assert highlighted[1] == "not called"
 
 
-def test_flight_recorder_entries_do_where_no_notes_are(tmp_path: Path) -> None:
-    """They know no line, but what was called and whether it is over."""
+def test_flight_recorder_entries_are_shown_without_a_collective_log(tmp_path: Path) -> None:
+    """They have no source line, but the operation and its state."""
     run = write_incident(tmp_path)
     incident = find_incident(run, None)
     for file in (incident / "collectives").iterdir():
@@ -128,8 +128,8 @@ def test_flight_recorder_entries_do_where_no_notes_are(tmp_path: Path) -> None:
     assert "all_reduce [3, 4] Float enqueued" in text
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
-    """A message, a phase, a stack, an event and a name may hold markup; none of it becomes an element."""
+def test_markup_in_values_is_escaped(tmp_path: Path) -> None:
+    """Markup in a message, phase, stack, event or name does not become an element."""
     run = write_incident(
         tmp_path,
         sentence=HOSTILE,
@@ -157,23 +157,26 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     )
     page = build(replace(read_report(run, incident), run_id=HOSTILE), PLOTLY)
     page.encode()
-    seen = Page(page)
-    assert [tag for tag, _ in seen.tags].count("script") == 3
-    assert not [tag for tag, _ in seen.tags if tag == "img"]
-    assert not [name for _, attributes in seen.tags for name in attributes if name.startswith("on")]
-    assert seen.text.count("<img src=x onerror=alert(1)>") >= 12
+    parsed = Page(page)
+    assert [tag for tag, _ in parsed.tags].count("script") == 3
+    assert not [tag for tag, _ in parsed.tags if tag == "img"]
+    assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
+    assert parsed.text.count("<img src=x onerror=alert(1)>") >= 12
 
 
-def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
-    """No address is loaded, and its policy allows its own scripts only, by their digests."""
-    seen = Page(build(read(tmp_path), PLOTLY))
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    """The page refers to no address, and its policy allows only its own scripts, by their digests."""
+    parsed = Page(build(read(tmp_path), PLOTLY))
     addresses = [
-        value for _, attributes in seen.tags for name, value in attributes.items() if name in ("src", "href")
+        value
+        for _, attributes in parsed.tags
+        for name, value in attributes.items()
+        if name in ("src", "href")
     ]
     assert addresses == ["data:,"]
     policy = next(
         attributes["content"]
-        for _, attributes in seen.tags
+        for _, attributes in parsed.tags
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy is not None
@@ -182,8 +185,8 @@ def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
     assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
 
 
-def test_an_incident_without_evidence_says_so(tmp_path: Path) -> None:
-    """The supervisor may die while it gathers; an empty page would look like a healthy run."""
+def test_missing_evidence_is_reported(tmp_path: Path) -> None:
+    """If the supervisor died while it gathered evidence, every section reports what is missing."""
     run = write_incident(tmp_path, name="0001-collecting")
     incident = find_incident(run, None)
     for file in [path for path in incident.rglob("*") if path.is_file()]:
@@ -197,24 +200,24 @@ def test_an_incident_without_evidence_says_so(tmp_path: Path) -> None:
     assert PLOTLY not in page
 
 
-def test_a_long_text_is_cut(tmp_path: Path) -> None:
-    """A message of megabytes does not make the page unreadable."""
+def test_a_long_text_is_truncated(tmp_path: Path) -> None:
+    """A message of three megabytes gives a page below 200 kB."""
     assert len(build(read(tmp_path, sentence="x" * 3_000_000), PLOTLY)) < 200_000
 
 
-def test_no_incident_is_named(tmp_path: Path) -> None:
-    """Which there are, when the one asked for is none of them."""
+def test_an_incident_is_selected_by_number_or_name(tmp_path: Path) -> None:
+    """The error for an unknown incident lists the known ones."""
     run = write_incident(tmp_path)
     assert (
         find_incident(run, "1") == find_incident(run, "0001-collective_mismatch") == find_incident(run, None)
     )
     for wanted in ("2", "x", "-1", "", "²"):
-        with pytest.raises(RunDirectoryError, match="there are: 1"):
+        with pytest.raises(RunDirectoryError, match="known incidents: 1"):
             find_incident(run, wanted)
 
 
-def test_a_damaged_verdict_is_named(tmp_path: Path) -> None:
-    """A report without its verdict would say nothing went wrong."""
+def test_a_damaged_verdict_is_an_error(tmp_path: Path) -> None:
+    """The error names verdict.json."""
     run = write_incident(tmp_path)
     incident = find_incident(run, None)
     (incident / "verdict.json").write_text("{")
@@ -222,8 +225,8 @@ def test_a_damaged_verdict_is_named(tmp_path: Path) -> None:
         read_report(run, incident)
 
 
-def test_open_phases_end_now_and_the_view_holds_them() -> None:
-    """A hang of minutes is seen from its beginning; what came long before is a drag away."""
+def test_open_phases_extend_to_the_incident_and_fit_in_the_view() -> None:
+    """The initial view shows a long open phase from its start, but not what came long before."""
     spans = [["data", -1000, -900], ["generate", -900, -610], ["reward", -600.0, None]]
     figure = timeline_figure({"ranks": {"0": spans, "1": [["vote", -1, 0]]}, "now": 0}, {1})
     assert figure is not None
@@ -233,23 +236,25 @@ def test_open_phases_end_now_and_the_view_holds_them() -> None:
     assert figure["layout"]["yaxis"]["categoryarray"] == ["<b>rank 1</b>", "rank 0"]
 
 
-def test_a_short_run_is_not_drawn_in_a_void() -> None:
-    """The view begins where the first phase did."""
+def test_the_view_of_a_short_run_starts_at_its_first_phase() -> None:
+    """A run shorter than the minimum view leaves no empty space."""
     figure = timeline_figure({"ranks": {"0": [["startup", -3, None]]}, "now": 0}, ())
     assert figure is not None
     assert figure["layout"]["xaxis"]["range"][0] == -3
-    assert FEWEST_SECONDS > 3
+    assert MIN_SHOWN_SECONDS > 3
 
 
 @pytest.mark.parametrize(
     "timeline", [{}, {"ranks": []}, {"ranks": {"x": []}}, {"ranks": {"0": ["a", [1], ["data", "b", None]]}}]
 )
-def test_a_strange_timeline_is_no_chart(timeline: dict[str, Any]) -> None:
-    """Said on the page, never raised."""
+def test_a_malformed_timeline_gives_no_chart(timeline: dict[str, Any]) -> None:
+    """A malformed timeline does not raise."""
     assert timeline_figure(timeline, ()) is None
 
 
-def test_several_culprits_have_a_line_each(tmp_path: Path) -> None:
-    """Where no single line is to blame."""
+def test_each_of_several_culprits_has_a_source_line(tmp_path: Path) -> None:
+    """Without a single location, the source line of every culprit is shown."""
     text = Page(build(read(tmp_path, culprits=[0, 1], location=None), PLOTLY)).text
-    assert "Line rank 0: /home/me/train.py:120 in <module> rank 1: /home/me/train.py:88 in reward" in text
+    assert (
+        "Source line rank 0: /home/me/train.py:120 in <module> rank 1: /home/me/train.py:88 in reward" in text
+    )

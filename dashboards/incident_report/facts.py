@@ -1,0 +1,145 @@
+"""The facts at the top of the report: cause, culprit, source line, action taken and its result.
+
+Called by `page.py`. Turns `verdict.json` and the journal's records of the incident into values for the template.
+Pure; does not read files (`contents.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.dashboards.incident_report.contents import Report
+from grpo_run.dashboards.incident_report.formatting import duration, plain, rank_list, spaced
+
+CONFIDENCE = {
+    "proved": "the ranks' own records show the cause",
+    "deadline": "a deadline passed; nothing proves the cause",
+    "inferred": "the cause itself was not observed",
+    "unknown": "too little was observed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceLine:
+    """A line of user code, or None for its parts if it is unknown. `rank` is set in a list of ranks."""
+
+    place: str | None
+    function: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One row of the facts. Exactly one of the values is set; `code` and `block` differ in layout only."""
+
+    name: str
+    text: str = ""
+    code: str = ""
+    block: str = ""
+    items: tuple[str, ...] = ()
+    line: SourceLine | None = None
+    lines: tuple[SourceLine, ...] = ()
+
+    def is_known(self) -> bool:
+        """Whether the row has a value to show."""
+        return bool(self.text or self.code or self.block or self.items or self.line or self.lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag:
+    """A short word below the headline; `alarm` draws it in the alarm color."""
+
+    text: str
+    alarm: bool
+
+
+def ranks_in(value: Any) -> tuple[int, ...]:
+    """The integers of a JSON list; empty for any other value."""
+    return tuple(rank for rank in value if isinstance(rank, int)) if isinstance(value, list) else ()
+
+
+def facts_of(report: Report) -> tuple[Fact, ...]:
+    """The known facts, in the order of the page; empty without a verdict."""
+    verdict = report.verdict
+    if not verdict:
+        return ()
+    culprits = ranks_in(verdict.get("culprits"))
+    recovery = report.recovery
+    locations = verdict.get("locations")
+    by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
+    rows = (
+        Fact(name="Cause", code=str(verdict.get("cause") or "unknown")),
+        Fact(name="Culprit", text=rank_list(culprits) if culprits else "no rank of this node is named"),
+        Fact(name="Step and phase", text=_step_and_phase(verdict)),
+        _culprit_lines(verdict.get("location"), culprits, by_rank),
+        Fact(name="Confidence", text=_confidence(verdict)),
+        Fact(name="Mismatch", block=plain(verdict["mismatch"]) if verdict.get("mismatch") else ""),
+        _waiting(ranks_in(verdict.get("waiters")), by_rank),
+        Fact(name="Action taken", text=_action(report)),
+        Fact(name="Time to detect", text=duration(recovery.detection_seconds) if recovery else ""),
+        Fact(name="Time to recover", text=duration(recovery.recovery_seconds) if recovery else ""),
+        Fact(name="Repeated steps", text=_repeated_steps(report)),
+        Fact(name="Tried before", items=tuple(map(str, verdict.get("tried") or ()))),
+    )
+    return tuple(fact for fact in rows if fact.is_known())
+
+
+def tags_of(report: Report) -> tuple[Tag, ...]:
+    """Cause, confidence and result; empty without a verdict."""
+    if not report.verdict:
+        return ()
+    recovered = report.recovery is not None and report.recovery.recovery_seconds is not None
+    action = spaced(report.action.name) if report.action else "result unknown"
+    return (
+        Tag(text=spaced(report.verdict.get("cause")), alarm=True),
+        Tag(text=str(report.verdict.get("confidence") or "confidence unknown"), alarm=False),
+        Tag(text="recovered" if recovered else action, alarm=not recovered),
+    )
+
+
+def _step_and_phase(verdict: Mapping[str, Any]) -> str:
+    step, phase = verdict.get("step"), verdict.get("phase")
+    return (f"step {step}" if step is not None else "step unknown") + (f", phase {phase}" if phase else "")
+
+
+def _confidence(verdict: Mapping[str, Any]) -> str:
+    confidence = str(verdict.get("confidence") or "unknown")
+    return f"{confidence}: {CONFIDENCE[confidence]}" if confidence in CONFIDENCE else confidence
+
+
+def _action(report: Report) -> str:
+    if report.action is None:
+        return "not recorded in the journal"
+    return spaced(report.action.name) + (f": {report.action.reason}" if report.action.reason else "")
+
+
+def _repeated_steps(report: Report) -> str:
+    recovery = report.recovery
+    return str(recovery.lost_steps) if recovery and recovery.lost_steps is not None else ""
+
+
+def _source_line(location: Any, rank: int | None = None) -> SourceLine:
+    if not isinstance(location, Mapping):
+        return SourceLine(place=None, rank=rank)
+    place = f"{location.get('file')}:{location.get('line')}"
+    return SourceLine(place=place, function=str(location.get("function")), rank=rank)
+
+
+def _culprit_lines(location: Any, culprits: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
+    if isinstance(location, Mapping):
+        return Fact(name="Source line", line=_source_line(location))
+    return Fact(name="Source line", lines=_lines(culprits, by_rank))
+
+
+def _waiting(waiters: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
+    lines = _lines(waiters, by_rank)
+    return Fact(name="Waiting", lines=lines, text=rank_list(waiters) if waiters and not lines else "")
+
+
+def _lines(ranks: Sequence[int], by_rank: Mapping[str, Any]) -> tuple[SourceLine, ...]:
+    """The source line of each rank; empty if none of them is known."""
+    if not any(by_rank.get(str(rank)) for rank in ranks):
+        return ()
+    return tuple(_source_line(by_rank.get(str(rank)), rank) for rank in ranks)
