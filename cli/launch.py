@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_run.cli.options import Launch, node_range, parse
+from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.processes import node_range
 from grpo_run.runtime.errors import EXIT_FINISHED, ProcessError, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     return run(launch)
 
 
-def run(launch: Launch) -> int:
+def run(launch: LaunchCommand) -> int:
     """Supervise one run from here to its end."""
     config = launch.config
     directory = RunDirectory(path=config.run_directory)
@@ -56,7 +57,7 @@ def run(launch: Launch) -> int:
         os.close(lock)
 
 
-def _write_what_was_kept(launch: Launch, directory: RunDirectory, history: History) -> None:
+def _write_what_was_kept(launch: LaunchCommand, directory: RunDirectory, history: History) -> None:
     """Put on disk what a full one had left in memory when the run ended."""
     path = launch.config.snapshot_directory
     if path is None or not path.is_dir():
@@ -77,7 +78,7 @@ def _write_what_was_kept(launch: Launch, directory: RunDirectory, history: Histo
     drains.close()
 
 
-def _supervise(launch: Launch, directory: RunDirectory, history: History) -> int:
+def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History) -> int:
     config = launch.config
     os.environ.update(config.environment)
     if config.preload:
@@ -174,7 +175,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
     return environment
 
 
-def _build_agent(launch: Launch, supervisor: Supervisor) -> Any:
+def _build_agent(launch: LaunchCommand, supervisor: Supervisor) -> Any:
     """Torch elastic's rendezvous from torchrun's flags, and our agent on it."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters

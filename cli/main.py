@@ -1,36 +1,70 @@
-"""`grpo-run`: picks the command and turns what went wrong into one line and an exit code.
+"""The `grpo-run` command: select a subcommand and turn errors of the user into one line and an exit code.
 
-Each command lives in a file of its own and is imported only when it is asked for.
+Each subcommand is in its own file and is imported only when it is asked for.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
-from grpo_run.runtime.errors import EXIT_USAGE, UsageError
+from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 
 COMMANDS = {
-    "launch": "run a training script under supervision; takes torchrun's flags",
-    "train": "run a recipe (arithmetic, gsm8k, or a YAML file) under supervision",
-    "status": "how a run stands: the verdict first, or one JSON object",
-    "report": "one incident as one page: verdict, timeline, stacks, collectives, memory",
-    "stop": "ask a run to save on an agreed step and leave",
-    "save": "ask a run for a checkpoint at the next agreed step",
-    "checkpoints": "list, verify or prune the checkpoints of a run or a directory",
-    "demo": "train the arithmetic recipe, kill a rank half-way, recover, draw the picture",
+    "launch": "run a training script under supervision; accepts torchrun's options",
+    "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
+    "status": "show the state of a run",
+    "report": "write one incident as an HTML page",
+    "stop": "ask a run to save a checkpoint and stop",
+    "save": "ask a run to save a checkpoint at the next step",
+    "checkpoints": "list, verify or prune checkpoints",
+    "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
+RUNS = frozenset({"launch", "train"})
+"""Commands whose interruption leaves a run that the same command resumes."""
 
-USAGE = "usage: grpo-run COMMAND ...\n\n" + "\n".join(
-    f"  {name:<11} {text}" for name, text in COMMANDS.items()
+USAGE = "\n".join(
+    [
+        "usage: grpo-run COMMAND ...",
+        "",
+        *(f"  {name:<11} {text}" for name, text in COMMANDS.items()),
+        "",
+        "`grpo-run COMMAND --help` describes a command.",
+    ]
 )
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+EXIT_BROKEN_PIPE = 141
+"""128 + SIGPIPE, as shells report it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0, 1, 2, 75 or 93)."""
+    """Run one subcommand; returns the exit code.
+
+    0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that nobody reads standard output.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"grpo-run: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:
+        # the interpreter flushes standard output once more at exit, and would print a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        print("grpo-run: interrupted", file=sys.stderr)
+        return EXIT_STOPPED if words[0] in RUNS else EXIT_INTERRUPTED
+    return code
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else EXIT_USAGE
@@ -43,13 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
-        print(f"grpo-run: no command {command!r}; {hint}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        code: int = importlib.import_module(f"grpo_run.cli.{command}").main(rest)
-    except UsageError as error:
-        print(f"grpo-run: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError(f"no command {command!r}; {hint}")
+    code: int = importlib.import_module(f"grpo_run.cli.{command}").main(rest)
     return code
 
 

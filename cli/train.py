@@ -1,14 +1,19 @@
-"""`grpo-run train RECIPE [--set key=value ...] [launch's flags]`: run a recipe under supervision."""
+"""`grpo-run train RECIPE [--set KEY=VALUE ...] [options of launch]`: train a packaged recipe or a YAML file.
+
+Separates the recipe from the options, checks both, and hands over to `launch.py`.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from grpo_run.cli import launch
-from grpo_run.cli.options import identity
+from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.run_directory import default_run_id
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
@@ -21,27 +26,79 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see grpo-run train --help)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """A command line of `train`: the recipe, its overrides, and the options for `launch`."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    options: tuple[str, ...]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Check the recipe, then launch the module that trains it; returns the run's exit code."""
+    _help_parser().parse_args([word for word in arguments if word in ("-h", "--help")][:1] or ["recipe"])
+    words = OptionWords(build_parser(), extra=("--set",))
+    command = split(arguments, words)
+    load_recipe(command.recipe, list(command.overrides))
+    return launch.main(launch_arguments(command, words))
+
+
+def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
+    """Separate the recipe and its overrides from the options of `launch`, in any order.
+
+    Raises:
+        UsageError: an option is unknown, or there is not exactly one recipe.
+    """
+    recipes: list[str] = []
+    overrides: list[str] = []
+    options: list[str] = []
+    rest = words.split_generation(arguments)
+    while rest:
+        option = words.next_option(rest)
+        if not option:
+            recipes.append(rest.pop(0))
+            rest = words.split_generation(rest)
+        elif option[0].partition("=")[0] == "--set":
+            setting = option[1] if len(option) == 2 else option[0].partition("=")[2]
+            overrides.append(setting)
+        else:
+            options += option
+    if len(recipes) != 1:
+        found = f"found {', '.join(recipes)}" if recipes else "found none"
+        raise UsageError(
+            f"train takes one recipe, {found}; packaged recipes: {', '.join(packaged_recipes())}"
+        )
+    return TrainCommand(recipe=recipes[0], overrides=tuple(overrides), options=tuple(options))
+
+
+def launch_arguments(command: TrainCommand, words: OptionWords) -> list[str]:
+    """Return the arguments for `launch`; without `--nproc-per-node`, one rank per GPU, or one."""
+    recipe = [command.recipe, *(f"--set={setting}" for setting in command.overrides)]
+    options = list(command.options)
+    given = {option.partition("=")[0].replace("_", "-") for option in options}
+    if "--run-id" not in given:
+        options += [
+            "--run-id",
+            default_run_id(Path(command.recipe).stem, [*recipe, *words.identity(options)]),
+        ]
+    if not given & {"--nproc-per-node", "--accelerate-config"}:
+        options += ["--nproc-per-node", _default_ranks()]
+    return [*options, "-m", MODULE, *recipe]
+
+
+def _help_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="grpo-run train",
-        description=__doc__,
-        epilog="Any flag of `grpo-run launch` may follow. Without --nproc-per-node: one rank a GPU, or one.",
+        usage="grpo-run train RECIPE [--set KEY=VALUE ...] [options of grpo-run launch]",
+        description="Train a recipe under supervision.",
+        epilog="Every option of `grpo-run launch` may be given. Default of --nproc-per-node: one rank per GPU, or one.",
     )
     parser.add_argument("recipe", help=f"{', '.join(packaged_recipes())}, or the path of a YAML file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the recipe"
     )
-    options, flags = parser.parse_known_args(arguments)
-    load_recipe(options.recipe, options.set)
-    words = [options.recipe, *(f"--set={setting}" for setting in options.set)]
-    if not any(flag.startswith("--run-id") for flag in flags):
-        flags += ["--run-id", default_run_id(Path(options.recipe).stem, [*words, *identity(flags)])]
-    if not any(
-        flag.startswith(("--nproc-per-node", "--nproc_per_node", "--accelerate-config")) for flag in flags
-    ):
-        flags += ["--nproc-per-node", _default_ranks()]
-    return launch.main([*flags, "-m", MODULE, *words])
+    return parser
 
 
 def _default_ranks() -> str:

@@ -17,6 +17,8 @@ from rich.text import Text
 
 from grpo_run.runtime.record.history import History
 
+OURS = "grpo-run: "
+"""Start of a line that the guard prints in a rank: a warning or an event, shown whatever rank it is."""
 REFRESH_SECONDS = 0.5
 PLAIN_SECONDS = 15.0
 
@@ -62,6 +64,8 @@ class Terminal:
     def rank_line(self, rank: int, line: str) -> None:
         """One line of a rank's output."""
         if rank not in self._shown:
+            if line.startswith(OURS):
+                self.say(line.removeprefix(OURS))
             return
         with contextlib.suppress(OSError, ValueError):  # nobody listens any more; the rank's file has it
             if self._live is not None:

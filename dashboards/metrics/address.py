@@ -13,6 +13,7 @@ import socket
 
 from grpo_run.runtime.errors import UsageError
 
+DEFAULT_ADDRESS = "127.0.0.1:9460"
 PORTS_TRIED = 100
 BACKLOG = 64
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 from prometheus_client.exposition import choose_encoder
 
-from grpo_run.dashboards.metrics.address import is_loopback, listen, parse_address
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, is_loopback, listen, parse_address
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
 from grpo_run.runtime.record.status import RunStatus
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-DEFAULT_ADDRESS = "127.0.0.1:9460"
 MAX_CONNECTIONS = 32
 """Further requests are answered with status 503, because every request reads the run."""
 GRACE_SECONDS = 1

@@ -43,7 +43,7 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
     )
     assert fresh.returncode == 0, fresh.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    assert "starts from step 0" in fresh.stdout
+    assert "starts from step 0" in fresh.stderr
 
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:

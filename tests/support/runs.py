@@ -72,6 +72,8 @@ class Run:
                     str(self.directory),
                     "--metrics-addr",
                     self.metrics,
+                    "--show-ranks",
+                    "0",
                     *self.arguments,
                 ],
                 cwd=self.cwd,

@@ -18,6 +18,10 @@ FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": f
 KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int, "max_time": float}
 """What TRL passes on through `generation_kwargs` to transformers' GenerationConfig; vLLM knows neither."""
 KEYS = {**FIELDS, **KEYWORDS}
+SYNONYMS = dict.fromkeys(
+    ("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), "max_completion_length"
+)
+"""Names of a cap in other libraries (vLLM, transformers, OpenAI), for the hint."""
 
 
 def parse(settings: Sequence[str]) -> dict[str, int | float]:
@@ -33,7 +37,7 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
         if not separator:
             raise ConfigError(f"--generation {setting}: write KEY=VALUE")
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
+            near = [SYNONYMS[key]] if key in SYNONYMS else difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
             raise ConfigError(f"--generation {key}: no such cap; {hint}")
         try:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo_run.cli import launch
+from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.main import main
-from grpo_run.cli.options import Launch, parse
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -20,7 +20,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
 
-    def supervise(made: Launch, directory: RunDirectory, history: History) -> int:
+    def supervise(made: LaunchCommand, directory: RunDirectory, history: History) -> int:
         assert directory.owner() is not None
         directories.append(directory)
         return 75

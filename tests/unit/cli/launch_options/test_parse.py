@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli import options
+from grpo_run.cli.launch_options import values
+from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.cli.main import main
-from grpo_run.cli.options import Launch, build_parser, identity, parse
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -35,6 +37,11 @@ def torchruns() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
     return get_args_parser()
+
+
+def identity(words: list[str]) -> list[str]:
+    """The words that identify the run of this command."""
+    return OptionWords(build_parser()).identity(words)
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:
@@ -98,6 +105,30 @@ def error(*words: str) -> str:
         (["--stop-timeout", "nan", "train.py"], "--stop-timeout"),
         (["--max-restarts", "-1", "train.py"], "--max-restarts"),
         (["--show-ranks", "first", "train.py"], "--show-ranks first"),
+        (["--show-ranks", "", "train.py"], "--show-ranks"),
+        (["--show-ranks", "1", "train.py"], "--show-ranks 1: there is no rank 1; the only rank is 0"),
+        (
+            ["--nproc-per-node", "2", "--show-ranks", "0,7", "train.py"],
+            "--show-ranks 0,7: there is no rank 7; ranks are 0 to 1",
+        ),
+        (["--hygeine-every", "5", "train.py"], "no option --hygeine-every; did you mean --hygiene-every?"),
+        (["--nproc-per-nod", "2", "train.py"], "no option --nproc-per-nod; did you mean --nproc-per-node?"),
+        (["--hygiene_every=5", "train.py"], "no option --hygiene_every; did you mean --hygiene-every?"),
+        (["--generation", "max_tokens=3", "train.py"], "did you mean max_completion_length?"),
+        (["--vote-timeout", "0", "train.py"], "--vote-timeout 0: must be above 0 seconds"),
+        (
+            ["--vote-timeout", "7200", "train.py"],
+            "--deadline-ceiling 3600: must be above --vote-timeout (7200 s)",
+        ),
+        (["--deadline-ceiling", "30", "train.py"], "--deadline-ceiling 30: must be at least 60 seconds"),
+        (
+            ["--deadline-floor", "90", "--deadline-ceiling", "80", "train.py"],
+            "--deadline-floor 90: must not be above --deadline-ceiling (80 s)",
+        ),
+        (["--deadline-first", "-1", "train.py"], "--deadline-first -1: must be a number of seconds above 0"),
+        (["--deadline-exit", "nan", "train.py"], "--deadline-exit nan"),
+        (["--resume-from", "nope", "train.py"], "--resume-from nope: no such run"),
+        (["--resume-from", ".", "train.py"], "--resume-from .: not a checkpoint directory"),
         (["--run-id", "a/b", "train.py"], "--run-id"),
         (["--run-id", "..", "train.py"], "--run-id"),
         (["--no-python", "train.py"], "--no-python is not supported"),
@@ -123,14 +154,14 @@ def test_a_wrong_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("at_home")
 def test_a_plain_line_becomes_a_run() -> None:
     """With torchrun's defaults and ours."""
-    made: Launch = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
+    made: LaunchCommand = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
     config = made.config
     assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
     assert config.preload
     assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
     assert (config.hygiene_every, config.budget.failures_without_progress) == (100, 3)
-    assert config.shown_ranks == frozenset({0})
+    assert config.shown_ranks == frozenset()
     assert made.elastic.nproc_per_node == "2"
 
 
@@ -191,7 +222,7 @@ def test_caps_may_be_written_in_every_usual_way(words: list[str]) -> None:
 )  # fmt: skip
 def test_only_our_own_list_is_split(words: list[str], split: list[str]) -> None:
     """What comes after the script is not touched."""
-    assert options._split_generation(words, options._switches(build_parser())) == split
+    assert OptionWords(build_parser()).split_generation(words) == split
 
 
 IDENTICAL = [
@@ -290,10 +321,16 @@ def test_fresh_interpreters_may_be_asked_for() -> None:
 
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(
-    ("words", "shown"), [([], {0}), (["--show-ranks", "1,0"], {0, 1}), (["--show-ranks", "all"], {0, 1, 2})]
+    ("words", "shown"),
+    [
+        ([], set()),
+        (["--show-ranks", "none"], set()),
+        (["--show-ranks", "1,0"], {0, 1}),
+        (["--show-ranks", "all"], {0, 1, 2}),
+    ],
 )
 def test_shown_ranks(words: list[str], shown: set[int]) -> None:
-    """Rank 0 unless others are asked for."""
+    """None unless ranks are named."""
     assert parse(["--nproc-per-node", "3", *words, "train.py"]).config.shown_ranks == shown
 
 
@@ -360,7 +397,7 @@ def test_snapshots_lie_in_memory_unless_told_otherwise(
     memory, other = at_home / "memory", at_home / "other"
     memory.mkdir()
     other.mkdir()
-    monkeypatch.setattr(options, "MEMORY_ROOT", memory)
+    monkeypatch.setattr(values, "MEMORY_ROOT", memory)
     usual = parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory
     named = parse(["--snapshot-dir", str(other), "train.py"]).config.snapshot_directory
     assert usual is not None
@@ -390,7 +427,7 @@ def test_a_machine_without_such_a_file_system_writes_directly(
 ) -> None:
     """Or with one that somebody else has taken the place on: nobody asked for it, so nobody is refused."""
     memory = at_home / "memory"
-    monkeypatch.setattr(options, "MEMORY_ROOT", memory)
+    monkeypatch.setattr(values, "MEMORY_ROOT", memory)
     assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
     memory.mkdir()
     taken = memory / f"grpo-run-{os.getuid()}"
@@ -404,4 +441,4 @@ def test_a_place_that_was_named_and_cannot_be_used_is_refused(at_home: Path) -> 
     taken = at_home / "memory" / f"grpo-run-{os.getuid()}"
     taken.mkdir(parents=True)
     taken.chmod(0o755)
-    assert "is not yours alone" in error("--snapshot-dir", str(taken.parent), "train.py")
+    assert "another user can access" in error("--snapshot-dir", str(taken.parent), "train.py")

@@ -1,0 +1,168 @@
+"""Declaration of the options of `grpo-run launch`: torchrun's parser with our groups added."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, cast
+
+from grpo_run.cli.launch_options.help import LaunchParser
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
+from grpo_run.runtime.launch.config import RunConfig, Timeouts
+from grpo_run.runtime.launch.injection import GRAMMAR, help_text
+from grpo_run.runtime.staging.slots import MEMORY_ROOT
+from grpo_run.trainers.hooks import caps
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+
+class _Inject(argparse.Action):
+    """Collect injections; `--inject help` lists their kinds and exits, as `--help` does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        if values == "help":
+            print(help_text())
+            parser.exit()
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), values])
+
+
+def build_parser() -> LaunchParser:
+    """Return torchrun's own parser with our options added."""
+    from torch.distributed.run import get_args_parser
+
+    made = get_args_parser()
+    made.__class__ = LaunchParser
+    parser = cast(LaunchParser, made)
+    parser.prog = "grpo-run launch"
+    parser.allow_abbrev = False  # a shortened option would be missing from the run's identity
+    # None marks an option that was not given; torchrun's variables (PET_*) still set it
+    for name in ("max_restarts", "nproc_per_node"):
+        if f"PET_{name.upper()}" not in os.environ:
+            parser.set_defaults(**{name: None})
+    _add_run(parser.add_argument_group("run"))
+    _add_checkpoints(parser.add_argument_group("checkpoints and training"))
+    _add_limits(parser.add_argument_group("hang detection and time limits (seconds)"))
+    _add_display(parser.add_argument_group("display"))
+    _add_injection(parser.add_argument_group("fault injection"))
+    return parser
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--run-id",
+        metavar="ID",
+        help="name of the run (default: the script's name and a digest of the command)",
+    )
+    group.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="directory of the journal, logs and incidents, created with mode 0700; a directory that other"
+        " users can write causes a warning (default: runs/ID)",
+    )
+    group.add_argument(
+        "--fresh", action="store_true", help="start a new run if this one has finished (default: exit with 0)"
+    )
+    group.add_argument(
+        "--resume-from",
+        metavar="RUN_ID|DIR",
+        help="start from the newest checkpoint of another run, or from one checkpoint directory",
+    )
+    group.add_argument(
+        "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
+    )
+    group.add_argument(
+        "--no-preload",
+        action="store_true",
+        help="start ranks as fresh interpreters (default: fork them from a process that has imported torch,"
+        " transformers and trl)",
+    )
+    group.add_argument(
+        "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
+    )
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--snapshot-every",
+        default="auto",
+        metavar="STEPS|auto",
+        help="steps between snapshots of the training state in memory; 0 for none; auto balances their cost"
+        " against the cost of a fault (default: %(default)s)",
+    )
+    group.add_argument(
+        "--snapshot-dir",
+        default=str(MEMORY_ROOT),
+        metavar="DIR|off",
+        help="file system in memory that holds snapshots and checkpoints on their way to disk; off: training"
+        " waits for the disk (default: %(default)s)",
+    )
+    group.add_argument(
+        "--hygiene-every",
+        type=int,
+        default=RunConfig.hygiene_every,
+        metavar="STEPS",
+        help="steps between garbage collections, on the same step on all ranks; 0 for none (default: %(default)s)",
+    )
+    group.add_argument(
+        "--generation",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated, or followed by several KEY=VALUE",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    bounds = DeadlineSettings()
+    meanings = {
+        "floor": f"shortest silence that counts as a hang (default: {bounds.floor_seconds:g})",
+        "ceiling": "longest silence allowed beyond what the run has shown; must be above --vote-timeout"
+        f" (default: {bounds.ceiling_seconds:g})",
+        "first": f"silence allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",
+        "exit": "time an idle process may take to exit after the script's last line (default:"
+        f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while it is connected to another machine)",
+    }
+    for word, meaning in meanings.items():
+        group.add_argument(f"--deadline-{word}", type=float, metavar="SECONDS", help=meaning)
+    group.add_argument(
+        "--vote-timeout",
+        type=float,
+        default=Timeouts.vote_seconds,
+        metavar="SECONDS",
+        help="time limit of one vote among the ranks (default: %(default)g)",
+    )
+    group.add_argument(
+        "--stop-timeout",
+        type=float,
+        default=Timeouts.stop_seconds,
+        metavar="SECONDS",
+        help="time that ranks have to save and exit after a stop request (default: %(default)g)",
+    )
+
+
+def _add_display(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--show-ranks",
+        default="none",
+        metavar="RANKS",
+        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: %(default)s; warnings and"
+        " events are always shown)",
+    )
+    group.add_argument(
+        "--metrics-addr",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT|off",
+        help="address of the Prometheus metrics; the next free port if it is taken (default: %(default)s)",
+    )
+
+
+def _add_injection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--inject",
+        action=_Inject,
+        default=[],
+        metavar=GRAMMAR.partition("[")[0],
+        help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
+        " lists the kinds",
+    )

@@ -1,0 +1,108 @@
+"""Parse and check the command line of `grpo-run launch`.
+
+Called by `launch.py`. Every refusal is one line, before any process starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_run.cli.launch_options import values
+from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launch_options.location import locate
+from grpo_run.cli.launch_options.processes import node_range, parallelism
+from grpo_run.cli.launch_options.resume_from import check_resume_from
+from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.dashboards.metrics.address import parse_address
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch.config import Budget, RunConfig, Timeouts
+from grpo_run.runtime.launch.injection import check as check_injections
+from grpo_run.runtime.launch.injection import parse_all
+from grpo_run.runtime.launch.script import needs_fresh_interpreter, source_of
+from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.upstream import check_versions
+
+REFUSED = ("no_python", "run_path")
+IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
+"""torchrun's options without effect here, and their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchCommand:
+    """A checked command line: torch elastic's arguments and the configuration of the run."""
+
+    elastic: argparse.Namespace
+    config: RunConfig
+    metrics_address: str
+
+
+def parse(arguments: Sequence[str]) -> LaunchCommand:
+    """Check everything that can be checked before a process is started.
+
+    Raises:
+        UsageError: something is wrong; the message is the one line the user sees.
+    """
+    parser = build_parser()
+    words = OptionWords(parser)
+    options = parser.parse_args(words.split_generation(arguments))
+    for sentence in check_versions(allow_untested=options.allow_untested):
+        _warn(f"{sentence}; accepted because of --allow-untested")
+    _check_torchrun_options(options)
+    if options.metrics_addr != "off":
+        parse_address(options.metrics_addr)
+    source = source_of(options.training_script, module=options.module)
+    generation = caps.parse(options.generation)
+    injections = parse_all(options.inject)
+    nodes = node_range(options)
+    ranks = parallelism(options, nodes[0])
+    options.nproc_per_node = str(ranks.per_node)
+    check_injections(injections, ranks.per_node * nodes[1])
+    import_time = needs_fresh_interpreter(source)
+    if import_time and not options.no_preload:
+        _warn(f"{source.name} sets {', '.join(sorted(import_time))}: ranks start as fresh interpreters")
+    command = words.identity(arguments)
+    run_id, directory = locate(options, command, nodes[1])
+    check_resume_from(options.resume_from, directory, options.training_script_args)
+    config = RunConfig(
+        run_id=run_id,
+        run_directory=directory.resolve(),
+        target=options.training_script,
+        module=bool(options.module),
+        arguments=tuple(options.training_script_args),
+        command=tuple(command),
+        environment=ranks.environment,
+        preload=not options.no_preload and not import_time,
+        budget=Budget()
+        if options.max_restarts is None
+        else Budget(failures_without_progress=options.max_restarts),
+        timeouts=Timeouts(stop_seconds=options.stop_timeout, vote_seconds=options.vote_timeout),
+        deadlines=values.deadlines(options),
+        injections=injections,
+        hygiene_every=options.hygiene_every,
+        snapshot_every=values.snapshot_every(options.snapshot_every),
+        snapshot_directory=values.snapshot_directory(options.snapshot_dir, directory, run_id, nodes[1]),
+        generation=generation,
+        resume_from=options.resume_from,
+        allow_untested=options.allow_untested,
+        expected_distributed_type=ranks.expected_distributed_type,
+        shown_ranks=values.shown_ranks(options.show_ranks, ranks.per_node * nodes[1]),
+    )
+    return LaunchCommand(elastic=options, config=config, metrics_address=options.metrics_addr)
+
+
+def _check_torchrun_options(options: argparse.Namespace) -> None:
+    for name in REFUSED:
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not supported: a rank must be a Python script or module"
+            )
+    for name, default in IGNORED.items():
+        if getattr(options, name) != default:
+            _warn(f"--{name.replace('_', '-')} is ignored: each rank's output is in its own file")
+
+
+def _warn(text: str) -> None:
+    print(f"grpo-run: {text}", file=sys.stderr)

@@ -1,0 +1,115 @@
+"""Checks of single option values: snapshots, deadlines and the ranks to show. Called by `parse.py`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+DEADLINE_FIELDS = {
+    "deadline_floor": "floor_seconds",
+    "deadline_ceiling": "ceiling_seconds",
+    "deadline_first": "first_seconds",
+    "deadline_exit": "exit_seconds",
+}
+
+
+def snapshot_every(text: str) -> int | None:
+    """Return the number of steps between snapshots; None for `auto`.
+
+    Raises:
+        UsageError: it is neither a number nor `auto`.
+    """
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--snapshot-every {text}: give a number of steps, 0 for none, or auto")
+    return int(text)
+
+
+def snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int) -> Path | None:
+    """Return the staging directory; None when checkpoints are written directly to disk.
+
+    Args:
+        text: the option's value: `off`, or a directory on a file system in memory.
+        run_directory: tells runs of one name apart.
+        run_id: part of the directory's name.
+        nodes: the largest number of nodes; with several, no node would stage a complete checkpoint.
+
+    Raises:
+        UsageError: the named directory does not exist or cannot be used.
+    """
+    if text == "off" or nodes > 1:
+        return None
+    root = Path(text).absolute()
+    is_default = text == str(MEMORY_ROOT)
+    if not root.is_dir():
+        if is_default:
+            return None  # this machine has no such file system
+        raise UsageError(
+            f"--snapshot-dir {text}: not a directory; give one on a file system in memory, or off"
+        )
+    found = place(run_directory, run_id, root)
+    if found is None and not is_default:
+        raise UsageError(
+            f"--snapshot-dir {text}: cannot be written, or another user can access its grpo-run-{os.getuid()}"
+        )
+    return found
+
+
+def deadlines(options: argparse.Namespace) -> DeadlineSettings:
+    """Return the bounds of the learned deadlines; an option that was not given keeps its default.
+
+    Raises:
+        UsageError: a value is not a positive number, or two values contradict each other.
+    """
+    given = {}
+    for name, field in DEADLINE_FIELDS.items():
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be a number of seconds above 0")
+        given[field] = value
+    bounds = DeadlineSettings()
+    floor, ceiling = (
+        given.get("floor_seconds", bounds.floor_seconds),
+        given.get("ceiling_seconds", bounds.ceiling_seconds),
+    )
+    if ceiling < bounds.first_floor_seconds:
+        raise UsageError(
+            f"--deadline-ceiling {ceiling:g}: must be at least {bounds.first_floor_seconds:g} seconds, the least"
+            " that the first occurrence of a phase is given"
+        )
+    if floor > ceiling:
+        raise UsageError(f"--deadline-floor {floor:g}: must not be above --deadline-ceiling ({ceiling:g} s)")
+    return DeadlineSettings(**given)
+
+
+def shown_ranks(text: str, world_size: int) -> frozenset[int]:
+    """Return the ranks whose output is shown.
+
+    Args:
+        text: `none`, `all`, or numbers separated by commas.
+        world_size: the largest number of ranks that the run may have.
+
+    Raises:
+        UsageError: the value is none of these, or names a rank that the run does not have.
+    """
+    if text == "none":
+        return frozenset()
+    if text == "all":
+        return frozenset(range(world_size))
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--show-ranks {text}: give numbers separated by commas, all or none")
+    ranks = frozenset(map(int, words))
+    if max(ranks) >= world_size:
+        have = "the only rank is 0" if world_size == 1 else f"ranks are 0 to {world_size - 1}"
+        raise UsageError(f"--show-ranks {text}: there is no rank {max(ranks)}; {have}")
+    return ranks

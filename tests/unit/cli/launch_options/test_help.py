@@ -1,0 +1,63 @@
+"""The text of `grpo-run launch --help`."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.cli.launch_options import help as help_text
+from grpo_run.cli.launch_options.flags import build_parser
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The help on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return build_parser().format_help().splitlines()
+
+
+def position(lines: list[str], start: str) -> int:
+    """Number of the first line that starts so."""
+    return next(number for number, line in enumerate(lines) if line.startswith(start))
+
+
+def test_our_options_come_before_torchruns(lines: list[str]) -> None:
+    """Usage, our groups, exit codes, examples, then torchrun's options."""
+    starts = [
+        "usage: grpo-run launch", "run:", "  --run-id", "checkpoints", "hang detection", "display:",
+        "  --show-ranks", "fault injection:", "exit codes:", "examples:", "torchrun's options", "options:",
+        "  --nnodes",
+    ]  # fmt: skip
+    found = [position(lines, start) for start in starts]
+    assert found == sorted(found)
+
+
+def test_every_line_fits_80_columns(lines: list[str]) -> None:
+    """Long descriptions are folded; torchrun's own option names may be longer."""
+    ours = lines[: position(lines, "options:")]
+    assert [line for line in ours if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("code", [0, 2, 75, 93])
+def test_every_exit_code_is_explained(code: int) -> None:
+    """One line for each."""
+    assert any(line.split()[:1] == [str(code)] for line in help_text.EXIT_CODES.splitlines())
+
+
+def test_every_option_with_a_value_says_its_default() -> None:
+    """Except those whose default is to do nothing."""
+    nothing = {"--resume-from", "--accelerate-config", "--generation", "--inject"}
+    groups = [
+        group for group in build_parser()._action_groups if group.title not in help_text.TORCHRUN_GROUPS
+    ]
+    silent = [
+        action.option_strings[0]
+        for group in groups
+        for action in group._group_actions
+        if action.nargs != 0 and "default:" not in (action.help or "")
+    ]
+    assert set(silent) == nothing
+
+
+def test_no_docstring_is_shown(lines: list[str]) -> None:
+    """The description is written for the user."""
+    assert "`launch.py`" not in "\n".join(lines)
