@@ -100,7 +100,8 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from grpo_run.trainers.rank.vote import Ballot, VoteGroup
+    from grpo_run.trainers.rank.vote import Vote
+    from grpo_run.trainers.rank.vote_group import VoteGroup
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
@@ -110,7 +111,7 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
     def start() -> None:
         nonlocal step
         step += 1
-        votes.start(Ballot(step=step))
+        votes.start(Vote(step=step))
 
     def work() -> None:
         """A fixed time of computing: what a rank does between starting a vote and reading it."""

@@ -29,6 +29,7 @@ from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageErro
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
 from grpo_run.runtime.staging.headroom import NO_ROOM
+from grpo_run.trainers.hooks.attach import install_guard
 from grpo_run.trainers.rank.session import Session, current, open_session
 from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
 from grpo_run.watchdog.evidence.source import is_users
@@ -62,7 +63,8 @@ def main() -> NoReturn:
 def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
     """Run the script; returns the exit code, and whether the rank's work is done (or stopped by agreement)."""
     try:
-        session.install()
+        session.start()
+        install_guard(session)
         _run_script(settings)
     except Stopped:
         return EXIT_STOPPED, True

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConsensusError, UsageError
-from grpo_run.trainers.rank.session import Session, connect_votes, current
+from grpo_run.trainers.rank.session import CONNECT_SECONDS, Session, current
 
 SITE_BYTES = 256
 """Room for a call's place in the code; a longer one keeps its end."""
@@ -67,12 +67,15 @@ def _most(flag: bool, site: str) -> bool:
     if session.world_size == 1:
         return flag
     if session not in _groups:
-        _groups[session] = connect_votes(
+        from grpo_run.trainers.rank.vote_group import connect_vote_group
+
+        _groups[session] = connect_vote_group(
             rank=session.rank,
             world_size=session.world_size,
             prefix="grpo_run/consensus",
+            connect_seconds=CONNECT_SECONDS,
             timeout_seconds=session.config.timeouts.vote_seconds,
-            issued=session.issued,
+            on_collective=session.on_collective,
         )
     answers = _groups[session].gather([int(flag), *site.encode()[-SITE_BYTES:].ljust(SITE_BYTES, b"\0")])
     places = [bytes(answer[1:]).rstrip(b"\0").decode(errors="replace") for answer in answers]

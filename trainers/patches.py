@@ -1,6 +1,7 @@
-"""Attributes of a trainer or its arguments that are others while it saves for us.
+"""Temporary attribute overrides on a trainer, its arguments, its accelerator or its callbacks.
 
-Called by `saver.py` and `snapshots.py`; does not know which, nor why.
+Called by `hooks` for the length of a `train()` call and by `saving` for the length of a save. Does not decide
+what is overridden.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 
 @contextmanager
-def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Give an object attributes of its own while the block runs; what it had, or inherited, is there again after.
+def override_attributes(target: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of an object for the length of the block, then restore what the object had or inherited.
 
     Args:
-        target: an object that keeps its attributes in `__dict__`.
-        values: by name.
+        target: an object that stores its attributes in `__dict__`.
+        values: the attributes to set, by name.
     """
     own = {name: vars(target)[name] for name in values if name in vars(target)}
     try:

@@ -1,78 +1,71 @@
-"""The guard's part at step boundaries: vote, requests, hygiene, what is shown.
+"""The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-A `TrainerCallback` added to each guarded trainer. A vote begins when the optimizer step is done and is
-collected before the next optimizer step; what it asks for (stop, save) happens at the end of that next
-step, on every rank alike. So a stop takes at most two steps to act. Does not wrap methods (`phases.py`).
+Starts and collects the step vote, acts on its result (stop, save, snapshot), runs hygiene, and publishes what the
+trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods (`phases.py`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.hooks import hygiene
-from grpo_run.trainers.hooks.phases import Path
+from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.rank.vote import Ballot, Outcome
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.watchdog.observation import Phase, RankState
 
-SHOWN = {
+LOGGED_METRICS = {
     "reward": ("reward", "rewards/mean"),
     "completion_length": ("completions/mean_length", "completion_length"),
     "loss": ("loss",),
     "grad_norm": ("grad_norm",),
     "learning_rate": ("learning_rate",),
 }
-"""Fields of the slot and the names TRL logs them under."""
+"""Fields of the board slot, and the names under which TRL logs them."""
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
-    """One a `train()` call. `stopping` is set once all ranks have agreed to stop and the step is saved."""
+    """The callback of one `train()` call.
+
+    `stopping` is set once all ranks have agreed to stop and the step's checkpoint is requested.
+
+    Args:
+        ordinal: the number of the call, from 1.
+        restoring: the call was finished in an earlier attempt and takes no steps now.
+        resumed_from: the checkpoint directory that `train()` loads, if any.
+    """
 
     def __init__(
         self,
         session: Session,
         ordinal: int,
-        path: Path,
+        step_vote: StepVote,
+        cadence: Cadence,
+        exact: ExactState,
         *,
         restoring: bool = False,
-        exact: ExactState | None = None,
-        resumed_from: FilePath | None = None,
+        resumed_from: Path | None = None,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
-        self._path = path
-        self._restoring = restoring
+        self._step_vote = step_vote
+        self._cadence = cadence
         self._exact = exact
+        self._restoring = restoring
         self._resumed_from = resumed_from
-        self._outcome: Outcome | None = None
-        self._snapshot_due = False
-        self.cadence: Cadence | None = None
-        """Of snapshots, once the call has begun; None where none are taken."""
-        self.nonfinite = False
         self.stopping = False
-
-    def snapshot_due(self) -> bool:
-        """Whether all ranks take a snapshot after this step."""
-        return self._snapshot_due
-
-    def snapshot_taken(self, step: int, cost_seconds: float) -> None:
-        """A checkpoint of `step` is in memory."""
-        if self.cadence is not None:
-            self.cadence.taken(step, cost_seconds)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The call's model is loaded and its loop is about to start."""
-        if self._exact is not None:
-            self._exact.begin(self._resumed_from)
+        """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
+        self._exact.begin(self._resumed_from)
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal
@@ -81,9 +74,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
         slot.replace(Phase.data)
         slot.touch()
-        self.cadence = self._session.cadence(state.global_step)
+        self._cadence.begin(state.global_step)
         if self._restoring:
-            return  # nothing starts here: the call's steps were all taken in an earlier attempt
+            return  # a `train_started` event would count as a resume from the call's last step
         self._session.journal.write(
             "train_started",
             rank=self._session.rank,
@@ -95,63 +88,47 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The epoch's order is about to be drawn."""
-        if self._exact is not None:
-            self._exact.begin_epoch()
+        """Record the sampler's state before it draws the epoch's order."""
+        self._exact.begin_epoch()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The step's batches are there."""
-        if self._exact is not None:
-            self._exact.begin_step()
+        """Enter the forward and backward pass; the step's batches have been read."""
+        self._exact.begin_step()
         self._session.slot.replace(Phase.forward_backward)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Gradients are ready: before weights change, all ranks must have agreed on the step before."""
-        self.collect()
+        """Commit the previous step before the optimizer changes the weights."""
+        self._step_vote.collect()
         self._session.slot.replace(Phase.optimizer)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The step is done here; say so, ask what is to be asked, and do what the last vote decided."""
-        session, slot = self._session, self._session.slot
-        self.collect()  # under DeepSpeed the hook before the optimizer does not fire
-        if hygiene.due(state.global_step, session.config.hygiene_every):
+        """Start the vote on the finished step, and act on the result of the previous vote."""
+        session, slot, step = self._session, self._session.slot, state.global_step
+        self._step_vote.collect()  # DeepSpeed does not call on_pre_optimizer_step
+        if hygiene.due(step, session.config.hygiene_every):
             seconds = hygiene.clean(slot)
             if session.is_main:
-                session.journal.write("hygiene", rank=session.rank, step=state.global_step, seconds=seconds)
-        stop, saves = session.board.requests
-        ballot = Ballot(
-            step=state.global_step,
-            fingerprint=self._path.take(),
-            stop=stop,
-            # a save agreed on already, and made at this step's end, is what the request asked for
-            save=saves > session.saves_seen and not (self._outcome is not None and self._outcome.save),
-            snapshot=self.cadence is not None and session.is_main and self.cadence.wanted(state.global_step),
-            nonfinite=self.nonfinite,
-        )
-        session.saves_seen = saves
-        self.nonfinite = False
-        session.votes.start(ballot)
-        slot.step = slot.voted_step = state.global_step
-        slot.voted_at_ns = time.monotonic_ns()
+                session.journal.write("hygiene", rank=session.rank, step=step, seconds=seconds)
+        result = self._step_vote.start(step, snapshot=session.is_main and self._cadence.wanted(step))
+        slot.step = step
         slot.replace(Phase.data)
         slot.touch()
-        outcome, self._outcome = self._outcome, None
-        self._snapshot_due = self.cadence is not None and (
-            self.cadence.fixed(state.global_step) or (outcome is not None and outcome.snapshot)
-        )
-        if state.global_step >= state.max_steps:
-            control.should_save = True  # so that a finished call can be restored
-        if outcome is not None and outcome.nonfinite and session.is_main:
-            session.journal.write("guard_tripped", rank=session.rank, step=outcome.step, guard="nonfinite")
-        if outcome is not None and (outcome.save or outcome.stop):
+        self._cadence.decide(step, agreed=result is not None and result.flags.snapshot)
+        if step >= state.max_steps:
+            control.should_save = True  # a finished call is restored from its last step
+        if result is None:
+            return
+        if result.flags.nonfinite and session.is_main:
+            session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
+        if result.flags.save or result.flags.stop:
             control.should_save = True
-        if outcome is not None and outcome.stop:
+        if result.flags.stop:
             control.should_training_stop = True
             self.stopping = True
 
@@ -163,51 +140,29 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Show what the trainer logs; rank 0 also writes it down, step by step."""
-        shown: dict[str, float] = {}
-        for field, names in SHOWN.items():
+        """Publish the logged metrics on the board; rank 0 also journals those of a step."""
+        logs = logs or {}
+        metrics: dict[str, float] = {}
+        for field, names in LOGGED_METRICS.items():
             for name in names:
-                value = (logs or {}).get(name)
+                value = logs.get(name)
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    shown[field] = float(value)
+                    metrics[field] = float(value)
                     setattr(self._session.slot, field, float(value))
                     break
-        if shown and not math.isnan(shown.get("reward", 0.0)):
+        if metrics and not math.isnan(metrics.get("reward", 0.0)):
             self._session.slot.touch()
-        if shown and self._session.is_main and "train_runtime" not in (logs or {}):
+        # the summary at the end of training carries train_runtime; its loss is a mean over the call
+        if metrics and self._session.is_main and "train_runtime" not in logs:
             self._session.journal.write(
-                "step_logged", rank=0, step=state.global_step, train_call=self._ordinal, **shown
+                "step_logged", rank=0, step=state.global_step, train_call=self._ordinal, **metrics
             )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The loop is over; the last step's vote is still to be read."""
-        if self._exact is not None:
-            self._exact.end()
-        self.collect()
+        """Commit the last step."""
+        self._exact.end()
+        self._step_vote.collect()
         self._session.slot.state = RankState.between
         self._session.slot.touch()
-
-    def collect(self) -> None:
-        """Read the vote under way, if any; from here on its step is committed."""
-        session, slot = self._session, self._session.slot
-        votes = session.votes
-        slot.enter(Phase.vote)
-        outcome = votes.collect()
-        slot.leave(Phase.vote)
-        if outcome is not None:
-            slot.committed_step = outcome.step
-            slot.votes = votes.votes
-            slot.vote_wait_seconds = votes.wait_seconds
-            # two votes may be read before one is acted on; a request must not get lost between them
-            if self._outcome is not None:
-                outcome = Outcome(
-                    step=outcome.step,
-                    stop=outcome.stop or self._outcome.stop,
-                    save=outcome.save or self._outcome.save,
-                    snapshot=outcome.snapshot or self._outcome.snapshot,
-                    nonfinite=outcome.nonfinite or self._outcome.nonfinite,
-                    oom=outcome.oom or self._outcome.oom,
-                )
-            self._outcome = outcome

@@ -1,8 +1,8 @@
-"""Marks what a rank is doing, by wrapping methods and reward functions without looking inside them.
+"""Marks on the board what a rank is doing, by wrapping methods, reward functions and callbacks.
 
-A wrapper opens a phase on the board, calls through with whatever it was given, and closes the phase. It keeps
-the name (TRL turns it into a metric's name) and whether the function is a coroutine. Called by `attach.py`.
-Does not change arguments or results.
+A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase. It
+keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
+`train_call.py`. Does not change arguments or results.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ import contextlib
 import functools
 import inspect
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.trainers import upstream
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
 
+METHOD_PHASES = {
+    upstream.GENERATE_AND_SCORE: Phase.score,
+    upstream.GENERATE: Phase.generate,
+    upstream.CALCULATE_REWARDS: Phase.reward,
+    "evaluate": Phase.eval,
+}
+"""Trainer methods that are a phase. A trainer may lack some: SFTTrainer does not generate."""
+UNMARKED_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
+"""Modules whose callbacks return quickly and are not marked."""
 
-class Path:
-    """The fingerprint of the phases a rank's main thread has entered since the last vote."""
+
+class PhaseFingerprint:
+    """A CRC-32 over the phases that this rank's main thread has entered since the last vote."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -29,36 +42,61 @@ class Path:
         self.value = zlib.crc32(bytes((phase,)), self.value)
 
     def take(self) -> int:
-        """The fingerprint, starting over."""
+        """Return the fingerprint and reset it."""
         value, self.value = self.value, 0
         return value
 
 
-def wrap_method(owner: Any, name: str, phase: Phase, slot: SlotWriter, path: Path) -> None:
-    """Replace a bound method by one that marks a phase; an instance without it is left alone."""
+@contextmanager
+def mark_trainer(trainer: Any, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Iterator[None]:
+    """Mark the phases of a trainer's methods for the length of the block.
+
+    Reward functions stay marked after the block, because the script may call them between `train()` calls.
+    """
+    functions = getattr(trainer, "reward_funcs", None)
+    if isinstance(functions, list):
+        functions[:] = [
+            mark_reward(function, slot, counts_tokens=index == 0) for index, function in enumerate(functions)
+        ]
+    with ExitStack() as marks:
+        for name, phase in METHOD_PHASES.items():
+            marks.enter_context(mark_method(trainer, name, phase, slot, fingerprint))
+        yield
+
+
+@contextmanager
+def mark_method(
+    owner: Any, name: str, phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint
+) -> Iterator[None]:
+    """Mark a phase around a bound method for the length of the block; without such a method, do nothing."""
     method = getattr(owner, name, None)
     if method is None:
+        yield
         return
 
     @functools.wraps(method)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        path.enter(phase)
+        fingerprint.enter(phase)
         try:
             slot.enter(phase)
             return method(*args, **kwargs)
         finally:
             slot.leave(phase)
 
-    setattr(owner, name, marked)
+    with override_attributes(owner, **{name: marked}):
+        yield
 
 
-def wrap_reward(
+def mark_reward(
     function: Callable[..., Any], slot: SlotWriter, *, counts_tokens: bool = False
 ) -> Callable[..., Any]:
-    """A reward function that marks its phase and counts what it scored. Modules (reward models) stay themselves.
+    """Wrap a reward function to mark its phase and count the completions it scored.
+
+    Reward models (modules) and functions that are marked already are returned unchanged.
 
     Args:
-        counts_tokens: count the completions' tokens too; of several functions over the same completions, one does.
+        counts_tokens: also count the tokens of the completions. Set it for one of several reward functions, as
+            all of them score the same completions.
     """
     if (
         isinstance(function, type)
@@ -98,38 +136,30 @@ def wrap_reward(
     return wrapper
 
 
-def wrap_callbacks(handler: Any, base: type, slot: SlotWriter) -> Callable[[], None]:
-    """Mark the user's own callbacks as the script's own time; returns what takes the marks off.
+@contextmanager
+def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]:
+    """Mark the user's own callbacks as idle time for the length of the block.
 
-    What a callback does (an upload, an evaluation of its own) is no part of the phase it is called from, and may take
-    a thousand times as long.
+    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it.
 
     Args:
         handler: the trainer's `callback_handler`.
-        base: transformers' `TrainerCallback`; only what a callback overrides is wrapped.
+        base: transformers' `TrainerCallback`. Only methods that a callback overrides are wrapped.
     """
-    wrapped: list[tuple[Any, str]] = []
     events = [name for name in dir(base) if name.startswith("on_")]
-    for callback in handler.callbacks:
-        if type(callback).__module__.startswith(OWN_CALLBACKS):
-            continue
-        for name in events:
-            own = getattr(type(callback), name, None)
-            mine = name in getattr(callback, "__dict__", {})
-            if own is not None and own is not getattr(base, name) and not mine:
-                with contextlib.suppress(AttributeError, TypeError):  # frozen or slotted: it goes unmarked
-                    setattr(callback, name, _as_idle(getattr(callback, name), slot))
-                    wrapped.append((callback, name))
-
-    def undo() -> None:
-        for callback, name in wrapped:
-            callback.__dict__.pop(name, None)
-
-    return undo
-
-
-OWN_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
-"""Modules whose callbacks are quick, and need no phase."""
+    with ExitStack() as marks:
+        for callback in handler.callbacks:
+            if type(callback).__module__.startswith(UNMARKED_CALLBACKS):
+                continue
+            for name in events:
+                method = getattr(type(callback), name, None)
+                set_on_instance = name in getattr(callback, "__dict__", {})
+                if method is not None and method is not getattr(base, name) and not set_on_instance:
+                    marked = _as_idle(getattr(callback, name), slot)
+                    # a frozen or slotted callback stays unmarked
+                    with contextlib.suppress(AttributeError, TypeError):
+                        marks.enter_context(override_attributes(callback, **{name: marked}))
+        yield
 
 
 def _as_idle(method: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:

@@ -17,12 +17,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injection import AFTER_STEP, KINDS, Injection, check, remaining
 from grpo_run.trainers import upstream
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
 
 FIRST_COMMON_STEP = 2
@@ -89,11 +91,13 @@ class Injector:
         if self.other_group is None and any(i.kind == "mismatch-group" for i in self._armed):
             self.other_group = _distributed(self).new_group()
 
-    def attach(self, trainer: Any) -> None:
-        """Take the trainer of the `train()` call that begins; its generation gives slowed models back as they were."""
+    @contextmanager
+    def attached(self, trainer: Any) -> Iterator[None]:
+        """Inject faults into `trainer` for the length of the block; a slowed model is restored after generation."""
         self.trainer = trainer
         generate = getattr(trainer, upstream.GENERATE, None)
         if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
+            yield
             return
 
         @functools.wraps(generate)
@@ -104,7 +108,8 @@ class Injector:
                 while self.hooks:
                     self.hooks.pop().remove()
 
-        setattr(trainer, upstream.GENERATE, generate_then_restore)
+        with override_attributes(trainer, **{upstream.GENERATE: generate_then_restore}):
+            yield
 
     def on_phase(self, phase: Phase, step_under_way: int) -> None:
         """Fire what is due at this phase entry; returns at once when nothing is.
@@ -213,7 +218,7 @@ def _exit(injector: Injector, injection: Injection) -> NoReturn:
 
 
 def _return_early(injector: Injector, injection: Injection) -> None:
-    assert injector.trainer is not None, "attach() is called before training"
+    assert injector.trainer is not None, "attached() is entered before training"
     # nothing but the beginning of a train() call takes this back
     injector.trainer.control.should_training_stop = True
 
@@ -223,7 +228,7 @@ def _slow(injector: Injector, injection: Injection) -> None:
 
 
 def _slow_generation(injector: Injector, injection: Injection) -> None:
-    assert injector.trainer is not None, "attach() is called before training"
+    assert injector.trainer is not None, "attached() is entered before training"
 
     def slow_forward_pass(module: Any, arguments: Any) -> None:
         time.sleep(injection.seconds)

@@ -226,7 +226,7 @@ def _dtype(tensor: Any) -> str:
     return _DTYPES.get(name, name)
 
 
-def serve(path: str) -> Any:
+def start_worker_server(path: str) -> Any:
     """Start torch's worker server on a unix socket; keep what is returned alive.
 
     Its first line is a warning to the person at the terminal, which says nothing to them.
@@ -244,7 +244,7 @@ def serve(path: str) -> Any:
         os.close(silent)
 
 
-def beat(slot: SlotWriter, seconds: float) -> threading.Thread:
+def start_heartbeat(slot: SlotWriter, seconds: float) -> threading.Thread:
     """Keep saying that the interpreter runs, from a thread that needs nothing but the interpreter."""
     pause = threading.Event()
 
@@ -253,6 +253,6 @@ def beat(slot: SlotWriter, seconds: float) -> threading.Thread:
             slot.beat()
             pause.wait(seconds)
 
-    thread = threading.Thread(target=run, daemon=True, name="grpo-run-beat")
+    thread = threading.Thread(target=run, daemon=True, name="grpo-run-heartbeat")
     thread.start()
     return thread

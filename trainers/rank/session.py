@@ -1,7 +1,8 @@
-"""What one rank holds for the length of one attempt: its slot, journal, vote group and count of `train()` calls.
+"""The identity and connections of one rank in one attempt: board slot, journal, vote group, collective log.
 
-Opened by the bootstrap before the script, found by the guard through `current()`. The vote group is connected
-in the background while the script imports and builds. Does not touch Trainers.
+The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The vote
+group is connected in a background thread while the script imports its libraries and builds its model. Does not
+know about Trainers: `hooks/guard.py` keeps what their calls share.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 
@@ -21,17 +20,24 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.trainers.rank.injector import Injector
-from grpo_run.trainers.rank.recorder import Recorder, beat, serve
+from grpo_run.trainers.rank.recorder import Recorder, start_heartbeat, start_worker_server
 
-CONNECT_DEADLINE_SECONDS = 300.0
-BEAT_SECONDS = 1.0
-"""How often a thread says that the interpreter runs; a stuck one is looked for only after seconds."""
+if TYPE_CHECKING:
+    from grpo_run.trainers.rank.vote_group import VoteGroup
+
+CONNECT_SECONDS = 300.0
+"""Time limit for all ranks to connect to the vote group."""
+HEARTBEAT_SECONDS = 1.0
+"""Interval of the interpreter's heartbeat. The watchdog reacts only after several missed heartbeats."""
 
 _current: Session | None = None
 
 
 class Session:
-    """See the module. `rank`, `world_size`, `local_rank` and `local_world_size` are torch elastic's."""
+    """One rank in one attempt.
+
+    `rank`, `world_size`, `local_rank` and `local_world_size` come from torch elastic's environment variables.
+    """
 
     def __init__(self, settings: RankSettings) -> None:
         run = RunDirectory(path=settings.config.run_directory)
@@ -40,21 +46,17 @@ class Session:
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-        # virtual local ranks are all 0: the slot follows the rank's place on this node
-        place = self.rank % self.local_world_size
+        # virtual local ranks are all 0, so the slot index is the rank's position on this node
+        position = self.rank % self.local_world_size
         self.board = Board.open(run.board, writable=True)
-        self.slot = self.board.writer(place, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
+        self.slot = self.board.writer(position, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
-        self.train_calls = 0
-        self.output_dirs: set[str] = set()
-        self.saves_seen = self.board.requests[1]
-        self._snapshots: Any = None
-        self._said_no_room = False
-        self._votes: Any = None
-        self._failure: BaseException | None = None
+        self._worker_server: Any = None
+        self._votes: VoteGroup | None = None
+        self._connect_error: BaseException | None = None
         self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
 
     @property
@@ -62,8 +64,60 @@ class Session:
         """Configuration of the run."""
         return self.settings.config
 
-    def _arm(self) -> Injector | None:
-        """A drill's faults, if this run is one."""
+    def start(self) -> None:
+        """Start the heartbeat, log collectives once torch is imported, and connect the vote group."""
+        self.injector = self._make_injector()
+        os.register_at_fork(after_in_child=self.slot.disown)
+        start_heartbeat(self.slot, HEARTBEAT_SECONDS)
+        wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
+        self._connector.start()
+
+    def on_collective(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
+        """Log a collective of one of grpo-run's own groups, which have all ranks as members."""
+        members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
+        self.recorder.vote(group, sequence, operation, tensor, work, members=members)
+
+    @property
+    def votes(self) -> VoteGroup:
+        """The vote group. Blocks until it is connected.
+
+        Raises:
+            TimeoutError: it was not connected within `CONNECT_SECONDS`.
+        """
+        if self._votes is None:
+            self._connector.join(CONNECT_SECONDS)
+            if self._connect_error is not None:
+                raise self._connect_error
+            if self._votes is None:
+                raise TimeoutError(f"the vote group was not connected within {CONNECT_SECONDS:.0f} s")
+        return self._votes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes what all ranks have agreed on."""
+        return self.rank == 0
+
+    def notify(self, text: str) -> None:
+        """Print a one-line message for the user, on rank 0 only."""
+        if self.is_main:
+            print(f"grpo-run: {text}", file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print and journal a warning that concerns all ranks, on rank 0 only."""
+        if self.is_main:
+            self.notify(text)
+            self.warn_in_journal(text)
+
+    def warn_in_journal(self, text: str) -> None:
+        """Journal a warning that concerns this rank; print nothing."""
+        self.journal.write("warning", rank=self.rank, text=text)
+
+    def close(self) -> None:
+        """Release the vote group."""
+        if self._votes is not None:
+            self._votes.close()
+
+    def _make_injector(self) -> Injector | None:
         if not self.config.injections:
             return None
         injector = Injector(
@@ -76,167 +130,35 @@ class Session:
         self.slot.on_enter = lambda phase: injector.on_phase(phase, self.slot.step + 1)
         return injector
 
-    def install(self) -> None:
-        """Hook the guard into whatever the script will import, and start connecting the vote group."""
-        from grpo_run.trainers.hooks.attach import install
-
-        self.injector = self._arm()
-        os.register_at_fork(after_in_child=self.slot.disown)
-        self._beat = beat(self.slot, BEAT_SECONDS)
-        wrapt.register_post_import_hook(self._record, "torch.distributed.distributed_c10d")
-        self._connector.start()
-        install(self)
-
-    def _record(self, module: Any) -> None:
+    def _log_collectives(self, module: Any) -> None:
         from torch._C import _distributed_c10d
 
         self.recorder.install(_distributed_c10d)
         try:
-            self._server = serve(self.settings.socket)
+            self._worker_server = start_worker_server(self.settings.socket)
         except Exception as error:  # noqa: BLE001 - this runs inside the script's import of torch
-            # the watch then says that it cannot see this rank's records, and judges by what is left
-            self.warn_in_journal(f"no worker server: {error}")
+            # the watchdog then reports that it has no Flight Recorder data of this rank
+            self.warn_in_journal(f"the worker server did not start: {error}")
 
     def _connect(self) -> None:
         try:
-            self._votes = connect_votes(
+            # imports torch, which takes seconds in a fresh interpreter
+            from grpo_run.trainers.rank.vote_group import connect_vote_group
+
+            self._votes = connect_vote_group(
                 rank=self.rank,
                 world_size=self.world_size,
-                prefix="grpo_run/vote",  # the store is the attempt's own
+                prefix="grpo_run/vote",  # unique, because the store belongs to this attempt
+                connect_seconds=CONNECT_SECONDS,
                 timeout_seconds=self.config.timeouts.vote_seconds,
-                issued=self.issued,
+                on_collective=self.on_collective,
             )
-        except BaseException as error:  # noqa: BLE001 - a thread's failure belongs to the thread that waits for it
-            self._failure = error  # raised by `votes`, in the thread that needs the group
-
-    def issued(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
-        """Note a collective of a group that is ours alone."""
-        members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
-        self.recorder.vote(group, sequence, operation, tensor, work, members=members)
-
-    @property
-    def votes(self) -> Any:
-        """The vote group; waits for it to be connected.
-
-        Raises:
-            TimeoutError: the peers did not come within five minutes.
-        """
-        if self._votes is None:
-            self._connector.join(CONNECT_DEADLINE_SECONDS)
-            if self._failure is not None:
-                raise self._failure
-            if self._votes is None:
-                raise TimeoutError(
-                    f"the vote group was not connected within {CONNECT_DEADLINE_SECONDS:.0f} s"
-                )
-        return self._votes
-
-    @property
-    def is_main(self) -> bool:
-        """Rank 0, which writes what all ranks agreed on."""
-        return self.rank == 0
-
-    def say(self, text: str) -> None:
-        """A line for the person, in rank 0's output."""
-        if self.is_main:
-            print(f"grpo-run: {text}", file=sys.stderr, flush=True)
-
-    def warn(self, text: str) -> None:
-        """Say and journal what a person should know of: rank 0 does, once for all ranks."""
-        if self.is_main:
-            self.say(text)
-            self.warn_in_journal(text)
-
-    def warn_in_journal(self, text: str) -> None:
-        """Journal what went wrong on this rank, whichever it is; nothing is printed."""
-        self.journal.write("warning", rank=self.rank, text=text)
-
-    @property
-    def snapshots(self) -> Any:
-        """This rank's `snapshot.Snapshots`; None where checkpoints are written directly."""
-        if self._snapshots is None and self.config.snapshot_directory is not None:
-            from grpo_run.runtime.staging.slots import Staging
-            from grpo_run.trainers.saving.snapshots import Snapshots
-
-            self._snapshots = Snapshots(self, Staging(self.config.snapshot_directory))
-        return self._snapshots
-
-    def cadence(self, first_step: int) -> Any:
-        """When snapshots are due in the `train()` call that begins after `first_step`; None for never."""
-        if self.config.snapshot_directory is None or self.config.snapshot_every == 0:
-            return None
-        from grpo_run.trainers.saving.cadence import Cadence
-
-        def say(text: str, steps: int, cost_seconds: float, step_seconds: float) -> None:
-            if self.is_main:
-                self.say(text)
-                self.journal.write(
-                    "snapshot_interval",
-                    rank=0,
-                    steps=steps,
-                    cost_seconds=cost_seconds,
-                    step_seconds=step_seconds,
-                    failure_seconds=self.settings.failure_seconds,
-                )
-
-        return Cadence(
-            self.config.snapshot_every,
-            failure_seconds=self.settings.failure_seconds,
-            first_step=first_step,
-            say=say,
-            clock=time.monotonic,
-        )
-
-    def no_room(self, step: int) -> None:
-        """Warn once an attempt that checkpoints cannot be kept in memory."""
-        if not self._said_no_room:
-            self._said_no_room = True
-            self.warn(
-                f"no memory for a snapshot at step {step}: the script's own checkpoints are written directly, and"
-                " a fault costs the steps since the last one; the journal names the limit (in a container often"
-                " /dev/shm itself: docker's --shm-size, or another file system in memory with --snapshot-dir)"
-            )
-
-    def close(self) -> None:
-        """Let go of the vote group."""
-        if self._votes is not None:
-            self._votes.close()
-
-
-def connect_votes(
-    *,
-    rank: int,
-    world_size: int,
-    prefix: str,
-    timeout_seconds: float,
-    issued: Any,
-) -> Any:
-    """Build the vote group on the attempt's store."""
-    from torch._C._distributed_c10d import TCPStore
-
-    from grpo_run.trainers.rank.vote import VoteGroup
-
-    store = None
-    if world_size > 1:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=CONNECT_DEADLINE_SECONDS),
-        )
-    return VoteGroup(
-        store,
-        rank=rank,
-        world_size=world_size,
-        prefix=prefix,
-        timeout_seconds=timeout_seconds,
-        issued=issued,
-    )
+        except BaseException as error:  # noqa: BLE001 - `votes` raises it in the thread that needs the group
+            self._connect_error = error
 
 
 def open_session(settings: RankSettings) -> Session:
-    """Open this process's session; once."""
+    """Open this process's session. Call it once."""
     global _current
     assert _current is None, "a rank has one session"
     _current = Session(settings)
@@ -244,5 +166,5 @@ def open_session(settings: RankSettings) -> Session:
 
 
 def current() -> Session | None:
-    """This process's session, None outside `grpo-run launch`."""
+    """Return this process's session; None outside `grpo-run launch`."""
     return _current

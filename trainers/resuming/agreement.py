@@ -74,4 +74,4 @@ def reject(session: Session, rejected: RejectedCheckpoint) -> None:
         consequence = "; it could not be renamed and stays in place"
     else:
         consequence = ""
-    session.say(f"checkpoint {path} is not used: {reason}{consequence}")
+    session.notify(f"checkpoint {path} is not used: {reason}{consequence}")

@@ -1,7 +1,7 @@
 """When the next snapshot is due: every N steps as asked, or as often as pays (`runtime.record.failure_rate`).
 
-One a `train()` call, asked by the guard's callback after each step. With a fixed N every rank comes to the same answer by
-itself; else rank 0 measures, and its wish goes through the vote. Reads the clock it is given; takes no snapshot.
+The `Saver` of each `train()` call owns one; the guard's callback asks it after each step. With a fixed N every rank
+computes the same steps. Otherwise rank 0 measures costs, and its request is voted on. Does not take snapshots.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CHANGE_WORTH_SAYING = 2.0
 
 
 class Cadence:
-    """See the module.
+    """The snapshot schedule of one `train()` call.
 
     Args:
-        every: steps between snapshots; None to choose, 0 for never.
+        every: steps between snapshots; None to choose from measured costs, 0 for never.
         failure_seconds: mean time between failures of this run.
-        first_step: the step that the call begins after.
-        say: told the choice, in a sentence, when it changes much.
+        notify: called with a message, the chosen interval in steps, the cost of a snapshot and the length of a
+            step, both in seconds, when the choice changes by a factor of two.
         clock: monotonic seconds.
     """
 
@@ -33,24 +33,38 @@ class Cadence:
         every: int | None,
         *,
         failure_seconds: float,
-        first_step: int,
-        say: Callable[[str, int, float, float], None],
+        notify: Callable[[str, int, float, float], None],
         clock: Callable[[], float],
     ) -> None:
         self._every = every
         self._failure_seconds = failure_seconds
-        self._say = say
+        self._notify = notify
         self._clock = clock
-        self._last_step = first_step
+        self.due = False
+        """Whether all ranks take a snapshot after the step that `decide` was called for."""
+        self._last_step = 0
         self._last_at = clock()
-        self._ask_from = first_step
+        self._ask_from = 0
         self._unheard_steps = VOTE_STEPS
         self._taken = 0
         self._chosen = 1
         self._said: int | None = None
 
+    def begin(self, first_step: int) -> None:
+        """Start counting: training begins after `first_step`."""
+        self._last_step = self._ask_from = first_step
+        self._last_at = self._clock()
+
+    def decide(self, step: int, *, agreed: bool) -> None:
+        """Set `due` for a finished step.
+
+        Args:
+            agreed: whether a vote has carried rank 0's request to all ranks.
+        """
+        self.due = self.fixed(step) or agreed
+
     def fixed(self, step: int) -> bool:
-        """Due after this step, as every rank knows without asking."""
+        """Return whether the fixed interval schedules a snapshot after this step; equal on every rank."""
         return bool(self._every) and step % self._every == 0  # type: ignore[operator]
 
     def wanted(self, step: int) -> bool:
@@ -75,7 +89,7 @@ class Cadence:
         said = self._said
         if said is None or not said / CHANGE_WORTH_SAYING < self._chosen < said * CHANGE_WORTH_SAYING:
             self._said = self._chosen
-            self._say(
+            self._notify(
                 f"a snapshot in memory every {self._chosen} steps: one blocks for {cost_seconds * 1000:.0f} ms, a step takes"
                 f" {step_seconds:.2f} s, a failure is expected every {self._failure_seconds / 3600:.1f} h (Young's optimum)",
                 self._chosen,

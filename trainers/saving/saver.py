@@ -6,7 +6,8 @@ Wraps a trainer's own checkpoint method and lets it write what it always writes:
     directly     where memory does not do: several nodes, no room, a script that reads the checkpoint while it saves
 
 Either way weights that are no numbers are never saved, the manifest comes last, and older checkpoints go only after it.
-Between the script's own checkpoints it takes snapshots of its own, when `callback.py` says so. Called through the guard.
+Between the script's own checkpoints it takes snapshots of its own, when its `cadence` is due. Created by
+`hooks/train_call.py` for each `train()` call.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from grpo_run.runtime.staging.headroom import is_full
 from grpo_run.runtime.staging.slots import Staged
 from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.state import ExactState
-from grpo_run.trainers.patches import replaced
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving import description
+from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.save_mode import Reading, reading
-from grpo_run.trainers.saving.snapshots import NO_ROOM, TAKEN, finite
+from grpo_run.trainers.saving.snapshots import NO_ROOM, TAKEN, Snapshots, finite
 from grpo_run.watchdog.observation import Phase
 
 RETRY_STEPS = 100
@@ -45,19 +47,35 @@ class Saver:
     """The saves of one `train()` call. Every method is collective.
 
     Args:
-        trainer: guarded; its own methods are wrapped by `wrap`.
-        before: called first, on every rank; collects the vote under way, so that ranks save after agreeing.
+        trainer: guarded; its own methods are wrapped by `installed`.
+        snapshots: of this attempt; None to write checkpoints directly to disk.
+        collect_vote: called first, on every rank; collects the vote in progress, so that ranks save after agreeing.
         exact: writes this rank's part of what the trainer's own method leaves out.
     """
 
     def __init__(
-        self, trainer: Any, session: Session, call: TrainCall, before: Callable[[], None], exact: ExactState
+        self,
+        trainer: Any,
+        session: Session,
+        call: TrainCall,
+        *,
+        snapshots: Snapshots | None,
+        collect_vote: Callable[[], None],
+        exact: ExactState,
     ) -> None:
         self._trainer = trainer
         self._session = session
+        self._snapshots = snapshots
+        self.cadence = Cadence(
+            session.config.snapshot_every if snapshots is not None else 0,
+            failure_seconds=session.settings.failure_seconds,
+            notify=self._report_interval,
+            clock=time.monotonic,
+        )
+        """When snapshots are due."""
         self._call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
         self._output = Path(self._call.output_dir)
-        self._before = before
+        self._collect_vote = collect_vote
         self._exact = exact
         # now: wrapping the model for training casts and renames its parameters
         self._facts = description.manifest_fields(trainer, session.world_size)
@@ -69,41 +87,37 @@ class Saver:
         self._last_bytes = self._newest_bytes() if session.is_main else None
         self._disk_is_short = False
         self._prepared = False
-        self._taken: Callable[[int, float], None] | None = None
         self._short_until = -1
         self.saved_step = -1
 
-    def wrap(self, due: Callable[[], bool], taken: Callable[[int, float], None]) -> None:
-        """Replace the trainer's checkpoint method, and take snapshots after steps.
-
-        Args:
-            due: whether all ranks have agreed on a snapshot after this step.
-            taken: told of each checkpoint in memory: its step, and for how many seconds it blocked this rank.
-        """
-        self._taken = taken
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Replace the trainer's checkpoint method and take snapshots after steps, for the length of the block."""
         after_step = getattr(self._trainer, upstream.AFTER_STEP)
 
         @functools.wraps(self._original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            self._before()
+            self._collect_vote()
             with self._in_phase():
                 return self._save(args, kwargs)
 
         @functools.wraps(after_step)
         def after(*args: Any, **kwargs: Any) -> Any:
             result = after_step(*args, **kwargs)
-            if not self._prepared and self._session.snapshots is not None:
-                # now: what the optimizer and its offloading take they have taken
+            if not self._prepared and self._snapshots is not None:
+                # only now have the optimizer and its offloading allocated their memory
                 self._prepared = True
-                self._session.snapshots.prepare(self._own_bytes())
-            if due() and self.saved_step != self._trainer.state.global_step:
-                self._before()
+                self._snapshots.prepare(self._own_bytes())
+            if self.cadence.due and self.saved_step != self._trainer.state.global_step:
+                self._collect_vote()
                 with self._in_phase():
                     self._snapshot()
             return result
 
-        setattr(self._trainer, upstream.SAVE_CHECKPOINT, save)
-        setattr(self._trainer, upstream.AFTER_STEP, after)
+        with override_attributes(
+            self._trainer, **{upstream.SAVE_CHECKPOINT: save, upstream.AFTER_STEP: after}
+        ):
+            yield
 
     def finish(self) -> Path | None:
         """The durable checkpoint of the step where the call ended, saved now when the script's schedule did not.
@@ -111,7 +125,7 @@ class Saver:
         Returns:
             None when there is none: the weights are no numbers, or the disk does not take it.
         """
-        session, step = self._session, self._trainer.state.global_step
+        session, step, snapshots = self._session, self._trainer.state.global_step, self._snapshots
         path = self._output / f"checkpoint-{step}"
         with self._in_phase():
             there = session.is_main and (self._is_coming(step) or self._is_durable(path))
@@ -119,7 +133,6 @@ class Saver:
                 self._save((self._trainer.model_wrapped, None), {})
             if self._refused == step:
                 return None
-            snapshots = session.snapshots
             in_memory = session.votes.maximum(int(session.is_main and self._is_coming(step)))
             if in_memory and (snapshots is None or not snapshots.wait_durable()):
                 session.warn(
@@ -129,6 +142,19 @@ class Saver:
             return path
 
     # inside
+
+    def _report_interval(self, text: str, steps: int, cost_seconds: float, step_seconds: float) -> None:
+        """Print and journal the chosen interval between snapshots, on rank 0."""
+        if self._session.is_main:
+            self._session.notify(text)
+            self._session.journal.write(
+                "snapshot_interval",
+                rank=0,
+                steps=steps,
+                cost_seconds=cost_seconds,
+                step_seconds=step_seconds,
+                failure_seconds=self._session.settings.failure_seconds,
+            )
 
     def _check_room(self) -> None:
         """Warn at the start of a disk that will be full tonight."""
@@ -169,7 +195,7 @@ class Saver:
 
     def _is_coming(self, step: int) -> bool:
         """Whether it is in memory and will be durable by itself; a snapshot nobody asked for may never be."""
-        last = self._session.snapshots.last if self._session.snapshots is not None else None
+        last = self._snapshots.last if self._snapshots is not None else None
         if last is None:
             return False
         staged: Staged = last[1]
@@ -188,7 +214,7 @@ class Saver:
         began = time.perf_counter()
         if not self._agree_on_finite():
             return None
-        snapshots = self._session.snapshots
+        snapshots = self._snapshots
         # callbacks may differ by rank, as one that uploads is rank 0's
         read = self._session.votes.maximum(reading(self._trainer))
         if snapshots is None or read == Reading.within_the_save or self._is_short():
@@ -205,14 +231,14 @@ class Saver:
         from transformers.trainer_utils import SaveStrategy
 
         began = time.perf_counter()
-        assert self._session.snapshots is not None, "none are due without"
+        assert self._snapshots is not None, "none are due without"
         if self._is_short() or not self._agree_on_finite():
             return
         with (
             _quiet(),
-            replaced(self._trainer, create_model_card=lambda *args, **kwargs: None),
+            override_attributes(self._trainer, create_model_card=lambda *args, **kwargs: None),
             # no upload, and none becomes the best: its directory in memory is not there for long
-            replaced(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
+            override_attributes(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
         ):
             outcome = self._take((self._trainer.model_wrapped, None), {}, scheduled=False)
         if outcome == TAKEN:
@@ -241,7 +267,7 @@ class Saver:
                 reason="weights are not finite",
                 cause="nonfinite",
             )
-            self._session.say(f"step {step} is not saved: weights are not finite")
+            self._session.notify(f"step {step} is not saved: weights are not finite")
         self._refused = step
         return False
 
@@ -264,7 +290,7 @@ class Saver:
 
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, scheduled: bool) -> int:
         session, trainer = self._session, self._trainer
-        assert session.snapshots is not None
+        assert self._snapshots is not None
         staged = Staged(
             attempt=session.settings.attempt,
             output_dir=self._call.output_dir,
@@ -273,13 +299,13 @@ class Saver:
             staged_at=time.time(),
             **dict(self._identity(scheduled=scheduled)),
         )
-        outcome: int = session.snapshots.take(
+        outcome: int = self._snapshots.take(
             trainer, staged, lambda folder: self._write(folder, args, kwargs), self._bytes
         )
         if outcome == NO_ROOM:
             self._short_until = staged.step + RETRY_STEPS
-        if outcome == TAKEN and self._taken is not None:
-            self._taken(staged.step, session.snapshots.cost_seconds)
+        if outcome == TAKEN:
+            self.cadence.taken(staged.step, self._snapshots.cost_seconds)
         if session.is_main:
             if outcome == TAKEN:
                 session.journal.write(
@@ -288,18 +314,18 @@ class Saver:
                     step=staged.step,
                     train_call=self._call.ordinal,
                     scheduled=scheduled,
-                    seconds=session.snapshots.cost_seconds,
+                    seconds=self._snapshots.cost_seconds,
                 )
             elif outcome == NO_ROOM:
-                session.no_room(staged.step)
+                self._snapshots.warn_no_memory(staged.step)
         return outcome
 
     def _write(self, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All that this rank has to write of a checkpoint."""
         with (
             # a checkpoint of the model alone could not be gone on from: whole ones while the run lasts
-            replaced(self._trainer.args, save_total_limit=None, save_only_model=False),
-            replaced(self._trainer, create_model_card=self._card(self._trainer.create_model_card)),
+            override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
+            override_attributes(self._trainer, create_model_card=self._card(self._trainer.create_model_card)),
         ):
             result = self._original(*args, **kwargs)
         self._exact.save(folder)

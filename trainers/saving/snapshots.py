@@ -25,7 +25,7 @@ from grpo_run.runtime.staging.slots import Slot, Staged, Staging
 from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import share_of_threads
 from grpo_run.trainers.capture.interception import captured
-from grpo_run.trainers.patches import replaced
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 
 WAIT_SECONDS = 1800.0
@@ -52,6 +52,7 @@ class Snapshots:
         self._arenas: dict[int, Arena] = {}
         self._preparing: threading.Thread | None = None
         self._threads = share_of_threads(session.local_world_size)
+        self._warned_of_memory = False
         self.cost_seconds = 0.0
         """How long the last one blocked this rank."""
         self.last: tuple[Slot, Staged] | None = None
@@ -106,7 +107,10 @@ class Snapshots:
                 arena = self._arena(slot)
                 arena.begin()
                 elsewhere = {upstream.OUTPUT_DIR: lambda trial=None: str(slot.files)}
-                with captured(arena, folder, threads=self._threads) as image, replaced(trainer, **elsewhere):
+                with (
+                    captured(arena, folder, threads=self._threads) as image,
+                    override_attributes(trainer, **elsewhere),
+                ):
                     write(folder)
                 slot.image(session.rank).write_bytes(image.to_json())
                 outcome = TAKEN
@@ -148,6 +152,17 @@ class Snapshots:
             return GAVE_UP if self.staging.troubled else WAITING
 
         return self._wait(look, seconds) == FOUND
+
+    def warn_no_memory(self, step: int) -> None:
+        """Warn, once per attempt, that a checkpoint did not fit into memory."""
+        if not self._warned_of_memory:
+            self._warned_of_memory = True
+            self._session.warn(
+                f"no memory for a snapshot at step {step}: the script's own checkpoints are written directly to disk,"
+                " and a fault loses the steps since the last one. The journal names the limit; in a container it is"
+                " often the size of /dev/shm (docker's --shm-size). --snapshot-dir selects another in-memory file"
+                " system."
+            )
 
     def close(self) -> None:
         """Unmap; the memory stays, it is the run's."""

@@ -14,7 +14,8 @@ from support.exact import Begun
 from grpo_run.runtime.board.board import Board, SlotWriter
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
-from grpo_run.trainers.rank.vote import VoteGroup
+from grpo_run.trainers.hooks.requests import UserRequests
+from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.watchdog.observation import Slot
 
 
@@ -47,23 +48,28 @@ def session(
     board: Board, slot: SlotWriter, journal: Journal, make_settings: Callable[..., RankSettings]
 ) -> Any:
     """As much of a session as the guard uses; the group needs no store and no peers."""
-    said: list[str] = []
-    without_room: list[int] = []
+    notified: list[str] = []
 
     def warn(text: str) -> None:
         if made.is_main:
-            said.append(text)
+            notified.append(text)
             journal.write("warning", rank=0, text=text)
 
     settings = make_settings()
     made = SimpleNamespace(
-        board=board, slot=slot, journal=journal, settings=settings, config=settings.config, rank=0, world_size=1, local_world_size=1,
-        is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"), saves_seen=0,
-        train_calls=0, said=said, say=said.append, warn=warn, snapshots=None,
-        warn_in_journal=lambda text: journal.write("warning", rank=0, text=text), cadence=lambda first_step: None,
-        without_room=without_room, no_room=without_room.append,
+        board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
+        rank=0, world_size=1, local_world_size=1,
+        is_main=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"),
+        notified=notified, notify=notified.append, warn=warn,
+        warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
     )  # fmt: skip
     return made
+
+
+@pytest.fixture
+def requests(board: Board) -> UserRequests:
+    """The user's requests on the board."""
+    return UserRequests(board)
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def run(
     monkeypatch.setattr(sys, "argv", sys.argv[:])
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    session.install = lambda: None
+    session.start = lambda: None
+    monkeypatch.setattr(bootstrap, "install_guard", lambda session: None)
 
     def execute(source: str, *arguments: str, module: bool = False) -> int:
         script = tmp_path / "train.py"
@@ -193,10 +194,10 @@ def test_a_users_mistake_is_one_line_and_2(
 ) -> None:
     """As the launcher would have said it."""
 
-    def install() -> None:
+    def start() -> None:
         raise ConfigError("--generation max_time: no such cap")
 
-    session.install = install
+    session.start = start
     assert run("x = 1") == 2
     assert capsys.readouterr().err == "grpo-run: --generation max_time: no such cap\n"
     assert written(session)["type"] == "ConfigError"

@@ -1,4 +1,4 @@
-"""What is replaced while a block runs is there again after it."""
+"""Overridden attributes are restored after the block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.trainers.patches import replaced
+from grpo_run.trainers.patches import override_attributes
 
 
 class Trainer:
@@ -25,7 +25,7 @@ def test_the_objects_own_comes_back_and_the_inherited_shows_again(
     """However the block ends."""
     trainer = Trainer()
     try:
-        with replaced(trainer, inherited=1, own=2):
+        with override_attributes(trainer, inherited=1, own=2):
             assert (trainer.inherited, trainer.own) == (1, 2)
             if failure is not None:
                 raise failure
@@ -39,6 +39,6 @@ def test_an_own_none_is_not_taken_for_nothing() -> None:
     """`save_total_limit` is None as a rule."""
     trainer = Trainer()
     trainer.own = None
-    with replaced(trainer, own=3):
+    with override_attributes(trainer, own=3):
         pass
     assert vars(trainer) == {"own": None}

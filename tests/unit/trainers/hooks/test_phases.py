@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.board import SlotWriter
-from grpo_run.trainers.hooks.phases import Path, wrap_callbacks, wrap_method, wrap_reward
+from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_method, mark_reward
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -56,7 +56,7 @@ class Module:
 
 def test_a_reward_keeps_its_name_and_signature(slot: SlotWriter) -> None:
     """TRL makes a metric's name of the one and looks at the other."""
-    wrapped = wrap_reward(length_reward, slot)
+    wrapped = mark_reward(length_reward, slot)
     assert wrapped.__name__ == "length_reward"
     assert inspect.signature(wrapped) == inspect.signature(length_reward)
     assert not inspect.iscoroutinefunction(wrapped)
@@ -71,7 +71,7 @@ def test_a_reward_gets_what_it_was_given_and_returns_what_it_returned(slot: Slot
         given.append((args, kwargs))
         return answer
 
-    assert wrap_reward(reward, slot)("a", completions=["b"]) is answer
+    assert mark_reward(reward, slot)("a", completions=["b"]) is answer
     assert given == [(("a",), {"completions": ["b"]})]
 
 
@@ -84,7 +84,7 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
         return [0.0] * len(completions)
 
     slot.enter(Phase.score)
-    wrap_reward(reward, slot)(["a", "b", "c"])
+    mark_reward(reward, slot)(["a", "b", "c"])
     assert during == [Phase.reward]
     assert reading().phase is Phase.score
     assert reading().rewards_scored == 3
@@ -93,7 +93,7 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
 @pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
 def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: bool, tokens: int) -> None:
     """All of them see the same completions."""
-    wrapped = wrap_reward(length_reward, slot, counts_tokens=counts)
+    wrapped = mark_reward(length_reward, slot, counts_tokens=counts)
     wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
     wrapped(completions=["a"])
     assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
@@ -108,7 +108,7 @@ def test_a_rewards_exception_passes_through_and_closes_the_phase(slot: SlotWrite
 
     slot.enter(Phase.score)
     with pytest.raises(KeyError) as caught:
-        wrap_reward(reward, slot)()
+        mark_reward(reward, slot)()
     assert caught.value is error
     assert reading().phase is Phase.score
 
@@ -116,13 +116,13 @@ def test_a_rewards_exception_passes_through_and_closes_the_phase(slot: SlotWrite
 @pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
 def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
     """Nor refused: that is TRL's to do."""
-    assert wrap_reward(lambda: result, slot)() is result
+    assert mark_reward(lambda: result, slot)() is result
     assert slot.rewards_scored == 0
 
 
 def test_a_coroutine_stays_one(slot: SlotWriter) -> None:
     """TRL gathers those; it counts too."""
-    wrapped = wrap_reward(slow_reward, slot)
+    wrapped = mark_reward(slow_reward, slot)
     assert inspect.iscoroutinefunction(wrapped)
     assert wrapped.__name__ == "slow_reward"
     assert asyncio.run(wrapped(["a", "b"])) == [1.0, 1.0]
@@ -132,7 +132,7 @@ def test_a_coroutine_stays_one(slot: SlotWriter) -> None:
 def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
     """With the name of its class, and with its state as it is when it is called."""
     judge = Judge(1.0)
-    wrapped = wrap_reward(judge, slot)
+    wrapped = mark_reward(judge, slot)
     judge.value = 3.0
     assert wrapped(["a"]) == [3.0]
     assert wrapped.__name__ == "Judge"
@@ -141,14 +141,14 @@ def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
 
 def test_a_callable_object_to_be_awaited_stays_one(slot: SlotWriter) -> None:
     """Its `__call__` is the coroutine."""
-    wrapped = wrap_reward(AsyncJudge(), slot)
+    wrapped = mark_reward(AsyncJudge(), slot)
     assert inspect.iscoroutinefunction(wrapped)
     assert asyncio.run(wrapped(["a"])) == [2.0]
 
 
 def test_a_partial_function_is_wrapped(slot: SlotWriter) -> None:
     """They have no name of their own."""
-    wrapped = wrap_reward(functools.partial(length_reward, extra=1), slot)
+    wrapped = mark_reward(functools.partial(length_reward, extra=1), slot)
     assert wrapped(["ab"]) == [2.0]
     assert wrapped.__name__
 
@@ -156,13 +156,13 @@ def test_a_partial_function_is_wrapped(slot: SlotWriter) -> None:
 @pytest.mark.parametrize("model", [Module(), Module])
 def test_a_reward_model_is_left_alone(slot: SlotWriter, model: Any) -> None:
     """TRL tells modules from functions and moves them to devices."""
-    assert wrap_reward(model, slot) is model
+    assert mark_reward(model, slot) is model
 
 
 def test_wrapping_twice_wraps_once(slot: SlotWriter) -> None:
     """A second `train()` call must not count twice."""
-    once = wrap_reward(length_reward, slot)
-    assert wrap_reward(once, slot) is once
+    once = mark_reward(length_reward, slot)
+    assert mark_reward(once, slot) is once
 
 
 class Trainer:
@@ -179,21 +179,24 @@ class Trainer:
 
 def test_a_method_keeps_its_name_and_its_result(slot: SlotWriter) -> None:
     """Of this instance only; the class stays as it was."""
-    trainer, path = Trainer(), Path()
+    trainer, path = Trainer(), PhaseFingerprint()
     original = Trainer.generate
-    wrap_method(trainer, "generate", Phase.generate, slot, path)
-    assert trainer.generate(3, extra=1) == 7
-    assert trainer.generate.__name__ == "generate"
-    assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
-    assert Trainer.generate is original
+    with mark_method(trainer, "generate", Phase.generate, slot, path):
+        assert trainer.generate(3, extra=1) == 7
+        assert trainer.generate.__name__ == "generate"
+        assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
+        assert Trainer.generate is original
+    assert vars(trainer) == {}
 
 
 def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading: Reading) -> None:
     """The exception itself passes."""
     trainer = Trainer()
-    wrap_method(trainer, "generate", Phase.generate, slot, Path())
     slot.enter(Phase.data)
-    with pytest.raises(ValueError, match="-1"):
+    with (
+        mark_method(trainer, "generate", Phase.generate, slot, PhaseFingerprint()),
+        pytest.raises(ValueError, match="-1"),
+    ):
         trainer.generate(-1)
     assert reading().phase is Phase.data
 
@@ -201,15 +204,15 @@ def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading:
 def test_a_method_that_is_not_there_is_passed_over(slot: SlotWriter) -> None:
     """SFT's trainer has no rewards."""
     trainer = Trainer()
-    wrap_method(trainer, "_calculate_rewards", Phase.reward, slot, Path())
-    assert not hasattr(trainer, "_calculate_rewards")
+    with mark_method(trainer, "_calculate_rewards", Phase.reward, slot, PhaseFingerprint()):
+        assert not hasattr(trainer, "_calculate_rewards")
 
 
 def test_the_same_phases_give_the_same_fingerprint() -> None:
     """And other phases, or another order, another one."""
 
     def fingerprint(*phases: Phase) -> int:
-        path = Path()
+        path = PhaseFingerprint()
         for phase in phases:
             path.enter(phase)
         return path.take()
@@ -228,7 +231,7 @@ def test_the_same_phases_give_the_same_fingerprint() -> None:
 
 def test_a_fingerprint_starts_over_at_each_vote() -> None:
     """So that ranks agree step by step."""
-    path = Path()
+    path = PhaseFingerprint()
     path.enter(Phase.eval)
     assert path.take() != 0
     assert path.take() == 0
@@ -236,7 +239,7 @@ def test_a_fingerprint_starts_over_at_each_vote() -> None:
 
 def test_a_fingerprint_fits_a_ballot() -> None:
     """It is reduced as a 64-bit number, with its negation."""
-    path = Path()
+    path = PhaseFingerprint()
     for phase in [*Phase] * 20:
         path.enter(phase)
         assert 0 <= path.value < 2**32
@@ -244,9 +247,9 @@ def test_a_fingerprint_fits_a_ballot() -> None:
 
 def test_a_marked_method_leaves_its_trace(slot: SlotWriter) -> None:
     """Entering is what counts, also when it raises: a rank that tried took another path."""
-    path, trainer = Path(), Trainer()
-    wrap_method(trainer, "generate", Phase.generate, slot, path)
-    trainer.generate(1)
+    path, trainer = PhaseFingerprint(), Trainer()
+    with mark_method(trainer, "generate", Phase.generate, slot, path):
+        trainer.generate(1)
     assert path.take() != 0
 
 
@@ -278,8 +281,8 @@ def test_a_users_callback_runs_in_the_scripts_own_time(slot: SlotWriter, reading
     """Inside whatever phase it is called from, which goes on afterwards; arguments and control pass through."""
     callback = Upload(lambda: [open.phase for open in reading().phases])
     slot.replace(Phase.checkpoint)
-    wrap_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot)
-    assert callback.on_save(1, model=2) == ([Phase.checkpoint, Phase.idle], 1, {"model": 2})
+    with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
+        assert callback.on_save(1, model=2) == ([Phase.checkpoint, Phase.idle], 1, {"model": 2})
     assert [open.phase for open in reading().phases] == [Phase.checkpoint]
 
 
@@ -288,8 +291,8 @@ def test_a_callback_that_fails_leaves_its_phase(slot: SlotWriter, reading: Readi
     callback = Upload(reading)
     callback.error = ZeroDivisionError()
     slot.replace(Phase.checkpoint)
-    wrap_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot)
-    with pytest.raises(ZeroDivisionError):
+    handler = SimpleNamespace(callbacks=[callback])
+    with mark_callbacks(handler, Base, slot), pytest.raises(ZeroDivisionError):
         callback.on_save(1)
     assert [open.phase for open in reading().phases] == [Phase.checkpoint]
 
@@ -298,10 +301,10 @@ def test_only_what_a_callback_overrides_is_marked(slot: SlotWriter) -> None:
     """Events it does not care for come a thousand times a second; libraries' own callbacks are quick."""
     library = type("Flow", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
     user = Upload(lambda: None)
-    wrap_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot)
-    assert "on_step_end" not in vars(user)
-    assert "on_save" in vars(user)
-    assert "on_save" not in vars(library)
+    with mark_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot):
+        assert "on_step_end" not in vars(user)
+        assert "on_save" in vars(user)
+        assert "on_save" not in vars(library)
 
 
 def test_a_callbacks_mark_comes_off(slot: SlotWriter, reading: Reading) -> None:
@@ -311,10 +314,9 @@ def test_a_callbacks_mark_comes_off(slot: SlotWriter, reading: Reading) -> None:
     slot.replace(Phase.data)
     handler = SimpleNamespace(callbacks=[callback, own])
     for _ in range(2):
-        undo = wrap_callbacks(handler, Base, slot)
-        handler.callbacks.reverse()  # the list is the trainer's own, and may change meanwhile
-        assert callback.on_save(1)[0] is Phase.idle
-        undo()
+        with mark_callbacks(handler, Base, slot):
+            handler.callbacks.reverse()  # the list belongs to the trainer and may change
+            assert callback.on_save(1)[0] is Phase.idle
         assert "on_save" not in vars(callback)
         assert callback.on_save(1)[0] is Phase.data
     assert own.on_save(1) == "own"

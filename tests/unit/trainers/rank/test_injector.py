@@ -291,13 +291,13 @@ def test_returning_early_stops_this_ranks_training(log: Log) -> None:
 
     injector = make(log, "return@rank1:step2")
     trainer = types.SimpleNamespace(control=TrainerControl())
-    injector.attach(trainer)
-    steps(injector, 1, 1)
-    assert not trainer.control.should_training_stop
-    steps(injector, 2, 2)
-    trainer.control._new_step()
-    trainer.control._new_epoch()
-    assert trainer.control.should_training_stop
+    with injector.attached(trainer):
+        steps(injector, 1, 1)
+        assert not trainer.control.should_training_stop
+        steps(injector, 2, 2)
+        trainer.control._new_step()
+        trainer.control._new_epoch()
+        assert trainer.control.should_training_stop
 
 
 class Generating:
@@ -331,28 +331,29 @@ def test_generation_is_slow_in_its_step_only(log: Log, slept: list[float], passe
     """A forward pass before, after (scoring) or in another step is not touched, and a failure leaves nothing behind."""
     trainer = Generating()
     injector = trainer.injector = make(log, "slow-generation@rank1:step2:seconds=0.5")
-    injector.attach(trainer)
-    trainer.step = 1
-    assert trainer._generate(2) == "done"
-    assert slept == []
-    trainer.step = 2
-    if passes == 3:
-        with pytest.raises(RuntimeError, match="out of luck"):
-            trainer._generate(3)
-    else:
+    with injector.attached(trainer):
+        trainer.step = 1
+        assert trainer._generate(2) == "done"
+        assert slept == []
+        trainer.step = 2
+        if passes == 3:
+            with pytest.raises(RuntimeError, match="out of luck"):
+                trainer._generate(3)
+        else:
+            trainer._generate(2)
+        trainer.model(torch.ones(1))
+        assert slept == [0.5] * passes
+        trainer.step = 3
         trainer._generate(2)
-    trainer.model(torch.ones(1))
-    assert slept == [0.5] * passes
-    trainer.step = 3
-    trainer._generate(2)
-    assert slept == [0.5] * passes
+        assert slept == [0.5] * passes
+    assert "_generate" not in vars(trainer)
 
 
 def test_a_trainer_is_left_alone_without_need(log: Log) -> None:
     """Its generation is wrapped for slow generation only."""
     trainer = Generating()
-    make(log, "kill@rank1:step2").attach(trainer)
-    assert "_generate" not in vars(trainer)
+    with make(log, "kill@rank1:step2").attached(trainer):
+        assert "_generate" not in vars(trainer)
 
 
 def test_the_exit_handler_hangs_at_the_exit(

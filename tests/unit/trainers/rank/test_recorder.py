@@ -22,7 +22,13 @@ from torch._C import _distributed_c10d as c10d
 from grpo_run.runtime.board.board import Board, SlotWriter
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
-from grpo_run.trainers.rank.recorder import MAX_TENSORS, MAX_UNWAITED, Recorder, beat, serve
+from grpo_run.trainers.rank.recorder import (
+    MAX_TENSORS,
+    MAX_UNWAITED,
+    Recorder,
+    start_heartbeat,
+    start_worker_server,
+)
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
@@ -423,7 +429,7 @@ def test_a_backward_that_fails_is_over(recorder: Recorder, board: Board, group: 
 def test_the_beat_goes_on_by_itself(slot: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a thread that does not hold the process up."""
     beaten = threading.Semaphore(0)
-    thread = beat(SimpleNamespace(beat=beaten.release), 0.001)  # type: ignore[arg-type]
+    thread = start_heartbeat(SimpleNamespace(beat=beaten.release), 0.001)  # type: ignore[arg-type]
     assert thread.daemon
     assert all(beaten.acquire(timeout=10) for _ in range(3))
 
@@ -433,7 +439,7 @@ def test_the_server_hands_out_what_torch_recorded(
 ) -> None:
     """Asked as the supervisor asks it; its warning is kept from the user, whose own words are not."""
     folder = tempfile.mkdtemp(dir="/tmp", prefix="g")
-    server = serve(f"{folder}/s")
+    server = start_worker_server(f"{folder}/s")
     try:
         print("the script's own", file=sys.stderr)
         dist.all_reduce(torch.ones(4))
@@ -451,7 +457,7 @@ def test_the_server_hands_out_what_torch_recorded(
 def test_a_server_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     """As a RuntimeError, with standard error given back."""
     with pytest.raises(RuntimeError):
-        serve("/nowhere/at/all/s")
+        start_worker_server("/nowhere/at/all/s")
     print("heard", file=sys.stderr)
     assert "heard" in capfd.readouterr().err
 

@@ -104,7 +104,7 @@ def test_only_a_corrupt_checkpoint_of_this_run_is_renamed(
     assert [record["event"] for record in records] == ["checkpoint_rejected"] * 3
     assert [record.get("cause") for record in records] == ["checkpoint_corrupt", "checkpoint_corrupt", None]
     assert records[0]["moved_to"] == str(tmp_path / "a" / "rejected-checkpoint-5")
-    assert "renamed to rejected-checkpoint-5" in session.said[0]
+    assert "renamed to rejected-checkpoint-5" in session.notified[0]
 
 
 def test_a_read_only_file_system_does_not_fail_the_resume(
@@ -118,4 +118,4 @@ def test_a_read_only_file_system_does_not_fail_the_resume(
     assert agreement.agree(session, resume_request).argument == str(older)
     (record,) = events()
     assert (record["moved_to"], record["cause"]) == (None, "checkpoint_corrupt")
-    assert "could not be renamed" in session.said[0]
+    assert "could not be renamed" in session.notified[0]

@@ -25,10 +25,10 @@ class Run:
         self.cadence = Cadence(
             every,
             failure_seconds=FAILURE_SECONDS,
-            first_step=first_step,
-            say=self._say,
+            notify=self._say,
             clock=lambda: self.now,
         )
+        self.cadence.begin(first_step)
 
     def _say(self, text: str, *numbers: Any) -> None:
         self.sentences.append(text)

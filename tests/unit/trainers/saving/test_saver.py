@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from grpo_run.runtime.staging.drain_worker import Published, Request, answer
 from grpo_run.runtime.staging.slots import Staging
 from grpo_run.trainers.saving import saver
 from grpo_run.trainers.saving import snapshots as snapshot_module
+from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.save_mode import UPLOADS
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.snapshots import Snapshots
@@ -74,19 +77,48 @@ class Trainer:
         return "what that returns"
 
 
+class RecordingCadence(Cadence):
+    """Schedules nothing by itself and records the snapshots that were taken."""
+
+    def __init__(self, taken: list[tuple[int, float]]) -> None:
+        super().__init__(0, failure_seconds=1.0, notify=lambda *arguments: None, clock=lambda: 0.0)
+        self.record = taken
+
+    def taken(self, step: int, cost_seconds: float) -> None:
+        """Record the step and the cost."""
+        self.record.append((step, cost_seconds))
+
+
 class Guarded:
     """A trainer whose saves are the guard's, and what it was told and asked."""
 
-    def __init__(self, trainer: Trainer, session: Any, call: TrainCall) -> None:
+    def __init__(
+        self, trainer: Trainer, session: Any, call: TrainCall, snapshots: Snapshots | None = None
+    ) -> None:
         self.trainer = trainer
         self.session = session
+        self.given_snapshots = snapshots
         self.order: list[str] = []
         self.exact: list[Path] = []
-        self.due = False
         self.taken: list[tuple[int, float]] = []
         exact: Any = SimpleNamespace(save=self._save_exact)
-        self.saver = Saver(trainer, session, call, lambda: self.order.append("agree"), exact)
-        self.saver.wrap(lambda: self.due, lambda step, seconds: self.taken.append((step, seconds)))
+        self.saver = Saver(
+            trainer,
+            session,
+            call,
+            snapshots=snapshots,
+            collect_vote=lambda: self.order.append("agree"),
+            exact=exact,
+        )
+        self.saver.cadence = RecordingCadence(self.taken)
+        self.hooks = ExitStack()
+        self.hooks.enter_context(self.saver.installed())
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots it was given."""
+        assert self.given_snapshots is not None
+        return self.given_snapshots
 
     def _save_exact(self, folder: Path) -> None:
         self.exact.append(folder)
@@ -102,17 +134,18 @@ class Guarded:
     def step(self, step: int, *, due: bool = True, scheduled: bool = False) -> None:
         """A step has been made; a snapshot may be due after it."""
         self.trainer.state.global_step = step
-        self.due, self.trainer.should_save = due, scheduled
+        self.saver.cadence.decide(step, agreed=due)
+        self.trainer.should_save = scheduled
         assert self.trainer._maybe_log_save_evaluate(0.5) == "what that returns"
 
     @property
     def staged(self) -> list[tuple[int, bool]]:
         """Step of each snapshot in memory, newest first, and whether the script asked for it."""
-        return [(staged.step, staged.scheduled) for staged, _ in self.session.snapshots.staging.snapshots()]
+        return [(staged.step, staged.scheduled) for staged, _ in self.snapshots.staging.snapshots()]
 
     def drain(self) -> Path:
         """The supervisor makes the newest durable."""
-        staging = self.session.snapshots.staging
+        staging = self.snapshots.staging
         answered = answer(staging, Request(slot=staging.snapshots()[0][1].index), lambda written: None)
         assert isinstance(answered, Published), answered
         return Path(answered.path)
@@ -146,9 +179,9 @@ def direct(tmp_path: Path, session: Any, call: TrainCall) -> Guarded:
 @pytest.fixture
 def staged(tmp_path: Path, session: Any, call: TrainCall) -> Iterator[Guarded]:
     """The usual way."""
-    session.snapshots = Snapshots(session, Staging(tmp_path / "memory"))
-    yield Guarded(Trainer(tmp_path / "out"), session, call)
-    session.snapshots.close()
+    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    yield Guarded(Trainer(tmp_path / "out"), session, call, snapshots)
+    snapshots.close()
 
 
 @pytest.fixture(params=["direct", "staged"])
@@ -169,6 +202,12 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
     time = SimpleNamespace(sleep=sleep, monotonic=lambda: 100.0, perf_counter=lambda: 100.0)
     monkeypatch.setattr(snapshot_module, "time", time)
     return script
+
+
+def memory_warnings(guarded: Guarded) -> list[int]:
+    """Return the steps at which the user was warned that memory is too small for a snapshot."""
+    found = [re.match(r"no memory for a snapshot at step (\d+):", text) for text in guarded.session.notified]
+    return [int(match[1]) for match in found if match]
 
 
 def named(events: Events, name: str) -> list[dict[str, Any]]:
@@ -281,7 +320,7 @@ def test_without_room_for_another_nothing_is_begun(
     assert [(event["step"], event["cause"]) for event in named(events, "checkpoint_failed")] == [
         (6, "disk_full"), (7, "disk_full"),
     ]  # fmt: skip
-    assert len([text for text in session.said if "is not saved" in text]) == 1
+    assert len([text for text in session.notified if "is not saved" in text]) == 1
     checkpoints.verify(older, checkpoints.read_manifest(older))
     free_bytes.append(published["size_bytes"])
     assert checkpoints.read_manifest(direct.save(8)).step == 8
@@ -401,7 +440,7 @@ def test_a_save_that_failed_publishes_nothing(either: Guarded, events: Events) -
     assert named(events, "checkpoint_published") == named(events, "checkpoint_staged") == []
     assert either.trainer.args.save_total_limit == 3
     assert either.trainer.args.save_only_model is True
-    if either.session.snapshots is not None:
+    if either.given_snapshots is not None:
         assert either.staged == []
 
 
@@ -445,7 +484,7 @@ def test_weights_that_are_no_numbers_are_not_saved(either: Guarded, events: Even
     assert not path.exists()
     (record,) = named(events, "checkpoint_rejected")
     assert (record["step"], record["cause"], record["path"]) == (5, "nonfinite", str(path))
-    assert len(either.session.said) == 1
+    assert len(either.session.notified) == 1
     either.save(6)
     assert len(named(events, "checkpoint_rejected")) == 2
 
@@ -465,12 +504,12 @@ def test_a_disk_that_will_be_full_is_told_at_the_start(
     """Before a night is lost; enough room is nothing to speak of."""
     one = 3 * 10 * 4  # a layer of 10 trained float32 numbers
     for free, said in ((3 * one - 1, 1), (3 * one, 0)):
-        session.said.clear()
+        session.notified.clear()
         monkeypatch.setattr(saver.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         trainer = Trainer(tmp_path / "out")
         trainer.args.save_total_limit = 2
         Guarded(trainer, session, call)
-        assert len(session.said) == said
+        assert len(session.notified) == said
 
 
 # ---- in memory ----
@@ -487,7 +526,7 @@ def test_a_save_goes_to_memory_and_becomes_the_same_on_disk(
     (record,) = named(events, "checkpoint_staged")
     assert (record["step"], record["scheduled"], record["train_call"]) == (5, True, 1)
     assert named(events, "checkpoint_published") == []
-    ((entry, _),) = staged.session.snapshots.staging.snapshots()
+    ((entry, _),) = staged.snapshots.staging.snapshots()
     assert (entry.limit, entry.attempt, entry.run_id) == (3, 0, "run-1")
     assert staged.drain() == path
     manifest = checkpoints.read_manifest(path)
@@ -495,7 +534,7 @@ def test_a_save_goes_to_memory_and_becomes_the_same_on_disk(
     assert {"weights.pt", "trainer_state.json", "exact.json"} == set(manifest.files)
     assert (manifest.train_call, manifest.global_batch, manifest.scheduled) == (call, 8, True)
     assert torch.equal(torch.load(path / "weights.pt")["weight"], staged.trainer.model.weight)
-    assert staged.taken == [(5, staged.session.snapshots.cost_seconds)]
+    assert staged.taken == [(5, staged.snapshots.cost_seconds)]
 
 
 def test_a_relative_directory_is_where_the_script_ran(
@@ -503,25 +542,25 @@ def test_a_relative_directory_is_where_the_script_ran(
 ) -> None:
     """The drainer runs elsewhere, and scripts change their directory."""
     monkeypatch.chdir(tmp_path)
-    session.snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
     call = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir="out")
-    guarded = Guarded(Trainer(Path("out")), session, call)
+    guarded = Guarded(Trainer(Path("out")), session, call, snapshots)
     guarded.save(5)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert guarded.drain() == tmp_path / "out" / "checkpoint-5"
-    session.snapshots.close()
+    snapshots.close()
 
 
 def test_without_room_in_memory_it_is_saved_directly(
     staged: Guarded, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And said; nobody is told of a snapshot."""
-    staged.session.snapshots.staging.slots[0].arena(0).symlink_to("nowhere")
+    staged.snapshots.staging.slots[0].arena(0).symlink_to("nowhere")
     path = staged.save(5)
     checkpoints.verify(path, checkpoints.read_manifest(path))
     assert staged.staged == []
-    assert staged.session.without_room == [5]
+    assert memory_warnings(staged) == [5]
     assert staged.taken == []
     assert len(named(events, "checkpoint_published")) == 1
     assert staged.saver.saved_step == 5
@@ -635,19 +674,19 @@ def test_a_step_saved_directly_needs_no_snapshot(staged: Guarded) -> None:
 
 def test_a_snapshot_without_room_is_no_checkpoint(staged: Guarded, tmp_path: Path) -> None:
     """It is done without, and said."""
-    for slot in staged.session.snapshots.staging.slots:
+    for slot in staged.snapshots.staging.slots:
         slot.arena(0).symlink_to("nowhere")
     staged.step(5)
     assert staged.staged == []
     assert not (tmp_path / "out").exists()
-    assert staged.session.without_room == [5]
+    assert memory_warnings(staged) == [5]
     assert staged.taken == []
     assert staged.saver.saved_step == -1
 
 
 def test_memory_is_tried_again_after_a_while(staged: Guarded) -> None:
     """A copy that is given up costs as much as one that is not, so not at every step; but a shortage may pass."""
-    link = staged.session.snapshots.staging.slots[0].arena(0)
+    link = staged.snapshots.staging.slots[0].arena(0)
     link.symlink_to("nowhere")
     staged.step(5)
     link.unlink()
@@ -659,13 +698,42 @@ def test_memory_is_tried_again_after_a_while(staged: Guarded) -> None:
     assert staged.staged == [(5 + saver.RETRY_STEPS, False)]
 
 
+def test_missing_memory_is_warned_of_once_per_attempt(staged: Guarded) -> None:
+    """The first warning states the consequence; later snapshots fail for the same reason."""
+    for slot in staged.snapshots.staging.slots:
+        slot.arena(0).symlink_to("nowhere")
+    staged.step(5)
+    staged.step(5 + saver.RETRY_STEPS)
+    assert memory_warnings(staged) == [5]
+
+
+def test_the_chosen_interval_is_printed_and_journaled(
+    tmp_path: Path, session: Any, call: TrainCall, events: Events
+) -> None:
+    """By rank 0, once two snapshots have shown what they cost."""
+    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    made = Saver(
+        Trainer(tmp_path / "out"), session, call, snapshots=snapshots, collect_vote=lambda: None,
+        exact=SimpleNamespace(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    made.cadence.begin(0)
+    made.cadence.taken(1, 0.5)
+    made.cadence.taken(2, 0.5)
+    (record,) = named(events, "snapshot_interval")
+    assert (record["rank"], record["cost_seconds"], record["steps"] >= 1) == (0, 0.5, True)
+    assert len(session.notified) == 1
+    session.is_main = False
+    made.cadence.taken(3, 5000.0)
+    assert len(named(events, "snapshot_interval")) == 1
+
+
 def test_a_snapshot_while_the_disk_is_behind_is_done_without(staged: Guarded) -> None:
     """All slots hold what the script asked for: that is no lack of memory."""
     for step in (1, 2, 3):
         staged.save(step)
     staged.step(5)
     assert staged.staged == [(3, True), (2, True), (1, True)]
-    assert staged.session.without_room == []
+    assert memory_warnings(staged) == []
 
 
 def test_a_snapshot_of_weights_that_are_no_numbers_is_not_taken(staged: Guarded, events: Events) -> None:
@@ -730,7 +798,7 @@ def test_an_end_in_memory_is_waited_for(staged: Guarded, polls: list[Callable[[]
     assert path is not None
     assert checkpoints.read_manifest(path).step == 5
     assert len(staged.trainer.seen) == 1
-    assert staged.session.said == []
+    assert staged.session.notified == []
 
 
 def test_an_end_that_nothing_holds_is_saved_and_waited_for(
@@ -761,9 +829,9 @@ def test_an_end_that_the_disk_does_not_take_is_left_to_the_supervisor(
 ) -> None:
     """The script goes on; a person is told."""
     staged.save(5)
-    polls += [lambda: staged.session.snapshots.staging.set_trouble("the disk is full")]
+    polls += [lambda: staged.snapshots.staging.set_trouble("the disk is full")]
     assert staged.saver.finish() is None
-    assert "is not on disk yet" in staged.session.said[0]
+    assert "is not on disk yet" in staged.session.notified[0]
     assert len(named(events, "warning")) == 1
 
 

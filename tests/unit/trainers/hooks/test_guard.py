@@ -1,0 +1,44 @@
+"""State that the `train()` calls of one attempt share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from grpo_run.trainers.hooks.guard import Guard
+
+
+def trainer(output_dir: Path) -> Any:
+    """A trainer that writes to `output_dir`."""
+    return SimpleNamespace(args=SimpleNamespace(output_dir=output_dir))
+
+
+def test_calls_are_numbered_from_1(session: Any, tmp_path: Path) -> None:
+    """The number identifies a call in manifests and in the journal."""
+    guard = Guard(session)
+    calls = [guard.begin_call(trainer(tmp_path / name)) for name in ("a", "b")]
+    assert [(call.ordinal, call.trainer_class) for call in calls] == [
+        (1, "SimpleNamespace"), (2, "SimpleNamespace"),
+    ]  # fmt: skip
+    assert session.notified == []
+
+
+def test_two_calls_with_one_output_directory_are_warned_of(session: Any, tmp_path: Path) -> None:
+    """Also if the paths are spelled differently."""
+    guard = Guard(session)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    guard.begin_call(trainer(tmp_path / "out"))
+    guard.begin_call(trainer(tmp_path / "link"))
+    (warning,) = session.notified
+    assert "was used by an earlier train() call" in warning
+
+
+def test_snapshots_are_created_once(session: Any, tmp_path: Path) -> None:
+    """Only if the run has a staging directory."""
+    assert Guard(session).snapshots is None
+    session.config = replace(session.config, snapshot_directory=tmp_path / "memory")
+    guard = Guard(session)
+    assert guard.snapshots is not None
+    assert guard.snapshots is guard.snapshots

@@ -1,0 +1,102 @@
+"""What a `train()` call resumes from, and how a finished call is restored without training.
+
+Called by `train_call.py` before the original `train()`. `resuming/choice.py` chooses the checkpoint and
+`resuming/agreement.py` distributes the choice; this module collects their inputs from the trainer and reports the
+outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.checkpoints.publishing import clean_partials
+from grpo_run.runtime.errors import Stopped
+from grpo_run.runtime.staging.slots import RESTORE
+from grpo_run.trainers import upstream
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.resuming.agreement import agree
+from grpo_run.trainers.resuming.request import ResumeChoice, ResumeRequest
+from grpo_run.trainers.saving import description
+
+
+def agree_on_resume(
+    session: Session, call: TrainCall, script_argument: Any, trainer: Any = None
+) -> ResumeChoice:
+    """Choose on rank 0 what the call resumes from, and return the same choice on every rank. Collective.
+
+    Args:
+        script_argument: the script's own `resume_from_checkpoint` argument; None if it gave none.
+
+    Raises:
+        Stopped: the user requested a stop before the call.
+        UsageError: on rank 0, if the requested checkpoint cannot be used.
+        ConfigError: a rank cannot see the chosen checkpoint.
+    """
+    # a vote is still in progress if the script caught the exception that ended its previous train() call
+    session.votes.collect()
+    stop = session.votes.maximum(int(session.board.requests[0]))
+    if stop:
+        raise Stopped(session.slot.step)
+    config, settings = session.config, session.settings
+    request = ResumeRequest(
+        call=call,
+        run_id=config.run_id,
+        world_size=session.world_size,
+        first_attempt=settings.first_attempt,
+        run_started_at=settings.run_started_at,
+        script_argument=script_argument,
+        resume_from=config.resume_from,
+        batch=description.batch(trainer, session.world_size),
+        parameters=description.named_shapes(trainer) if session.is_main else (),
+        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
+    )
+    if session.is_main:
+        # restores the name of a checkpoint whose writer was killed between two renames
+        clean_partials(Path(call.output_dir))
+    choice = agree(session, request)
+    if choice.notice:
+        session.warn(choice.notice)
+    if choice.checkpoint is not None:
+        verb = "is already finished; restored from" if choice.finished else "resumes from"
+        session.notify(f"train() call {call.ordinal} ({call.trainer_class}) {verb} {choice.checkpoint.path}")
+        if choice.finished and session.is_main:
+            session.journal.write(
+                "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
+            )
+    return choice
+
+
+def resumed_directory(argument: str | bool | None, call: TrainCall) -> Path | None:
+    """Return the checkpoint directory that `train(resume_from_checkpoint=argument)` will load, or None."""
+    if isinstance(argument, str):
+        return Path(argument)
+    if not argument:
+        return None
+    from transformers.trainer_utils import get_last_checkpoint
+
+    newest = get_last_checkpoint(call.output_dir)
+    return Path(newest) if newest else None
+
+
+@contextmanager
+def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
+    """Make `train()` load a finished call's state and return without taking a step.
+
+    Args:
+        only_at_end: train normally if the script now asks for more steps than the finished call took.
+    """
+    run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+
+    def skip_epoch(*args: Any, **kwargs: Any) -> Any:
+        if only_at_end and trainer.state.global_step < trainer.state.max_steps:
+            return run_epoch(*args, **kwargs)
+        trainer.control.should_training_stop = True
+        return None
+
+    with override_attributes(trainer, **{upstream.RUN_EPOCH: skip_epoch}):
+        yield

@@ -1,0 +1,106 @@
+"""The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
+
+A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps with
+the forward and backward pass. The callback acts on its result at the end of that next step, on every rank alike: a
+stop takes at most two steps to act. `rank/vote_group.py` transports the vote; `callback.py` calls this module and
+acts on the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from grpo_run.trainers.hooks.phases import PhaseFingerprint
+from grpo_run.trainers.hooks.requests import UserRequests
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.rank.vote import Flags, Vote, VoteResult
+from grpo_run.watchdog.observation import Phase
+
+
+class StepVote:
+    """Votes on the steps of one `train()` call.
+
+    Args:
+        fingerprint: of the phases that this rank enters between two votes.
+        requests: the user's requests, shared by all calls of the attempt.
+    """
+
+    def __init__(self, session: Session, fingerprint: PhaseFingerprint, requests: UserRequests) -> None:
+        self._session = session
+        self._fingerprint = fingerprint
+        self._requests = requests
+        self._result: VoteResult | None = None
+        self._nonfinite = False
+
+    def report_nonfinite(self) -> None:
+        """Report a non-finite loss in the next vote."""
+        self._nonfinite = True
+
+    def start(self, step: int, *, snapshot: bool) -> VoteResult | None:
+        """Start the vote on a finished step; the vote before must have been collected.
+
+        Args:
+            step: the optimizer step that is done.
+            snapshot: whether this rank wants a snapshot.
+
+        Returns:
+            The result of the votes collected since the last `start`, to act on now; None if there were none.
+        """
+        result, self._result = self._result, None
+        stop, save = self._requests.poll()
+        flags = Flags(
+            stop=stop,
+            # the save that is about to be made answers this request too
+            save=save and not (result is not None and result.flags.save),
+            snapshot=snapshot,
+            nonfinite=self._nonfinite,
+        )
+        self._nonfinite = False
+        self._session.votes.start(Vote(step=step, fingerprint=self._fingerprint.take(), flags=flags))
+        slot = self._session.slot
+        slot.voted_step = step
+        slot.voted_at_ns = time.monotonic_ns()
+        return result
+
+    def collect(self) -> None:
+        """Wait for the vote in progress, if any. Its step is then committed.
+
+        Raises:
+            ConsensusError: ranks disagree about the step or the phases.
+            RuntimeError: a peer is gone or the vote timed out (raised by torch).
+        """
+        slot, votes = self._session.slot, self._session.votes
+        slot.enter(Phase.vote)
+        result = votes.collect()
+        slot.leave(Phase.vote)
+        if result is None:
+            return
+        slot.committed_step = result.step
+        slot.votes = votes.votes
+        slot.vote_wait_seconds = votes.wait_seconds
+        # a save may collect a vote early, before the result of the previous vote was acted on
+        if self._result is not None:
+            result = replace(result, flags=result.flags.union(self._result.flags))
+        self._result = result
+
+    @contextmanager
+    def watch_loss(self, trainer: Any) -> Iterator[None]:
+        """Report non-finite losses of `trainer.training_step` for the length of the block."""
+        training_step = trainer.training_step
+
+        @functools.wraps(training_step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            # transformers reads this value next, so reading it here adds no device synchronization
+            if hasattr(loss, "isfinite") and not bool(loss.isfinite().all()):
+                self.report_nonfinite()
+            return loss
+
+        with override_attributes(trainer, training_step=step):
+            yield

@@ -1,0 +1,99 @@
+"""One guarded `train()` call: resume, hook the trainer, train, record the end, remove the hooks.
+
+Called by the wrapper that `attach.py` puts on `Trainer.train`. Every hook is a context manager on one `ExitStack`,
+so a call that raises leaves the trainer as it was. Methods of the trainer are wrapped, never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from transformers import TrainerCallback
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
+from grpo_run.runtime.errors import CheckpointError, Stopped
+from grpo_run.trainers.exact.state import ExactState
+from grpo_run.trainers.hooks.callback import GuardCallback
+from grpo_run.trainers.hooks.guard import Guard
+from grpo_run.trainers.hooks.model_activity import record_model_activity
+from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_trainer
+from grpo_run.trainers.hooks.resume import agree_on_resume, resumed_directory, skip_training
+from grpo_run.trainers.hooks.step_vote import StepVote
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving.saver import Saver
+from grpo_run.watchdog.observation import Phase, RankState
+
+
+def run_train_call(
+    guard: Guard,
+    trainer: Any,
+    original: Callable[..., Any],
+    script_argument: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run `original` (`Trainer.train`) guarded, and return its result. Collective.
+
+    Args:
+        script_argument: the script's `resume_from_checkpoint` argument.
+        args, kwargs: the remaining arguments of the script's `train()` call.
+
+    Raises:
+        Stopped: all ranks agreed to stop before the call's last step.
+    """
+    session = guard.session
+    call = guard.begin_call(trainer)
+    resume = agree_on_resume(session, call, script_argument or None, trainer)
+    fingerprint = PhaseFingerprint()
+    step_vote = StepVote(session, fingerprint, guard.requests)
+    with ExitStack() as hooks:
+        exact = ExactState(trainer, rank=session.rank, world_size=session.world_size, warn=session.warn)
+        hooks.callback(exact.close)
+        if session.injector is not None:
+            session.injector.prepare(session.votes.maximum)
+            hooks.enter_context(session.injector.attached(trainer))
+        hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
+        hooks.enter_context(step_vote.watch_loss(trainer))
+        hooks.enter_context(record_model_activity(trainer, session))
+        saver = Saver(
+            trainer, session, call, snapshots=guard.snapshots, collect_vote=step_vote.collect, exact=exact
+        )
+        hooks.enter_context(saver.installed())
+        hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
+        callback = GuardCallback(
+            session,
+            call.ordinal,
+            step_vote,
+            saver.cadence,
+            exact,
+            restoring=resume.finished and not resume.foreign,
+            resumed_from=resumed_directory(resume.argument, call),
+        )
+        trainer.add_callback(callback)
+        hooks.callback(trainer.remove_callback, callback)
+        if resume.finished:
+            hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
+        result = original(trainer, resume.argument, None, *args, **kwargs)
+        if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
+            raise Stopped(trainer.state.global_step)
+        if not resume.finished or resume.foreign:
+            _finish(session, trainer, call, saver)
+    session.slot.state = RankState.between
+    session.slot.replace(Phase.idle)
+    session.slot.touch()
+    return result
+
+
+def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> None:
+    """Make the call's last step durable and mark its checkpoint as the end of the call."""
+    path = saver.finish()
+    if session.is_main:
+        if path is not None:
+            try:
+                mark_finished(path)
+            except (OSError, CheckpointError) as error:
+                session.warn(f"{path} could not be marked as the end of its train() call: {error}")
+        session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)
+    session.votes.maximum(0)
