@@ -104,8 +104,8 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         directory,
         local_world_size=int(launch.elastic.nproc_per_node),
         rank_environment=_rank_environment,
-        say=terminal.say,
-        attempt_output=output.follow,
+        notify=terminal.say,
+        follow_output=output.follow,
         staging=staging,
     )
     agent = _build_agent(launch, supervisor)
@@ -157,12 +157,12 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
     config = supervisor.config
     settings = RankSettings(
         config=config,
-        attempt=supervisor.attempt,
+        attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
-        log=str(supervisor.files.log(rank)),
-        stacks=str(supervisor.files.stacks(rank)),
-        socket=str(supervisor.files.socket(rank)),
-        error=str(supervisor.files.error(rank)),
+        log=str(supervisor.attempt.files.log(rank)),
+        stacks=str(supervisor.attempt.files.stacks(rank)),
+        socket=str(supervisor.attempt.files.socket(rank)),
+        error=str(supervisor.attempt.files.error(rank)),
         preloaded=config.preload,
         parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
@@ -223,7 +223,7 @@ def _build_agent(launch: LaunchCommand, supervisor: Supervisor) -> Any:
     )
     return Agent(
         spec,
-        conductor=supervisor,
+        controller=supervisor,
         entry=ENTRY,
         environment={
             **launch.config.environment,

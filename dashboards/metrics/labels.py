@@ -8,7 +8,7 @@ use the sets, and a unit test compares them with the sources.
 from __future__ import annotations
 
 from grpo_run.dashboards.metrics.metric import Label
-from grpo_run.runtime.supervision.lifecycle import State
+from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.runtime.supervision.policy import RESTARTS, Action
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState
@@ -16,7 +16,7 @@ from grpo_run.watchdog.observation import Phase, RankState
 UNKNOWN = "unknown"
 UNDECIDED = "undecided"
 
-RUN_STATES = (*(state.value for state in State), UNKNOWN)
+RUN_STATES = (*(state.value for state in RunState), UNKNOWN)
 PHASES = tuple(phase.name for phase in Phase)
 RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
 

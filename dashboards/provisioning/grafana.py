@@ -42,6 +42,7 @@ STATE_COLOURS = {
     "recovering": "dark-orange",
     "stopping": "light-purple",
     "finished": "dark-green",
+    "stopped": "purple",
     "failed": "red",
     "unknown": "dark-red",
 }

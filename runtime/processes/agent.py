@@ -1,17 +1,17 @@
-"""Torch elastic's local agent with three things changed: how ranks start, where they meet, what a failure means.
+"""Torch elastic's local agent with three changes: how ranks start, where they meet, and what follows a failure.
 
 Rendezvous, rank assignment, membership changes and the exit barrier are torch's. Ranks are children of a warm
-forkserver (or fresh interpreters). Each attempt gets a TCP store of its own, served by the agent of node 0, so
-that no address of an earlier attempt is found in it and the ranks' store outlives rank 0. And after a failure
-it is the conductor (the supervisor) that says whether to start again. Runs in the supervisor's main thread.
-Does not watch, judge or report.
+forkserver, or fresh interpreters. Each attempt gets its own TCP store, served by the agent of node 0: no address of an
+earlier attempt is found in it, and it outlives rank 0. After a failure an `AttemptController` (the supervisor) decides
+whether to start another attempt. Runs in the main thread of `grpo-run launch`. Does not watch ranks, judge or report.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -26,67 +26,79 @@ from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.observation import Exit
 
 STORE_TIMEOUT = timedelta(seconds=300)
+EXIT_BARRIER_SECONDS = 300
 
 
-class Next(Enum):
-    """What the conductor wants of the agent."""
+class Directive(Enum):
+    """What the controller directs the agent to do."""
 
-    go_on = "go_on"
+    monitor = "monitor"
+    """Continue to monitor the ranks."""
     restart = "restart"
+    """Terminate the remaining ranks and start another attempt."""
     finished = "finished"
-    left = "left"
-    """Ranks agreed to stop and have left, on every node."""
-    stop = "stop"
+    """All local ranks have completed; wait for the other nodes, then return."""
+    stopped = "stopped"
+    """All ranks of all nodes agreed to stop, and the local ones have exited; wait for the other nodes, then return."""
+    terminate = "terminate"
+    """Terminate the remaining ranks and return."""
 
 
-class Conductor(Protocol):
-    """Decides. Every method is called in the main thread."""
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """What the controller provides for one rank.
 
-    def attempt_environment(self, worker: Worker, world_size: int, restart_count: int) -> dict[str, str]:
-        """Our own variables for one rank."""
+    Args:
+        environment: our own variables, in addition to torchrun's.
+        log: receives the rank's stdout and stderr.
+    """
 
-    def log_path(self, rank: int) -> Path:
-        """Where one rank's output goes in the attempt now starting."""
+    environment: Mapping[str, str]
+    log: Path
 
-    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> None:
-        """Called before any rank of a new attempt is started."""
+
+class AttemptController(Protocol):
+    """Prepares each attempt and decides when and how it ends. The agent calls every method in the main thread."""
+
+    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankStart]:
+        """Prepare a new attempt before any rank of it is started. Returns one `RankStart` per global rank."""
 
     def attempt_started(self, ranks: RankGroup) -> None:
-        """Called when all local ranks are running."""
+        """All local ranks are running."""
 
-    def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
-        """Called about ten times a second and at once when ranks end."""
+    def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
+        """Called once per monitor interval, and immediately when ranks exit."""
 
-    def membership_changed(self, ranks: RankGroup) -> None:
-        """Nodes joined or left; all ranks will be restarted."""
+    def membership_changed(self) -> None:
+        """Nodes joined or left; all ranks are about to be restarted."""
 
 
 class Agent(LocalElasticAgent):
-    """See the module. Construct it with a `WorkerSpec` whose `entrypoint` names the script for messages only.
+    """The agent of one node. The `entrypoint` of its `WorkerSpec` is used in torch's messages only.
 
     Args:
-        spec: torch elastic's own.
-        conductor: decides what follows from what is seen.
-        entry: `module:function` run in each rank.
-        environment: what the ranks inherit, before torch's and our own variables.
+        spec: torch elastic's specification of the workers.
+        controller: decides what follows from the exits of ranks.
+        entry: `module:function` that each rank runs.
+        environment: what ranks inherit; torchrun's and the controller's variables are added to it.
         preloaded: fork ranks from the warm interpreter.
-        elastic: several nodes may join; look for membership changes.
-        term_seconds: between SIGTERM and SIGKILL.
+        elastic: several nodes may join; check for membership changes.
+        term_seconds: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
         *,
-        conductor: Conductor,
+        controller: AttemptController,
         entry: str,
         environment: dict[str, str],
         preloaded: bool,
         elastic: bool,
         term_seconds: float = 0.0,
     ) -> None:
-        super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=300)
-        self._conductor = conductor
+        super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
+        self._controller = controller
         self._entry = entry
         self._environment = environment
         self._preloaded = preloaded
@@ -97,9 +109,9 @@ class Agent(LocalElasticAgent):
         self._restarts = 0
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Torch's rendezvous, then a store for this attempt alone."""
+        """Run torch's rendezvous, then agree on a store for this attempt only."""
         super()._rendezvous(worker_group)
-        # torch prefixes the store with the rendezvous' round, the same on every node; the static one has no rounds
+        # torch prefixes the store with the round of the rendezvous, equal on all nodes; the static one has no rounds
         static = worker_group.spec.rdzv_handler.get_backend() == "static"
         key = f"grpo_run/attempt/{self._restarts if static else 0}"
         store = worker_group.store
@@ -116,23 +128,25 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert worker_group.group_rank is not None
-        self._conductor.attempt_starting(worker_group.workers, worker_group.group_rank)
+        starts = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
         specs = [
             RankSpec(
                 rank=worker.global_rank,
                 local_rank=worker.local_rank,
-                environment=self._rank_environment(worker_group, worker),
+                environment=self._rank_environment(worker_group, worker, starts[worker.global_rank]),
                 directory=os.getcwd(),
-                log=self._conductor.log_path(worker.global_rank),
+                log=starts[worker.global_rank].log,
             )
             for worker in worker_group.workers
         ]
         self._ranks = RankGroup(specs, entry=self._entry, preloaded=self._preloaded)
-        self._conductor.attempt_started(self._ranks)
+        self._controller.attempt_started(self._ranks)
         return self._ranks.pids
 
-    def _rank_environment(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
-        """What torchrun would give this rank, and our own variables beside it."""
+    def _rank_environment(
+        self, worker_group: WorkerGroup, worker: Worker, start: RankStart
+    ) -> dict[str, str]:
+        """Return the environment that torchrun would give this rank, and the controller's variables."""
         spec = worker_group.spec
         environment = dict(self._environment)
         environment.update(
@@ -151,21 +165,19 @@ class Agent(LocalElasticAgent):
                 "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
                 "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_ERROR_FILE": str(
-                    self._conductor.log_path(worker.global_rank).with_suffix(".torchelastic.json")
-                ),
+                "TORCHELASTIC_ERROR_FILE": str(start.log.with_suffix(".torchelastic.json")),
             }
         )
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         self._set_local_rank_env(environment, worker.local_rank, spec)  # type: ignore[arg-type]
-        environment.update(self._conductor.attempt_environment(worker, worker.world_size, self._restarts))
+        environment.update(start.environment)
         return environment
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
-        """End the ranks: SIGTERM for those that can tidy up, SIGKILL for the rest of their sessions."""
+        """Terminate the ranks and all processes of their sessions. Both arguments are torch's and unused."""
         if self._ranks is not None:
             self._ranks.kill(self._term_seconds)
             self._ranks.release()
@@ -173,7 +185,7 @@ class Agent(LocalElasticAgent):
         self._attempt_store = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        raise AssertionError("the conductor observes")
+        raise AssertionError("the controller polls the ranks")
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
@@ -182,23 +194,27 @@ class Agent(LocalElasticAgent):
         while True:
             assert self._ranks is not None
             exits = self._ranks.wait(interval)
-            step = self._conductor.observe(self._ranks, exits)
-            if step is Next.go_on and self._elastic and group.spec.rdzv_handler.num_nodes_waiting() > 0:
-                self._conductor.membership_changed(self._ranks)
-                step = Next.restart
-            if step is Next.go_on:
+            directive = self._controller.poll(self._ranks, exits)
+            if (
+                directive is Directive.monitor
+                and self._elastic
+                and group.spec.rdzv_handler.num_nodes_waiting() > 0
+            ):
+                self._controller.membership_changed()
+                directive = Directive.restart
+            if directive is Directive.monitor:
                 continue
-            if step is Next.finished:
+            if directive is Directive.finished:
                 group.state = WorkerState.SUCCEEDED
                 self._exit_barrier()  # type: ignore[no-untyped-call]
                 return RunResult(
                     state=WorkerState.SUCCEEDED,
                     return_values={worker.global_rank: None for worker in group.workers},
                 )
-            if step is Next.left and self._elastic:
+            if directive is Directive.stopped and self._elastic:
                 self._exit_barrier()  # type: ignore[no-untyped-call]
             self._stop_workers(group)
-            if step in (Next.left, Next.stop):
+            if directive in (Directive.stopped, Directive.terminate):
                 group.state = WorkerState.FAILED
                 return RunResult(state=WorkerState.FAILED)
             self._restarts += 1

@@ -183,6 +183,8 @@ class History:
         )
         if record.get("durable", True):
             self.checkpoint_trouble = None
+            if self.exit_code is not None:
+                self.snapshot_step = None  # what a full disk had kept in memory is written now
         self._progressed(call, step)
 
     def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
@@ -241,6 +243,8 @@ class History:
 
     def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
         self.exit_code = record.get("exit_code")
+        if self.checkpoint_trouble is None:
+            self.snapshot_step = None  # every snapshot that counts is on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
         self._ended_at = time
 

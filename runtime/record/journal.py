@@ -1,9 +1,9 @@
-"""The journal: what happened, one JSON object a line, append only, shared by supervisor and ranks.
+"""Append-only event log of one run: one JSON object per line, shared by the supervisor and the ranks.
 
-Every line carries `time` (wall, seconds), `monotonic` (seconds of this machine), `run`, `attempt`,
-`rank`, `step`, `event` and the event's own fields. A line is one `write` to a descriptor opened for
-appending, so lines of several processes do not mix; a line cut short by a crash is skipped by the reader.
-Does not rotate and does not interpret: `history.py` folds it.
+Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`, `attempt`,
+`rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a descriptor opened
+with O_APPEND, so lines of several processes do not mix. Readers skip lines that a crash truncated. Does not rotate the
+file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 64 * 1024
+MAX_TEXT_CHARACTERS = 16 * 1024
 
 EVENTS = frozenset(
     [
@@ -55,13 +58,21 @@ EVENTS = frozenset(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One event: the record, and the line that represents it in the file (without the newline)."""
+
+    record: dict[str, Any]
+    line: bytes
+
+
 class Journal:
-    """Appends events. One a process; cheap to open; safe to share the file between processes.
+    """Writer of one process. Several processes may append to the same file.
 
     Args:
-        path: the file, created with mode 0600.
+        path: the file; created with mode 0600.
         run_id: written into every line.
-        wall, monotonic: clocks in seconds, replaceable in tests.
+        wall, monotonic: clocks in seconds; tests replace them.
     """
 
     def __init__(
@@ -74,27 +85,31 @@ class Journal:
     ) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.lost = 0
-        """Writes that the disk did not take."""
+        """Number of writes and fsyncs that failed."""
         self._run_id = run_id
         self._wall = wall
         self._monotonic = monotonic
         self.attempt: int | None = None
 
-    def _ends_within_a_line(self) -> bool:
-        """Whoever wrote it, a crash or a full disk cut it short: its rest would swallow the next line."""
-        size = os.fstat(self._descriptor).st_size
-        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
+        """Append one event.
 
-    def write(
-        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
-    ) -> dict[str, Any] | None:
-        """Append one event. Fields must be JSON; floats that are not finite become null; long texts are cut.
+        Args:
+            fields: JSON values. Floats that are not finite become null, long strings are truncated, and other objects
+                are converted with `str`.
 
         Returns:
-            None when it is in the file; the event itself when the disk did not take it, which nobody will ever read.
+            whether the disk accepted the whole line.
+        """
+        return self.append(self.entry(event, rank=rank, step=step, **fields))
+
+    def entry(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> Entry:
+        """Build an event with the present time, without writing it. Arguments as in `write`.
+
+        A record longer than `MAX_LINE_BYTES` is written without the fields of the event.
         """
         assert event in EVENTS, f"unknown journal event {event!r}"
-        record = {
+        header = {
             "time": round(self._wall(), 6),
             "monotonic": round(self._monotonic(), 6),
             "run": self._run_id,
@@ -102,31 +117,36 @@ class Journal:
             "rank": rank,
             "step": step,
             "event": event,
-            **{key: _plain(value) for key, value in fields.items()},
         }
-        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+        record = {**header, **{key: _json_value(value) for key, value in fields.items()}}
+        line = _encode(record)
         if len(line) >= MAX_LINE_BYTES:
-            kept = {
-                key: record[key] for key in ("time", "monotonic", "run", "attempt", "rank", "step", "event")
-            }
-            line = json.dumps({**kept, "truncated_bytes": len(line)}, separators=(",", ":")).encode()
-        data = line + b"\n"
+            line = _encode({**header, "truncated_bytes": len(line)})
+        return Entry(record=record, line=line)
+
+    def append(self, entry: Entry) -> bool:
+        """Append an event built by `entry`. Returns whether the disk accepted the whole line.
+
+        A full or failing disk loses events, not the run: no error is raised, and `lost` is incremented.
+        """
+        data = entry.line + b"\n"
         try:
-            if self._ends_within_a_line():
+            if self._last_line_is_open():
                 data = b"\n" + data
             written = os.write(self._descriptor, data)
         except OSError:
-            self.lost += 1  # a full or failing disk loses lines, not the run
-            return record
-        if written < len(data) - 1:  # its end alone comes with the next line
             self.lost += 1
-            return record
-        return None
+            return False
+        if written < len(data) - 1:  # a missing newline alone is added by the next writer
+            self.lost += 1
+            return False
+        return True
 
     def sync(self) -> None:
-        """Put what was written on disk; called at the events a resumed supervisor counts on.
+        """Fsync the file. Called after events that the next supervisor relies on.
 
-        Network file systems say only here that they are full; the recovery under way must not stop for it.
+        A network file system may report a full disk only here. The failure is counted in `lost` and does not interrupt
+        a recovery.
         """
         try:
             os.fsync(self._descriptor)
@@ -134,45 +154,62 @@ class Journal:
             self.lost += 1
 
     def close(self) -> None:
-        """Close the descriptor; further writes are an error."""
+        """Close the file. The journal must not be written to afterwards."""
         os.close(self._descriptor)
 
+    def _last_line_is_open(self) -> bool:
+        """Whether the file ends without a newline, because a crash or a full disk truncated the last line."""
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
-def _plain(value: Any) -> Any:
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _json_value(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return value if len(value) <= 16_384 else value[:16_384] + "…"
+        return value if len(value) <= MAX_TEXT_CHARACTERS else value[:MAX_TEXT_CHARACTERS] + "…"
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, (bool, int)) or value is None:
         return value
     return str(value)
 
 
 class JournalReader:
-    """Reads a journal from its beginning and goes on as it grows, skipping lines that a crash cut short."""
+    """Reads a journal from its beginning and continues as the file grows. Skips lines that are not valid events."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
-        self._rest = b""
+        self._partial_line = b""
+        self._skipped: Counter[bytes] = Counter()
+
+    def skip(self, line: bytes) -> None:
+        """Do not yield the next line with exactly these bytes, because the caller has handled its event already."""
+        self._skipped[line] += 1
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that have come since the last call, in order. A missing file is empty."""
+        """Yield the events appended since the last call, in file order. A missing file has no events."""
         try:
             if os.stat(self._path).st_size == self._position:
                 return
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read()
-        except OSError:  # not there yet, or not to be had now: what it holds is read at a later look
+        except OSError:  # not created yet, or temporarily unreadable: the next call reads these events
             return
         self._position += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
+            if self._skipped[line] > 0:
+                self._skipped -= Counter([line])
+                continue
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
@@ -182,5 +219,5 @@ class JournalReader:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal in order; see `JournalReader`."""
+    """Yield all events of a journal in file order. See `JournalReader.new`."""
     return JournalReader(path).new()

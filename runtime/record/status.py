@@ -1,7 +1,7 @@
-"""The state of a run as one object: what `grpo-run status --json`, the metrics and the pages show.
+"""The status of a run as one object: what `grpo-run status --json`, the metrics and the pages show.
 
-Joins the journal's fold with the live board. A run whose supervisor is gone without having said how it
-ended is reported as `unknown`, never as running. Reads files; decides nothing.
+Combines the replayed journal with the live board. A run whose supervisor exited without writing how the run ended is
+reported as `unknown`, never as running. Reads files; decides nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.errors import EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.observation import Slot
 
-BEHIND_SECONDS = 5.0
-"""Since the journal's last line; a live supervisor writes down a step within a tenth of a second."""
+JOURNAL_BEHIND_SECONDS = 5.0
+"""Age of the journal's last line. A live supervisor writes a committed step within a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """One reading of a run. `slots` holds None for a rank that could not be observed.
+    """One reading of a run.
 
-    `blind` says of each rank what the watchdog cannot see now, `journal_lost` how many events the disk did not take;
-    only the supervisor itself knows them.
+    Args:
+        run_id: of the run.
+        state: of the lifecycle, or `unknown`.
+        sentence: summary for the user.
+        history: replayed from the journal.
+        slots: by place; None for a rank that could not be observed.
+        supervisor_pid: None if no supervisor is running.
+        blind: by rank, what the watchdog cannot observe at present. Known to the supervisor only.
+        journal_lost: number of events that the disk did not accept. Known to the supervisor only.
     """
 
     run_id: str
@@ -41,7 +48,7 @@ class RunStatus:
     journal_lost: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """The object `grpo-run status --json` prints."""
+        """Return the object that `grpo-run status --json` prints."""
         history = self.history
         checkpoint = history.checkpoint
         return {
@@ -64,7 +71,7 @@ class RunStatus:
 
 
 def read_status(run: RunDirectory) -> RunStatus:
-    """Read a run's directory once.
+    """Read the status of a run from its directory.
 
     Raises:
         RunDirectoryError: it is not a run directory.
@@ -81,43 +88,61 @@ def read_status(run: RunDirectory) -> RunStatus:
     state = history.state
     if owner is None and history.exit_code is None:
         state = "unknown"
-    behind = _behind(history, slots)
+    sentences = (summarize(state, history), _journal_behind(history, slots))
     return RunStatus(
-        run_id=run_id, state=state, sentence=" ".join(filter(None, (verdict_sentence(state, history), behind))),
-        history=history, slots=slots, supervisor_pid=owner,
-    )  # fmt: skip
+        run_id=run_id,
+        state=state,
+        sentence=" ".join(filter(None, sentences)),
+        history=history,
+        slots=slots,
+        supervisor_pid=owner,
+    )
 
 
-def _behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
-    """What is known from the board alone: a full disk takes no more of the journal, and what it says is old."""
+def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
+    """Return a warning if the board shows steps that the journal lacks: a full disk accepts no further events."""
     commit = newest_commit(dict(enumerate(slots)), world_size=0)
-    if commit is None or time.time() - (history.last_time or 0.0) < BEHIND_SECONDS:
+    if commit is None or time.time() - (history.last_time or 0.0) < JOURNAL_BEHIND_SECONDS:
         return None
-    # one step more may be one that the supervisor has not looked at yet
+    # the supervisor may not have polled the newest step yet
     if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):
         return None
     return (
-        f"The journal is behind: the ranks have done step {commit.step}; the disk of the run directory may be full, and"
-        " faults since then are not known here."
+        f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may be full,"
+        " and later faults are not recorded here."
     )
 
 
-def verdict_sentence(state: str, history: History) -> str:
-    """How the run stands, in one sentence, the thing a person wants to know first."""
+def summarize(state: str, history: History, exit_code: int | None = None) -> str:
+    """Return one sentence on the state of the run.
+
+    Args:
+        state: of the lifecycle, or `unknown`.
+        history: of the run.
+        exit_code: of a run that is about to end; that of the history if None.
+    """
+    if exit_code is None:
+        exit_code = history.exit_code
     place = (
         f"step {history.step} of {history.target_steps}" if history.target_steps else f"step {history.step}"
     )
-    healed = sum(1 for recovery in history.recoveries if recovery.recovery_seconds is not None)
-    times = {0: "nothing to recover from", 1: "1 fault recovered"}.get(healed, f"{healed} faults recovered")
-    if history.exit_code == 0:
-        return f"Finished at {place}, {times}."
-    if history.exit_code == EXIT_STOPPED:
+    recovered = sum(1 for recovery in history.recoveries if recovery.recovery_seconds is not None)
+    faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
+    if history.recoveries and not recovered:
+        faults = "no fault recovered"
+    trained = history.train_call > 0 or history.step > 0
+    if exit_code == EXIT_FINISHED and not trained:
+        return "Finished. The script did not use a Trainer, so no steps were counted."
+    if exit_code == EXIT_FINISHED:
+        return f"Finished at {place}, {faults}."
+    if exit_code == EXIT_STOPPED:
         saved = f"checkpoint at step {history.checkpoint.step}" if history.checkpoint else "no checkpoint yet"
-        return f"Stopped at {place} ({saved}); the same command goes on."
-    if history.exit_code is not None:
+        return f"Stopped at {place} ({saved}). Run the same command to resume."
+    if exit_code is not None:
         return history.sentence or f"Gave up at {place}."
     if state == "unknown":
         return (
-            f"Unknown: the supervisor is gone without a word, last seen at {place}; the same command goes on."
+            f"Unknown: the supervisor exited without ending the run, last seen at {place}."
+            " Run the same command to resume."
         )
-    return f"{state.capitalize()} at {place}, attempt {history.attempts}, {times}."
+    return f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."

@@ -1,7 +1,7 @@
-"""The ranks that have ended in this attempt, and which of them ended before their work was done.
+"""The ranks that have exited in an attempt, and which of them failed.
 
-The supervisor adds what the agent saw; the inquiry waits a moment for more. Reads the errors that ranks left behind;
-does not say who was at fault (`watchdog.verdicts.failure`).
+The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further ones. Reads
+the error files that ranks write. Does not determine which rank caused the failure (`watchdog.verdicts.failure`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from grpo_run.watchdog.verdicts.failure import signal_name
 
 
 class Exits:
-    """See the module.
+    """Exits of one attempt, in the order in which they were observed.
 
     Args:
         files: of the attempt.
-        warn: told of a rank that ended badly with its work done, as (rank, sentence).
+        warn: receives (rank, text) for a rank that crashed after its script had completed.
     """
 
     def __init__(self, files: AttemptFiles, warn: Callable[[int, str], None]) -> None:
@@ -32,23 +32,38 @@ class Exits:
 
     @property
     def failed(self) -> list[Exit]:
-        """Those whose script had not run to its last line."""
+        """Exits of ranks whose script did not complete."""
         return [exit for exit in self.seen if not exit.completed]
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank exited because all ranks agreed to stop."""
+        return any(exit.exit_code == EXIT_STOPPED for exit in self.seen)
+
     def add(self, exits: Iterable[Exit], slots: Mapping[int, Slot | None]) -> None:
-        """Take exits into account, each with whether its script ran to its last line."""
+        """Record exits, each with its error file and with whether its script completed.
+
+        Args:
+            exits: new exits.
+            slots: the latest reading of each rank's slot; None for one that could not be read.
+        """
         for exit in exits:
             slot = slots.get(exit.rank)
             done = slot is not None and slot.state is RankState.done
             if done and exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED):
-                how = signal_name(exit.signal) if exit.signal else f"code {exit.exit_code}"
-                text = f"rank {exit.rank} ended with {how} after its script's last line; its work was done"
-                self._warn(exit.rank, text)
+                how = (
+                    f"was killed by {signal_name(exit.signal)}"
+                    if exit.signal
+                    else f"exited with code {exit.exit_code}"
+                )
+                self._warn(
+                    exit.rank, f"rank {exit.rank} {how} after its script had completed; its work is not lost"
+                )
             completed = done or exit.exit_code == EXIT_FINISHED
             self.seen.append(replace(exit, completed=completed, error=self._files.read_error(exit.rank)))
 
     def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:
-        """Go on looking for exits for so long: a collective's victims fall within milliseconds."""
+        """Wait up to `seconds` for further exits; returns early when no rank is alive."""
         deadline = time.monotonic() + seconds
-        while ranks.alive and (left := deadline - time.monotonic()) > 0:
-            self.add(ranks.wait(left), slots)
+        while ranks.alive and (remaining := deadline - time.monotonic()) > 0:
+            self.add(ranks.wait(remaining), slots)

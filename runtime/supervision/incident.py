@@ -1,9 +1,10 @@
-"""What lies between a fault and a decision: evidence on disk, then a verdict, written beside it.
+"""Incident investigation: from a fault to evidence on disk and a verdict.
 
-    open the incident's folder → stacks, collective records, processes, memory → further exits → judge → close it
+    open the incident folder → stacks, collective records, processes, memory → further exits → verdict → close the folder
 
-Called by the supervisor, which kills nobody before this has returned. Reads ranks and writes one folder; chooses no
-action. A folder that cannot be written is said in the verdict's `missing` and never keeps a run from recovering.
+Called by `faults.py` and by the supervisor; nothing is killed before `investigate` has returned. Reads ranks and writes
+one folder. Chooses no action. A folder that cannot be written is named in the verdict's missing evidence and never
+prevents a recovery.
 """
 
 from __future__ import annotations
@@ -19,145 +20,154 @@ from grpo_run.runtime.detection.detector import Finding, Watch
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.proof import Position, prove
 from grpo_run.watchdog.evidence import collection, incident_files
-from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
 from grpo_run.watchdog.verdicts import failure, hang
 
 GATHER_SECONDS = 0.03
-"""How long to go on looking for further exits after the first: a collective's victims fall within milliseconds."""
-KEPT_EVENTS = 200
+"""How long to wait for further exits after the first one. The victims of a broken collective fail within milliseconds."""
+JOURNAL_TAIL_LINES = 200
+JOURNAL_TAIL_BYTES = 256 * 1024
 
 
 @dataclass(kw_only=True)
-class Case:
-    """One fault, as the supervisor hands it over.
+class IncidentContext:
+    """One fault, as the supervisor passes it to the investigation.
 
-    `exits` grows while evidence is gathered. `slots` reads the board anew. `places` is each rank's place on this node.
+    Args:
+        attempt: in which it happened; its exits grow during the investigation.
+        ranks: processes on this node.
+        read_slots: reads the board.
+        detector: of hangs.
+        best_position: the furthest (train call, step) that the run has committed in any attempt.
+        finding: a hang; None when ranks exited or did not stop in time.
+        stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
     """
 
+    attempt: Attempt
     ranks: RankGroup
-    places: Mapping[int, int]
-    exits: Exits
-    slots: Callable[[], dict[int, Slot | None]]
-    stack_files: Mapping[int, Path]
-    watch: Watch
-    timeline: Timeline
+    read_slots: Callable[[], dict[int, Slot | None]]
+    detector: Watch
     best_position: tuple[int, int]
-    world_size: int
     finding: Finding | None = None
     stop_seconds: float = 0.0
-    """Set when nobody ended and nothing was found, but a stop took too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A verdict, the folder that holds it, and what could not be seen or written."""
+class IncidentOutcome:
+    """A verdict, the folder that contains it, and the evidence that could not be collected or written."""
 
     verdict: Verdict
     folder: Path
     missing: list[str]
 
 
-def inquire(run: RunDirectory, case: Case) -> Outcome:
-    """Gather, judge, write. See the module."""
-    slots = case.slots()
-    rank_of = {place: rank for rank, place in case.places.items()}
-    alive = {rank_of[place]: pid for place, pid in case.ranks.alive.items()}
+def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
+    """Collect evidence, determine the verdict and write both into a new incident folder."""
+    attempt, detector, finding = context.attempt, context.detector, context.finding
+    slots = context.read_slots()
+    alive = attempt.by_rank(context.ranks.alive)
     positions: Mapping[int, Position] | None = None
     missing: list[str] = []
-    if case.finding is None:
-        # before stacks are asked for: survivors of a broken collective have milliseconds to live
+    if finding is None:
+        # before stacks: the survivors of a broken collective exit within milliseconds
         try:
-            positions = case.watch.positions(slots, gone={rank: rank not in alive for rank in case.places})
+            gone = {rank: rank not in alive for rank in attempt.place_of_rank}
+            positions = detector.positions(slots, gone=gone)
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
     gathered = collection.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
     folder: Path | None = None
     try:
         folder = incident_files.open_incident(run.incidents)
-        stall = case.finding.stall if case.finding is not None else None
         gathered = collection.collect(
             folder,
             alive,
-            case.stack_files,
-            interpreter_stuck=list(stall.culprits)
-            if stall is not None and stall.cause is Cause.interpreter_stuck
-            else [],
-            recorder=case.watch.recorder,
-            notes=case.watch.notes(),
-            events=last_lines(run.journal),
+            {rank: attempt.files.stacks(rank) for rank in slots},
+            interpreter_stuck=_stuck_interpreters(finding),
+            recorder=detector.recorder,
+            notes=detector.notes(),
+            events=journal_tail(run.journal),
         )
-        write_json(
-            folder / "timeline.json", case.timeline.as_json(time.monotonic()), indent=None, durable=False
-        )
-    except Exception as error:  # noqa: BLE001 - whatever keeps evidence back must not keep the run from recovering
+        timeline = attempt.timeline.as_json(time.monotonic())
+        write_json(folder / "timeline.json", timeline, indent=None, durable=False)
+    except Exception as error:  # noqa: BLE001 - a failure to collect evidence must not prevent the recovery
         gathered.missing.append(f"evidence could not be written: {type(error).__name__}: {error}")
     if gathered.missing is not missing:
         gathered.missing.extend(missing)
-    gathered.missing.extend(f"rank {rank}: {why}" for rank, why in sorted(case.watch.blind.items()))
-    if case.finding is None:
-        case.exits.wait(case.ranks, GATHER_SECONDS, slots)
-        positions = _completed(case, slots, positions)
-    verdict = _judge(case, slots, positions, gathered)
+    gathered.missing.extend(f"rank {rank}: {reason}" for rank, reason in sorted(detector.blind.items()))
+    if finding is None:
+        attempt.exits.wait(context.ranks, GATHER_SECONDS, slots)
+        positions = _with_final_positions(context, slots, positions)
+    verdict = _judge(context, slots, positions, gathered)
     if folder is not None:
         try:
             folder = incident_files.close_incident(folder, verdict, gathered.missing)
         except OSError as error:
             gathered.missing.append(f"the verdict could not be written: {error}")
-    return Outcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)
+    return IncidentOutcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)
 
 
-def _completed(
-    case: Case, slots: dict[int, Slot | None], positions: Mapping[int, Position] | None
+def _stuck_interpreters(finding: Finding | None) -> list[int]:
+    """Ranks whose native frames are needed, because their interpreter does not run."""
+    stall = finding.stall if finding is not None else None
+    return list(stall.culprits) if stall is not None and stall.cause is Cause.interpreter_stuck else []
+
+
+def _with_final_positions(
+    context: IncidentContext, slots: dict[int, Slot | None], positions: Mapping[int, Position] | None
 ) -> Mapping[int, Position] | None:
-    """Where a rank's recorder fell silent because it was just dying, its notes are all there is, and they are final."""
+    """Replace the positions of ranks that exited before their Flight Recorder answered.
+
+    Their collective log on the board is complete once the process is gone.
+    """
+    places = context.attempt.place_of_rank
     silent = {rank for rank, position in (positions or {}).items() if position.records is None}
-    alive = set(case.ranks.alive)
-    dead = {rank for rank in silent if case.places[rank] not in alive}
+    alive = set(context.ranks.alive)
+    dead = {rank for rank in silent if places[rank] not in alive}
     if not positions or not dead:
         return positions
-    later = case.watch.positions(slots, gone={rank: case.places[rank] not in alive for rank in case.places})
-    return {rank: later[rank] if rank in dead else position for rank, position in positions.items()}
+    gone = {rank: place not in alive for rank, place in places.items()}
+    final = context.detector.positions(slots, gone=gone)
+    return {rank: final[rank] if rank in dead else position for rank, position in positions.items()}
 
 
 def _judge(
-    case: Case,
+    context: IncidentContext,
     slots: dict[int, Slot | None],
     positions: Mapping[int, Position] | None,
     gathered: collection.Evidence,
 ) -> Verdict:
-    finding = case.finding
+    finding, exits = context.finding, context.attempt.exits
     if finding is not None and finding.deadlock is not None:
         return hang.of_deadlock(finding.deadlock, slots, gathered.stacks)
     if finding is not None:
         assert finding.stall is not None
         return hang.of_stall(finding.stall, slots, gathered.stacks)
-    failed = case.exits.failed
-    if not failed:
-        return hang.of_slow_stop(case.stop_seconds, slots, gathered.stacks)
-    if hang.caused_by_collectives(case.exits.seen):
-        deadlock = prove(positions or {}, world_size=case.world_size)
-        # that a rank is gone proves nothing about why it went; that two operations cannot meet does
+    if not exits.failed:
+        return hang.of_slow_stop(context.stop_seconds, slots, gathered.stacks)
+    if hang.caused_by_collectives(exits.seen):
+        deadlock = prove(positions or {}, world_size=context.attempt.world_size)
+        # an exited rank does not prove why it exited; two operations that cannot match do
         if deadlock is not None and deadlock.mismatch is not None:
             return hang.of_deadlock(deadlock, slots, gathered.stacks)
-        left = [exit for exit in case.exits.seen if exit.completed]
-        if left and all(failure.is_victim(exit) for exit in failed):
-            return hang.with_locations(failure.left_early(left, failed, slots), gathered.stacks)
-    verdict = failure.diagnose(failed, slots, best_position=case.best_position)
+        completed = [exit for exit in exits.seen if exit.completed]
+        if completed and all(failure.is_victim(exit) for exit in exits.failed):
+            return hang.with_locations(failure.left_early(completed, exits.failed, slots), gathered.stacks)
+    verdict = failure.diagnose(exits.failed, slots, best_position=context.best_position)
     return hang.with_locations(verdict, gathered.stacks)
 
 
-def last_lines(journal: Path) -> list[str]:
-    """The journal's last lines; empty when it cannot be read, which the evidence then shows."""
+def journal_tail(journal: Path) -> list[str]:
+    """Return the last lines of the journal; an empty list if it cannot be read."""
     try:
         with open(journal, encoding="utf-8", errors="replace") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 256 * 1024))
-            return list(deque(file, maxlen=KEPT_EVENTS))
+            file.seek(max(0, size - JOURNAL_TAIL_BYTES))
+            return list(deque(file, maxlen=JOURNAL_TAIL_LINES))
     except OSError:
         return []

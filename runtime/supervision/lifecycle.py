@@ -1,17 +1,18 @@
-"""The run's lifecycle: every state, every event and every legal transition, in one table.
+"""The lifecycle of a run: every state, every event and every legal transition, in one table.
 
-    starting    ranks are being started; no step was committed in this attempt yet
+    starting    ranks are being started; no step has been committed in this attempt yet
     running     steps are being committed
-    suspect     something was seen that may be a fault; evidence is not yet asked for
-    collecting  a fault is established; evidence is written before anything is killed
-    recovering  ranks are down or going down; a new attempt follows
-    stopping    a stop was asked for; ranks agree on a step, save and leave
-    finished    the script ran to its end (terminal)
-    failed      the run was given up, or stopped (terminal for this supervisor; a new one starts over)
+    suspect     a possible fault is being confirmed; no evidence has been requested yet
+    collecting  a fault is confirmed; evidence is being written, and nothing has been killed
+    recovering  the ranks are being terminated; a new attempt follows
+    stopping    a stop was requested; the ranks agree on a step, save and exit
+    finished    the script ran to its end (terminal, exit code 0)
+    stopped     the run was stopped on request (terminal, exit code 75)
+    failed      the run was given up (terminal, exit code 93 or 2)
 
-Rule: nobody assigns a state. `Lifecycle.fire` looks the pair (state, event) up here, changes the state
-and tells one listener; a pair that is not in the table raises and changes nothing. Does no I/O.
-The supervisor is the only caller.
+`Lifecycle.fire` is the only way to change the state. It looks up the pair (state, event) in the table, changes the
+state and calls one listener; a pair that is not in the table raises and changes nothing. Does no I/O. Called by the
+supervisor only. Terminal states end this supervisor; the same command may start another one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from enum import Enum
 from grpo_run.runtime.errors import IllegalTransition
 
 
-class State(str, Enum):
-    """Where the run is. Values are what status, metrics and the journal show."""
+class RunState(str, Enum):
+    """State of a run. The values appear in status, metrics and the journal."""
 
     starting = "starting"
     running = "running"
@@ -32,13 +33,14 @@ class State(str, Enum):
     recovering = "recovering"
     stopping = "stopping"
     finished = "finished"
+    stopped = "stopped"
     failed = "failed"
 
     def __str__(self) -> str:
         return self.value
 
 
-class Event(str, Enum):
+class RunEvent(str, Enum):
     """What can happen to a run."""
 
     step_committed = "step_committed"
@@ -46,6 +48,7 @@ class Event(str, Enum):
     cleared = "cleared"
     fault = "fault"
     evidence_written = "evidence_written"
+    membership_changed = "membership_changed"
     restarted = "restarted"
     stop_requested = "stop_requested"
     completed = "completed"
@@ -53,57 +56,76 @@ class Event(str, Enum):
     stopped = "stopped"
 
 
-TERMINAL = frozenset({State.finished, State.failed})
-LIVE = frozenset(State) - TERMINAL
+TERMINAL = frozenset({RunState.finished, RunState.stopped, RunState.failed})
+LIVE = frozenset(RunState) - TERMINAL
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.starting, Event.step_committed): State.running,
-    (State.starting, Event.suspicion): State.suspect,
-    (State.starting, Event.fault): State.collecting,
-    (State.starting, Event.stop_requested): State.stopping,
-    (State.starting, Event.completed): State.finished,
-    (State.running, Event.step_committed): State.running,
-    (State.running, Event.suspicion): State.suspect,
-    (State.running, Event.fault): State.collecting,
-    (State.running, Event.stop_requested): State.stopping,
-    (State.running, Event.completed): State.finished,
-    (State.suspect, Event.step_committed): State.running,
-    (State.suspect, Event.cleared): State.running,
-    (State.suspect, Event.fault): State.collecting,
-    (State.suspect, Event.stop_requested): State.stopping,
-    (State.suspect, Event.completed): State.finished,
-    (State.collecting, Event.evidence_written): State.recovering,
-    (State.recovering, Event.restarted): State.starting,
-    (State.recovering, Event.gave_up): State.failed,
-    (State.recovering, Event.stopped): State.failed,
-    (State.stopping, Event.step_committed): State.stopping,
-    (State.stopping, Event.completed): State.finished,
-    (State.stopping, Event.stopped): State.failed,
-    (State.stopping, Event.fault): State.collecting,
+TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
+    (RunState.starting, RunEvent.step_committed): RunState.running,
+    (RunState.starting, RunEvent.suspicion): RunState.suspect,
+    (RunState.starting, RunEvent.fault): RunState.collecting,
+    (RunState.starting, RunEvent.membership_changed): RunState.recovering,
+    (RunState.starting, RunEvent.stop_requested): RunState.stopping,
+    (RunState.starting, RunEvent.completed): RunState.finished,
+    (RunState.starting, RunEvent.stopped): RunState.stopped,
+    (RunState.starting, RunEvent.gave_up): RunState.failed,
+    (RunState.running, RunEvent.step_committed): RunState.running,
+    (RunState.running, RunEvent.suspicion): RunState.suspect,
+    (RunState.running, RunEvent.fault): RunState.collecting,
+    (RunState.running, RunEvent.membership_changed): RunState.recovering,
+    (RunState.running, RunEvent.stop_requested): RunState.stopping,
+    (RunState.running, RunEvent.completed): RunState.finished,
+    (RunState.running, RunEvent.stopped): RunState.stopped,
+    (RunState.running, RunEvent.gave_up): RunState.failed,
+    (RunState.suspect, RunEvent.step_committed): RunState.running,
+    (RunState.suspect, RunEvent.cleared): RunState.running,
+    (RunState.suspect, RunEvent.fault): RunState.collecting,
+    (RunState.suspect, RunEvent.membership_changed): RunState.recovering,
+    (RunState.suspect, RunEvent.stop_requested): RunState.stopping,
+    (RunState.suspect, RunEvent.completed): RunState.finished,
+    (RunState.suspect, RunEvent.stopped): RunState.stopped,
+    (RunState.suspect, RunEvent.gave_up): RunState.failed,
+    (RunState.collecting, RunEvent.evidence_written): RunState.recovering,
+    (RunState.collecting, RunEvent.gave_up): RunState.failed,
+    (RunState.recovering, RunEvent.restarted): RunState.starting,
+    (RunState.recovering, RunEvent.stop_requested): RunState.stopping,
+    (RunState.recovering, RunEvent.gave_up): RunState.failed,
+    (RunState.recovering, RunEvent.stopped): RunState.stopped,
+    (RunState.stopping, RunEvent.step_committed): RunState.stopping,
+    (RunState.stopping, RunEvent.fault): RunState.collecting,
+    (RunState.stopping, RunEvent.membership_changed): RunState.stopping,
+    (RunState.stopping, RunEvent.restarted): RunState.stopping,
+    (RunState.stopping, RunEvent.completed): RunState.finished,
+    (RunState.stopping, RunEvent.stopped): RunState.stopped,
+    (RunState.stopping, RunEvent.gave_up): RunState.failed,
 }
+"""`stopped` is legal without `stop_requested`: the request may have been made on another node."""
 
 
 class Lifecycle:
-    """The present state and its only way to change.
+    """The present state of a run.
 
     Args:
-        on_change: called as (old, event, new) after each change of state; not called when it stays.
+        on_change: called with (old state, event, new state) after each change; not called when the state stays.
     """
 
-    def __init__(self, on_change: Callable[[State, Event, State], None] | None = None) -> None:
-        self._state = State.starting
+    def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None] | None = None) -> None:
+        self._state = RunState.starting
         self._on_change = on_change
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """The present state."""
         return self._state
 
-    def fire(self, event: Event) -> State:
-        """Apply one event.
+    def allows(self, event: RunEvent) -> bool:
+        """Return whether the event is legal in the present state."""
+        return (self._state, event) in TRANSITIONS
+
+    def fire(self, event: RunEvent) -> RunState:
+        """Apply one event and return the new state.
 
         Raises:
-            IllegalTransition: the pair is not in the table; the state is unchanged.
+            IllegalTransition: the pair (state, event) is not in the table; the state is unchanged.
         """
         old = self._state
         new = TRANSITIONS.get((old, event))
@@ -116,7 +138,7 @@ class Lifecycle:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for `docs/lifecycle.md`."""
+    """Return the table as a Mermaid state diagram, for `docs/lifecycle.md`."""
     lines = ["stateDiagram-v2", "    [*] --> starting"]
     lines += [
         f"    {old} --> {new}: {event.value}" for (old, event), new in TRANSITIONS.items() if old is not new

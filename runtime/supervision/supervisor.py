@@ -1,67 +1,57 @@
-"""The supervisor: watches the board and the ranks' exits, and decides with the policy what follows.
+"""The supervisor: polls the board and the ranks' exits, and directs the agent.
 
-It is the agent's conductor: `observe` is called about ten times a second and at once when a rank ends. It keeps
-the order that the project stands on: fault, evidence on disk, verdict, decision, and only then the kill.
-Does not start processes (`agent.py`), judge (`watchdog.verdicts.failure`), choose (`policy.py`) or draw pages.
+It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when a rank
+exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the agent kill ranks
+(`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.verdicts`), choose (`policy.py`) or
+render pages.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import Finding, Watch
-from grpo_run.runtime.errors import (
-    EXIT_FINISHED,
-    EXIT_GAVE_UP,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    RunDirectoryError,
-    UsageError,
-)
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.processes.agent import Next
+from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.ranks import RankGroup
-from grpo_run.runtime.record.attempt_files import AttemptFiles
-from grpo_run.runtime.record.commits import newest_commit
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import Journal, JournalReader
+from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import RunStatus, verdict_sentence
+from grpo_run.runtime.record.status import RunStatus, summarize
 from grpo_run.runtime.staging.drain_scheduler import Drains
 from grpo_run.runtime.staging.slots import Staging
-from grpo_run.runtime.supervision.exits import Exits
-from grpo_run.runtime.supervision.incident import Case, inquire
-from grpo_run.runtime.supervision.lifecycle import Event, Lifecycle, State
-from grpo_run.runtime.supervision.notices import Notices
-from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
-from grpo_run.watchdog.evidence.timeline import Timeline
+from grpo_run.runtime.supervision import notices
+from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.faults import FaultHandler
+from grpo_run.runtime.supervision.incident import IncidentContext, investigate
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.supervision.reporter import Reporter
+from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.detection import stragglers
-from grpo_run.watchdog.verdict import Verdict
-from grpo_run.watchdog.verdicts import failure
 
-_USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
-USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
-"""What a rank's guard or recipe raises about the user's settings; a script's own `sys.exit(2)` is none of them."""
-
-LEARNED_EVERY_SECONDS = 60.0
+PHASE_DURATIONS_EVERY_SECONDS = 60.0
+"""How often phase durations are written to the journal and compared between ranks."""
 
 
 class Supervisor:
-    """See the module. One a run and process; every method runs in the main thread, but `status` in any.
+    """Supervises one run from its start, or its resumption, to its end.
+
+    Every method is called in the main thread, except `status` (any thread) and `note_stop` (signal handlers).
 
     Args:
-        config: the run.
+        config: of the run.
         run: its directory, created and locked.
-        local_world_size: ranks on this node.
-        rank_environment: our own variables for a rank, from (rank, attempt, world size, first attempt).
-        say: prints a line for the person.
-        staging: where ranks put snapshots; None where they save directly.
+        local_world_size: number of ranks on this node.
+        rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
+        notify: shows a one-line message to the user.
+        follow_output: receives the log file of each rank when an attempt starts.
+        staging: where ranks place snapshots; None if they save directly.
     """
 
     def __init__(
@@ -71,220 +61,184 @@ class Supervisor:
         *,
         local_world_size: int,
         rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
-        say: Callable[[str], None],
-        attempt_output: Callable[[dict[int, Path]], None] = lambda files: None,
+        notify: Callable[[str], None],
+        follow_output: Callable[[dict[int, Path]], None] = lambda files: None,
         staging: Staging | None = None,
     ) -> None:
         self.config = config
         self.run = run
         self._rank_environment = rank_environment
-        self._say = say
-        self._attempt_output = attempt_output
-        self._reader = JournalReader(run.journal)
-        self.history = History.of(self._reader.new())
-        self.started_before = self.history.attempts > 0
+        self._follow_output = follow_output
+        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._note_published)
+        self.history = self._live.history
+        self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
         self.watch = Watch(self.board, config.deadlines)
-        self._timeline = Timeline()
-        self._suspected: str | None = None
-        self._learned_at = time.monotonic()
-        self.journal = Journal(run.journal, config.run_id)
-        self._losing = False
-        """Somebody was told in this attempt that the disk does not take the journal."""
-        self._notices = Notices(self._warn)
+        self._reporter = Reporter(self._live, str(run.path), notify)
         self._drains = (
             Drains(
                 staging,
-                write=self._write,
-                warn=lambda text: self._warn(None, text),
+                write=self._reporter.write,
+                warn=lambda text: self._reporter.warn(None, text),
                 preloaded=config.preload,
             )
             if staging is not None
             else None
         )
         self.lifecycle = Lifecycle(self._state_changed)
-        self.attempt = self.history.attempts - 1
-        self.files = AttemptFiles(run, self.attempt)
-        self.run_started_at = self.history.first_time or time.time()
+        self._faults = FaultHandler(
+            config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
+        )
+        self._stop = StopRequest(config.timeouts.stop_seconds)
+        self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
+        self.has_ranks = False
+        """False while the agent waits in a rendezvous, during which `poll` is not called."""
+        self._previous_poll_at = self._polled_at = self._durations_written_at = time.monotonic()
         self.exit_code: int | None = None
         self.sentence = ""
-        self._ranks_by_place: dict[int, int] = {}
-        self._world_size = 0
-        self._committed: tuple[int, int] = (0, 0)
-        self._exits = Exits(self.files, self._warn)
-        self._stop_deadline: float | None = None
-        self._last_look = self._observed_at = time.monotonic()
-        self._stop_asked = False
-        self._stops_noted: list[str] = []
-        self.has_ranks = False
-        """False while the agent waits in a rendezvous, where no look is taken."""
 
     def begin(self, **fields: Any) -> None:
-        """Write that this supervisor has taken the run up.
+        """Write to the journal that this supervisor has taken over the run.
+
+        Args:
+            fields: further fields of the event.
 
         Raises:
-            RunDirectoryError: that could not be written, and the next one would not know of this one.
+            RunDirectoryError: it could not be written, and the next supervisor would not know about this one.
         """
-        self.journal.write("run_started", supervisor_pid=os.getpid(), **fields)
-        self.journal.sync()
-        if self.journal.lost:
+        self._reporter.write("run_started", supervisor_pid=os.getpid(), **fields)
+        self._live.journal.sync()
+        if self._live.journal.lost:
             raise RunDirectoryError(
-                f"{self.run.path} takes no line, its disk may be full; make room, then run the same command again"
+                f"cannot write to {self.run.path}, the disk may be full; free some space and run the same command again"
             )
-        self._catch_up()
 
-    # what the agent asks of its conductor
+    # ---- AttemptController ----
 
-    def attempt_environment(self, worker: Any, world_size: int, restart_count: int) -> dict[str, str]:
-        """Our variables for one rank."""
-        return self._rank_environment(self, worker.global_rank, world_size)
-
-    def log_path(self, rank: int) -> Path:
-        """The rank's output in the present attempt."""
-        return self.files.log(rank)
-
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> None:
-        """A new attempt: its number, its directory, an empty board."""
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
+        """Number the attempt, prepare its files and an empty board. Returns what each rank is started with."""
         if self._drains is not None:
             self._drains.settle(restore=True)
-            self._catch_up()
-        self.attempt += 1
-        self.journal.attempt = self.attempt
-        self.files = AttemptFiles(self.run, self.attempt)
-        elsewhere = self.files.make()
-        if elsewhere is not None:
-            self._say(
-                f"the disk of {self.run.path} is full: what ranks print in attempt {self.attempt} is in {elsewhere}"
-            )
+            self._live.read_ranks()
+        self._reporter.begin_attempt()
+        self.attempt = Attempt(
+            self.run,
+            self.attempt.number + 1,
+            warn=self._reporter.warn,
+            rank_of_place={worker.local_rank: worker.global_rank for worker in workers},
+            world_size=workers[0].world_size,
+        )
+        attempt = self.attempt
+        self._live.journal.attempt = attempt.number
+        attempt.make_files(self._reporter.notify)
         if not self.board.intact or not self.run.board.exists():
-            self.board = Board.create(self.run.board, self.board.slots)  # somebody took it away
-        self.board.begin_attempt(self.attempt)
-        self._timeline.clear()
-        self._suspected = None
-        self._notices.begin_attempt()
-        self._losing = False
-        if self._stop_asked:
+            self.board = Board.create(self.run.board, self.board.slots)  # the file was removed or truncated
+        self.board.begin_attempt(attempt.number)
+        if self._stop.requested:
             self.board.request_stop()
-        self._ranks_by_place = {worker.local_rank: worker.global_rank for worker in workers}
-        self._world_size = workers[0].world_size
-        self._exits = Exits(self.files, self._warn)
-        self._committed = (0, 0)
-        if self.lifecycle.state is State.recovering:
-            self.lifecycle.fire(Event.restarted)
-            if self._stop_asked:
-                self.lifecycle.fire(Event.stop_requested)  # it came between two attempts
-        self._write("attempt_started", world_size=workers[0].world_size, node=group_rank)
-        self._attempt_output({worker.global_rank: self.log_path(worker.global_rank) for worker in workers})
+        if self.lifecycle.state is not RunState.starting:
+            self.lifecycle.fire(RunEvent.restarted)
+        self._reporter.write("attempt_started", world_size=attempt.world_size, node=group_rank)
+        self._follow_output(attempt.logs)
+        return {
+            rank: RankStart(environment=self._rank_environment(self, rank, attempt.world_size), log=log)
+            for rank, log in attempt.logs.items()
+        }
 
     def attempt_started(self, ranks: RankGroup) -> None:
-        """The ranks are there."""
+        """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
-        rank_of = self._ranks_by_place
         self.watch.learned.before = self.history.learned_durations()
+        pids = self.attempt.by_rank(ranks.pids)
         self.watch.begin_attempt(
-            self.board,
-            {rank: place for place, rank in rank_of.items()},
-            {rank_of[place]: pid for place, pid in ranks.pids.items()},
-            {rank: str(self.files.socket(rank)) for rank in rank_of.values()},
-            self._world_size,
+            self.board, self.attempt.place_of_rank, pids, self.attempt.sockets, self.attempt.world_size
         )
-        for place, pid in ranks.pids.items():
-            self._write("rank_started", rank=self._ranks_by_place[place], pid=pid)
+        for rank, pid in pids.items():
+            self._reporter.write("rank_started", rank=rank, pid=pid)
 
-    def membership_changed(self, ranks: RankGroup) -> None:
-        """Nodes came or went; the rendezvous wants everybody anew."""
-        self._say("nodes joined or left; restarting all ranks")
+    def membership_changed(self) -> None:
+        """Prepare for a restart of all ranks, because nodes joined or left."""
+        self._reporter.notify("nodes joined or left; restarting all ranks")
         self.has_ranks = False
-        self.lifecycle.fire(Event.fault)
-        self.lifecycle.fire(Event.evidence_written)
+        self.lifecycle.fire(RunEvent.membership_changed)
 
-    def note_stop(self, why: str) -> None:
-        """Note that a stop is wanted; safe in a signal handler. Acted on at the next look."""
-        self._stops_noted.append(why)
-
-    def request_stop(self, why: str) -> None:
-        """Ask all ranks to agree on a step, save and leave. A second request ends them without waiting."""
-        now = time.monotonic()
-        if self._stop_asked:
-            self._stop_deadline = now
-            return
-        self._stop_asked = True
-        self._stop_deadline = now + self.config.timeouts.stop_seconds
-        self.board.request_stop()
-        self._write("stop_requested", why=why)
-        self._say(
-            f"{why}: stopping at the next step all ranks agree on, with a checkpoint (again to end at once)"
-        )
-        if self.lifecycle.state in (State.starting, State.running, State.suspect):
-            self.lifecycle.fire(Event.stop_requested)
-
-    def stop_without_ranks(self, why: str) -> None:
-        """End the run while no rank exists; what was saved before counts."""
-        self.request_stop(why)
-        if self.lifecycle.state is State.recovering:
-            self.lifecycle.fire(Event.restarted)
-            self.lifecycle.fire(Event.stop_requested)
-        self._end(Event.stopped, EXIT_STOPPED)
-
-    def give_up(self, sentence: str) -> None:
-        """End the run for a reason outside any rank; called when the agent could not go on."""
-        self.sentence = sentence
-        if self.lifecycle.state not in (State.collecting, State.recovering):
-            self.lifecycle.fire(Event.fault)
-        if self.lifecycle.state is State.collecting:
-            self.lifecycle.fire(Event.evidence_written)  # there is none: no rank failed
-        self._end(Event.gave_up, EXIT_GAVE_UP)
-
-    def observe(self, ranks: RankGroup, exits: Sequence[Exit]) -> Next:
-        """One look. See the class."""
-        self._last_look, self._observed_at = self._observed_at, time.monotonic()
-        while self._stops_noted:
-            self.request_stop(self._stops_noted.pop(0))
-        slots = self._slots()
-        self._timeline.note(slots, self._observed_at)
-        self._note_commits(slots)
-        self._catch_up()
+    def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
+        """Read the board and the journal once, take new exits into account, and direct the agent."""
+        self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
+        for reason in self._stop.take_noted():
+            self.request_stop(reason)
+        slots = self.attempt.read_slots(self.board)
+        self.attempt.timeline.note(slots, self._polled_at)
+        self._write_commit(slots)
+        self._live.read_ranks()
         if self._drains is not None:
             self._drains.look()
         for exit in exits:
             self.watch.rank_left(exit.rank)
-        self._exits.add(exits, slots)
-        if self._exits.failed:
-            return self._fault(ranks, slots)
-        if self._exits.seen and not ranks.alive:
-            return self._all_left()
-        return self._watch(ranks, slots)
+        self.attempt.exits.add(exits, slots)
+        if self.attempt.exits.failed:
+            return self._handle_fault(ranks, slots)
+        if self.attempt.exits.seen and not ranks.alive:
+            if not self.attempt.exits.stopped:
+                return self._end(RunEvent.completed, EXIT_FINISHED)
+            self._end(RunEvent.stopped, EXIT_STOPPED)
+            return Directive.stopped
+        return self._check_for_hangs(ranks, slots)
+
+    # ---- the end of a run from outside ----
+
+    def note_stop(self, reason: str) -> None:
+        """Note that a stop is requested; safe in a signal handler. The next poll takes it up."""
+        self._stop.note(reason)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to agree on a step, save and exit. A second request terminates them immediately."""
+        if not self._stop.request(time.monotonic()):
+            return
+        self.board.request_stop()
+        self._reporter.write("stop_requested", why=reason)
+        self._reporter.notify(
+            f"{reason}: stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
+        )
+        self.lifecycle.fire(RunEvent.stop_requested)
+
+    def stop_without_ranks(self, reason: str) -> None:
+        """End the run while no rank is running; earlier checkpoints remain."""
+        self.request_stop(reason)
+        self._end(RunEvent.stopped, EXIT_STOPPED)
+
+    def give_up(self, sentence: str) -> None:
+        """End the run for a reason outside the ranks: the agent cannot continue.
+
+        A run that has ended already keeps its exit code; the user is notified of the reason.
+        """
+        if self.exit_code is not None:
+            self._reporter.notify(sentence)
+            return
+        self._end(RunEvent.gave_up, EXIT_GAVE_UP, sentence)
 
     def status(self) -> RunStatus:
-        """How the run stands, from memory; called by the metrics server in its own thread."""
+        """Return the status of the run from memory. Called by the metrics server in its own thread."""
         state = str(self.lifecycle.state)
         return RunStatus(
             run_id=self.config.run_id,
             state=state,
-            sentence=self.sentence or verdict_sentence(state, self.history),
+            sentence=self.sentence or summarize(state, self.history),
             history=self.history,
             slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
             blind=dict(self.watch.blind),
-            journal_lost=self.journal.lost,
+            journal_lost=self._live.journal.lost,
         )
 
-    # inside
+    # ---- private ----
 
-    def _slots(self) -> dict[int, Slot | None]:
-        return {rank: self.board.read(place) for place, rank in self._ranks_by_place.items()}
-
-    def _note_commits(self, slots: dict[int, Slot | None]) -> None:
-        commit = newest_commit(slots, self._world_size)
+    def _write_commit(self, slots: dict[int, Slot | None]) -> None:
+        commit = self.attempt.new_commit(slots)
         if commit is None:
             return
-        position = (commit.train_call, commit.step)
-        if position <= max(self._committed, (commit.train_call, commit.resumed_step)):
-            return
-        self._committed = position
-        if self.lifecycle.state in (State.starting, State.running, State.suspect, State.stopping):
-            self.lifecycle.fire(Event.step_committed)
-        self._write(
+        self.lifecycle.fire(RunEvent.step_committed)
+        self._reporter.write(
             "step_committed",
             step=commit.step,
             train_call=commit.train_call,
@@ -292,178 +246,95 @@ class Supervisor:
             committed_at=time.time() - (time.monotonic() - commit.voted_at_seconds),
         )
 
-    def _all_left(self) -> Next:
-        if any(exit.exit_code == EXIT_STOPPED for exit in self._exits.seen):
-            if self.lifecycle.state is not State.stopping:
-                self.lifecycle.fire(Event.stop_requested)  # asked for on another node
-            self._end(Event.stopped, EXIT_STOPPED)
-            return Next.left
-        return self._end(Event.completed, EXIT_FINISHED)
-
-    def _watch(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Next:
-        """Nobody has ended: has anybody stopped?"""
+    def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
+        """No rank has failed: check whether one hangs, or takes too long to stop."""
         now = time.monotonic()
-        if self._stop_deadline is not None and now >= self._stop_deadline:
-            self.watch.recorder = {}
-            outcome = inquire(self.run, self._case(ranks, slots))
-            self._say(f"{outcome.verdict.sentence} They are ended; evidence is in {outcome.folder}")
-            return self._end(Event.stopped, EXIT_STOPPED)
+        if self._stop.expired(now):
+            return self._terminate_slow_stop(ranks, now)
         finding = self.watch.look(slots)
-        self._notices.blindness(self.watch.blind)
-        suspected = self.watch.suspicion
-        if suspected and suspected != self._suspected:
-            self._write("suspicion", sentence=suspected)
-        if suspected and self.lifecycle.state is State.running:
-            self.lifecycle.fire(Event.suspicion)
-        elif not suspected and self.lifecycle.state is State.suspect:
-            self.lifecycle.fire(Event.cleared)
-        self._suspected = suspected
+        notices.warn_of_blind_spots(self.watch.blind, self._reporter.warn_once)
+        suspicion, previous = self.watch.suspicion, self.attempt.suspicion
+        self.attempt.suspicion = suspicion
+        if suspicion and suspicion != previous:
+            self._reporter.write("suspicion", sentence=suspicion)
+        if suspicion and self.lifecycle.state is RunState.running:
+            self.lifecycle.fire(RunEvent.suspicion)
+        elif not suspicion and self.lifecycle.state is RunState.suspect:
+            self.lifecycle.fire(RunEvent.cleared)
         if finding is not None:
-            return self._fault(ranks, slots, finding)
-        if now - self._learned_at > LEARNED_EVERY_SECONDS:
-            self._write_learned()
-            self._notices.stragglers(stragglers(self.watch.learned.tallies()))
-        return Next.go_on
+            return self._handle_fault(ranks, slots, finding)
+        if now - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
+            self._write_phase_durations()
+            notices.warn_of_stragglers(stragglers(self.watch.learned.tallies()), self._reporter.warn_once)
+        return Directive.monitor
 
-    def _fault(
-        self,
-        ranks: RankGroup,
-        slots: dict[int, Slot | None],
-        finding: Finding | None = None,
-    ) -> Next:
-        """Ranks failed or hang: evidence, verdict, decision. The agent kills what is left only after this returns."""
-        seen_at = time.time()
-        at_exit = finding is not None and failure.all_done(list(slots.values()))
-        if not at_exit:
-            self.lifecycle.fire(Event.fault)
-        outcome = inquire(self.run, self._case(ranks, slots, finding))
-        verdict = outcome.verdict
-        failed = self._exits.failed
-        culprit = next((exit for exit in failed if exit.rank == verdict.culprit), None)
-        if finding is not None:
-            failed_at = seen_at - (time.monotonic() - finding.began_at_seconds)
-        elif culprit and culprit.error:
-            failed_at = culprit.error.wall_time
-        else:
-            failed_at = seen_at - (self._observed_at - self._last_look)
-        self._write(
-            "incident",
-            rank=verdict.culprit,
-            step=verdict.step,
-            train_call=max((slot.train_call for slot in slots.values() if slot is not None), default=0),
-            cause=str(verdict.cause),
-            culprit=verdict.culprit,
-            phase=verdict.phase,
-            sentence=verdict.sentence,
-            signature=verdict.signature,
-            incident=str(outcome.folder),
-            failed_at=failed_at,
-            detection_seconds=max(0.0, time.time() - failed_at),
+    def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
+        """The ranks did not stop in time, or the user asked a second time: collect evidence, then terminate them."""
+        self.watch.recorder = {}
+        waited_seconds = round(self._stop.waited_seconds(now), 1)
+        outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))
+        self._reporter.notify(
+            f"{outcome.verdict.sentence} They are terminated; evidence is in {outcome.folder}"
         )
-        self._write_learned()
-        if at_exit:
-            # every script had run its last line: the run is whole, only a process is left over
-            return self._left_over(verdict)
-        self.lifecycle.fire(Event.evidence_written)
-        self._catch_up()
-        usage = next((exit.error for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
-        if usage is not None:
-            decision = Decision(action=Action.stop, reason="the settings are wrong, and would be again")
-        else:
-            decision = decide(self.history, verdict, self.config.budget, stopping=self._stop_asked)
-        self._write("action", action=str(decision.action), reason=decision.reason)
-        self._write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
-        self.journal.sync()
-        if decision.action in RESTARTS:
-            self._say(verdict.sentence)
+        return self._end(RunEvent.stopped, EXIT_STOPPED)
+
+    def _handle_fault(
+        self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
+    ) -> Directive:
+        resolution = self._faults.handle(
+            self._incident(ranks, finding=finding),
+            slots,
+            stopping=self._stop.requested,
+            exits_unseen_since=self._previous_poll_at,
+        )
+        self._write_phase_durations()
+        self._live.journal.sync()
+        if resolution.restart:
             self.has_ranks = False
-            self._say(f"recovery: {decision.action}, {decision.reason}")
-            return Next.restart
-        if self._stop_asked:
-            self._say(verdict.sentence)
-            return self._end(Event.stopped, EXIT_STOPPED)
-        self.sentence = f"{verdict.sentence} Gave up: {decision.reason}."
-        if usage is not None:
-            # the user's to mend, found only inside the rank: say it as the launcher would have
-            self.sentence = usage.message
-            return self._end(Event.gave_up, EXIT_USAGE)
-        if verdict.traceback:
-            self._say(verdict.traceback.rstrip())
-        return self._end(Event.gave_up, EXIT_GAVE_UP)
+            return Directive.restart
+        return self._end(resolution.event, resolution.exit_code, resolution.sentence)
 
-    def _case(self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None) -> Case:
-        return Case(
+    def _incident(
+        self, ranks: RankGroup, *, finding: Finding | None = None, stop_seconds: float = 0.0
+    ) -> IncidentContext:
+        attempt = self.attempt
+        return IncidentContext(
+            attempt=attempt,
             ranks=ranks,
-            places={rank: place for place, rank in self._ranks_by_place.items()},
-            exits=self._exits,
-            slots=self._slots,
-            stack_files={rank: self.files.stacks(rank) for rank in slots},
-            watch=self.watch,
-            timeline=self._timeline,
+            read_slots=lambda: attempt.read_slots(self.board),
+            detector=self.watch,
             best_position=self.history.best_position,
-            world_size=self._world_size,
             finding=finding,
-            stop_seconds=self.config.timeouts.stop_seconds,
+            stop_seconds=stop_seconds,
         )
 
-    def _left_over(self, verdict: Verdict) -> Next:
-        """A rank that will not leave is ended, with a warning: its work and everybody's was done."""
-        self._write("action", action=str(Action.stop), reason="every script had run its last line")
-        self._write("warning", text=verdict.sentence)
-        self._say(verdict.sentence)
-        if self.history.left_early or any(exit.exit_code == EXIT_STOPPED for exit in self._exits.seen):
-            if self.lifecycle.state is not State.stopping:
-                self.lifecycle.fire(Event.stop_requested)  # asked for on another node
-            return self._end(Event.stopped, EXIT_STOPPED)
-        return self._end(Event.completed, EXIT_FINISHED)
-
-    def _write_learned(self) -> None:
-        """Write down how long phases take, for attempts to come."""
-        self._learned_at = time.monotonic()
+    def _write_phase_durations(self) -> None:
+        """Write how long phases take, from which later attempts derive their deadlines."""
+        self._durations_written_at = time.monotonic()
         for phase, durations in self.watch.learned.durations().items():
-            self._write("phase_learned", phase=phase.name, durations=durations.as_json())
+            self._reporter.write("phase_learned", phase=phase.name, durations=durations.as_json())
 
-    def _end(self, event: Event, code: int) -> Next:
-        self.exit_code = code
+    def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
+        self.exit_code = exit_code
         self.lifecycle.fire(event)
         if self._drains is not None:
             self._drains.settle(restore=False)
             self._drains.close()
-        self._catch_up()
-        self.history.exit_code = code
-        if not self.sentence:
-            self.sentence = verdict_sentence(str(self.lifecycle.state), self.history)
-        self._write("run_ended", exit_code=code, sentence=self.sentence, step=self._committed[1])
-        self.journal.sync()
-        self._catch_up()
-        return Next.finished if code == EXIT_FINISHED else Next.stop
+        self._live.read_ranks()
+        self.sentence = sentence or summarize(str(self.lifecycle.state), self.history, exit_code)
+        self._reporter.write(
+            "run_ended", exit_code=exit_code, sentence=self.sentence, step=self.attempt.committed[1]
+        )
+        self._live.journal.sync()
+        return Directive.finished if exit_code == EXIT_FINISHED else Directive.terminate
 
-    def _state_changed(self, old: State, event: Event, new: State) -> None:
+    def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
-        self._write("state_changed", **fields)
+        self._reporter.write("state_changed", **fields)
 
-    def _write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
-        lost = self.journal.write(event, rank=rank, step=step, **fields)
-        if lost is not None:
-            # it has happened all the same: budgets and alerts go by it, after what is in the file
-            self._catch_up()
-            self.history.apply(lost)
-            if not self._losing:
-                self._losing = True
-                self._say(
-                    f"{self.run.path} takes no more lines, its disk may be full: journal and evidence are incomplete"
-                )
-
-    def _warn(self, rank: int | None, text: str) -> None:
-        self._write("warning", rank=rank, text=text)
-        self._say(text)
-
-    def _catch_up(self) -> None:
-        """Fold what this supervisor and the ranks have written since the last look."""
-        for record in self._reader.new():
-            self.history.apply(record)
-            written_by_a_rank = record["event"] == "checkpoint_published" and record.get("rank") is not None
-            if written_by_a_rank and self._drains is not None:
-                self._drains.note_published(
-                    int(record.get("train_call") or 0), int(record["step"]), taken_at=record["time"]
-                )
+    def _note_published(self, record: dict[str, Any]) -> None:
+        """A rank has published a checkpoint itself: older snapshots need not be written to disk."""
+        if record["event"] == "checkpoint_published" and self._drains is not None:
+            self._drains.note_published(
+                int(record.get("train_call") or 0), int(record["step"]), taken_at=record["time"]
+            )

@@ -13,10 +13,10 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record import status
-from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history import History, Recovery
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import read_status, verdict_sentence
+from grpo_run.runtime.record.status import read_status, summarize
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def end(run: RunDirectory, code: int, sentence: str = "") -> None:
     """The supervisor says how it ended."""
     journal = Journal(run.journal, "night")
     journal.attempt = 1
-    journal.write("state_changed", **{"from": "running", "to": "finished" if code == 0 else "failed"})
+    journal.write(
+        "state_changed", **{"from": "running", "to": {0: "finished", 75: "stopped"}.get(code, "failed")}
+    )
     journal.write("run_ended", exit_code=code, sentence=sentence)
     journal.close()
 
@@ -73,7 +75,7 @@ def test_a_vanished_supervisor_is_unknown(run: RunDirectory) -> None:
     """A blind watcher must not look healthy: the journal's last word was `running`, and nobody is there."""
     status = read_status(run)
     assert status.state == status.as_json()["state"] == "unknown"
-    assert status.sentence.startswith("Unknown: the supervisor is gone")
+    assert status.sentence.startswith("Unknown: the supervisor exited")
     assert status.slots == ()
 
 
@@ -99,7 +101,7 @@ def test_an_unwritten_slot_is_shown_as_unknown(owned: RunDirectory) -> None:
     ("code", "said", "sentence"),
     [
         (0, "", "Finished at step 8 of 100, 1 fault recovered."),
-        (75, "", "Stopped at step 8 of 100 (checkpoint at step 5); the same command goes on."),
+        (75, "", "Stopped at step 8 of 100 (checkpoint at step 5). Run the same command to resume."),
         (93, "Rank 1 raised KeyError. Gave up: the same again.", "Rank 1 raised KeyError. Gave up: the same again."),
         (93, "", "Gave up at step 8 of 100."),
     ],
@@ -109,7 +111,7 @@ def test_an_ended_run_says_how_it_ended(run: RunDirectory, code: int, said: str,
     end(run, code, said)
     status = read_status(run)
     assert (status.sentence, status.as_json()["exit_code"]) == (sentence, code)
-    assert status.state == ("finished" if code == 0 else "failed")
+    assert status.state == {0: "finished", 75: "stopped"}.get(code, "failed")
 
 
 def test_the_object_has_the_contract_keys(run: RunDirectory) -> None:
@@ -130,14 +132,32 @@ def test_the_culprit_is_shown_as_rank(run: RunDirectory) -> None:
 
 def test_before_the_target_is_known_only_the_step_is_said() -> None:
     """Not `of 0`."""
-    assert verdict_sentence("starting", History(attempts=1)) == (
-        "Starting at step 0, attempt 1, nothing to recover from."
-    )
+    assert summarize("starting", History(attempts=1)) == ("Starting at step 0, attempt 1, no faults.")
+
+
+@pytest.mark.parametrize(
+    ("recovery_seconds", "faults"),
+    [([], "no faults"), ([None], "no fault recovered"), ([0.5], "1 fault recovered")],
+)
+def test_a_summary_counts_recovered_faults(recovery_seconds: list[float | None], faults: str) -> None:
+    """A fault without a recovery is not called no fault."""
+    recoveries = [
+        Recovery(cause="signal", rank=0, step=1, action="stop", recovery_seconds=seconds)
+        for seconds in recovery_seconds
+    ]
+    sentence = summarize("running", History(attempts=1, step=3, train_call=1, recoveries=recoveries))
+    assert sentence == f"Running at step 3, attempt 1, {faults}."
+
+
+def test_a_finished_script_without_a_trainer_is_not_at_step_0() -> None:
+    """There are no steps to count."""
+    sentence = summarize("finished", History(attempts=1), 0)
+    assert sentence == "Finished. The script did not use a Trainer, so no steps were counted."
 
 
 def test_stopping_without_a_checkpoint_says_so() -> None:
     """The person must know that the next start is from the beginning."""
-    assert "no checkpoint yet" in verdict_sentence("failed", History(exit_code=75))
+    assert "no checkpoint yet" in summarize("stopped", History(exit_code=75))
 
 
 def test_a_journal_cut_short_is_still_read(run: RunDirectory) -> None:

@@ -87,7 +87,10 @@ def test_who_ends_before_the_last_line_has_failed(exits: Exits, slots: Slots, wa
 
 @pytest.mark.parametrize(
     ("changes", "how"),
-    [({"exit_code": None, "signal": signal.SIGSEGV}, "SIGSEGV"), ({"exit_code": 3}, "code 3")],
+    [
+        ({"exit_code": None, "signal": signal.SIGSEGV}, "was killed by SIGSEGV"),
+        ({"exit_code": 3}, "exited with code 3"),
+    ],
 )
 def test_a_bad_end_after_the_last_line_is_no_failure_and_is_said(
     exits: Exits, slots: Slots, warnings: Warnings, changes: dict[str, Any], how: str
@@ -98,7 +101,7 @@ def test_a_bad_end_after_the_last_line_is_no_failure_and_is_said(
     assert exits.seen[0].completed
     ((rank, text),) = warnings
     assert rank == 1
-    assert f"rank 1 ended with {how} after its script's last line" in text
+    assert f"rank 1 {how} after its script had completed" in text
 
 
 @pytest.mark.parametrize("code", [EXIT_FINISHED, EXIT_STOPPED])

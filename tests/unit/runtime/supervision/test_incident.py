@@ -16,13 +16,18 @@ from grpo_run.runtime.detection.detector import Finding
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision import incident
+from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
-from grpo_run.runtime.supervision.incident import KEPT_EVENTS, Case, inquire, last_lines
+from grpo_run.runtime.supervision.incident import (
+    JOURNAL_TAIL_LINES,
+    IncidentContext,
+    investigate,
+    journal_tail,
+)
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
 from grpo_run.watchdog.deadlocks.proof import Deadlock, Position
 from grpo_run.watchdog.evidence.collection import Evidence
-from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Exit, Phase, RankError
 from grpo_run.watchdog.stalls.detection import Stall
 
@@ -81,16 +86,17 @@ class Scene:
         )
         monkeypatch.setattr(incident.collection, "collect", self._collect)
 
-    def inquire(self, *exits: Exit, **changes: Any) -> incident.Outcome:
+    def investigate(self, *exits: Exit, **changes: Any) -> incident.IncidentOutcome:
         """With rank 0 at place 1 and rank 1 at place 0; ranks that have not ended live."""
         gone = {exit.rank for exit in exits}
+        attempt = Attempt(self.run, 0, warn=lambda rank, text: None, rank_of_place={1: 0, 0: 1}, world_size=2)
+        attempt.exits = Awaited(self, exits)
         fields: dict[str, Any] = {
+            "attempt": attempt,
             "ranks": SimpleNamespace(alive={1 - r: 100 + r for r in (0, 1) if r not in gone}),
-            "places": {0: 1, 1: 0}, "exits": Awaited(self, exits),
-            "slots": lambda: {0: None, 1: None}, "stack_files": {0: Path("/s0"), 1: Path("/s1")},
-            "watch": self.watch, "timeline": Timeline(), "best_position": (1, 5), "world_size": 2,
+            "read_slots": lambda: {0: None, 1: None}, "detector": self.watch, "best_position": (1, 5),
         }  # fmt: skip
-        return inquire(self.run, Case(**(fields | changes)))
+        return investigate(self.run, IncidentContext(**(fields | changes)))
 
     def _positions(self, slots: Any, gone: dict[int, bool]) -> dict[int, Position]:
         self.done.append("positions")
@@ -118,7 +124,7 @@ def stall(cause: Cause = Cause.reward_stall) -> Finding:
     return Finding(stall=found, began_at_seconds=0.0)
 
 
-def verdict_on_disk(outcome: incident.Outcome) -> dict[str, Any]:
+def verdict_on_disk(outcome: incident.IncidentOutcome) -> dict[str, Any]:
     """What the folder holds."""
     value: dict[str, Any] = json.loads((outcome.folder / "verdict.json").read_text())
     return value
@@ -126,7 +132,7 @@ def verdict_on_disk(outcome: incident.Outcome) -> dict[str, Any]:
 
 def test_records_are_asked_for_before_stacks_and_exits_after(scene: Scene) -> None:
     """Survivors of a broken collective have milliseconds to live."""
-    scene.inquire(ended(1))
+    scene.investigate(ended(1))
     assert scene.done == ["positions", "evidence", "exits"]
     assert scene.asked["gone"] == {0: False, 1: True}
     assert scene.asked["pids"] == {0: 100}
@@ -134,7 +140,7 @@ def test_records_are_asked_for_before_stacks_and_exits_after(scene: Scene) -> No
 
 def test_a_finding_brings_its_records_along(scene: Scene) -> None:
     """They proved it: asking again could only lose them; nor is anybody's end waited for."""
-    scene.inquire(finding=stall())
+    scene.investigate(finding=stall())
     assert scene.done == ["evidence"]
     assert scene.asked["recorder"] == {0: b"{}"}
 
@@ -144,14 +150,14 @@ def test_native_frames_are_asked_for_where_the_interpreter_is_stuck(
     scene: Scene, cause: Cause, stuck: list[int]
 ) -> None:
     """They cost seconds."""
-    scene.inquire(finding=stall(cause))
+    scene.investigate(finding=stall(cause))
     assert scene.asked["interpreter_stuck"] == stuck
 
 
 def test_the_folder_is_named_after_the_cause(scene: Scene) -> None:
     """With verdict, picture and what is missing in it, for its owner alone."""
     scene.watch.blind = {1: "its slot on the board cannot be read"}
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.folder.name == "0001-signal"
     assert outcome.missing == ["no py-spy", "rank 1: its slot on the board cannot be read"]
     assert verdict_on_disk(outcome)["missing_evidence"] == outcome.missing
@@ -161,22 +167,22 @@ def test_the_folder_is_named_after_the_cause(scene: Scene) -> None:
 
 def test_the_journals_last_lines_are_evidence(scene: Scene) -> None:
     """The newest, whole, and only so many."""
-    scene.run.journal.write_text("".join(f'{{"n": {number}}}\n' for number in range(KEPT_EVENTS + 50)))
-    scene.inquire(ended(1))
-    assert len(scene.asked["events"]) == KEPT_EVENTS
-    assert scene.asked["events"][-1] == f'{{"n": {KEPT_EVENTS + 49}}}\n'
+    scene.run.journal.write_text("".join(f'{{"n": {number}}}\n' for number in range(JOURNAL_TAIL_LINES + 50)))
+    scene.investigate(ended(1))
+    assert len(scene.asked["events"]) == JOURNAL_TAIL_LINES
+    assert scene.asked["events"][-1] == f'{{"n": {JOURNAL_TAIL_LINES + 49}}}\n'
 
 
 def test_a_journal_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
     """The fault goes on being looked into."""
-    assert last_lines(tmp_path / "missing") == []
+    assert journal_tail(tmp_path / "missing") == []
 
 
 def test_of_a_huge_journal_only_the_end_is_read(tmp_path: Path) -> None:
     """A night's journal is megabytes; bytes that are no text are shown as such."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"x" * 3_000_000 + b"\n\xff\n{}\n")
-    lines = last_lines(path)
+    lines = journal_tail(path)
     assert lines[-2:] == ["\ufffd\n", "{}\n"]
     assert sum(map(len, lines)) <= 256 * 1024
 
@@ -184,7 +190,7 @@ def test_of_a_huge_journal_only_the_end_is_read(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_keeps_nobody_from_judging(scene: Scene) -> None:
     """The gap is named."""
     scene.run.incidents.rmdir()
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.cause is Cause.signal
     assert outcome.folder == scene.run.incidents
     assert "evidence could not be written" in outcome.missing[0]
@@ -200,7 +206,7 @@ def test_a_disk_that_fills_up_while_evidence_is_written_is_named(
 
     monkeypatch.setattr(incident.collection, "collect", full)
     monkeypatch.setattr(incident.incident_files, "close_incident", full)
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
     assert [text.partition(":")[0] for text in outcome.missing] == [
         "evidence could not be written",
@@ -211,13 +217,13 @@ def test_a_disk_that_fills_up_while_evidence_is_written_is_named(
 def test_an_exit_seen_while_evidence_is_gathered_counts(scene: Scene) -> None:
     """The victim was seen first; the one that was killed is to blame."""
     scene.further = [ended(1, exit_code=None, signal=signal.SIGKILL)]
-    assert scene.inquire(victim(0)).verdict.culprits == (1,)
+    assert scene.investigate(victim(0)).verdict.culprits == (1,)
 
 
 def test_operations_that_cannot_meet_explain_lost_connections(scene: Scene) -> None:
     """Gloo aborted the one side and dropped the other."""
     scene.records[1] = record("all_gather")
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
     assert outcome.verdict.cause is Cause.collective_mismatch
     assert outcome.folder.name == "0001-collective_mismatch"
 
@@ -236,7 +242,7 @@ def test_a_rank_that_dies_while_it_is_asked_is_judged_by_its_notes(scene: Scene)
 
     scene.watch.positions = positions
     scene.further = [victim(0)]
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
     assert outcome.verdict.cause is Cause.collective_mismatch
     assert scene.done == ["positions", "evidence", "exits", "positions"]
 
@@ -244,26 +250,26 @@ def test_a_rank_that_dies_while_it_is_asked_is_judged_by_its_notes(scene: Scene)
 def test_operations_that_cannot_meet_do_not_explain_a_kill(scene: Scene) -> None:
     """An exit that speaks for itself is believed."""
     scene.records[1] = record("all_gather")
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL), victim(0))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL), victim(0))
     assert outcome.verdict.cause is Cause.signal
 
 
 def test_an_abort_with_collectives_that_meet_is_a_signal(scene: Scene) -> None:
     """That a rank is gone proves nothing about why it went."""
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
     assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.signal, (1,))
 
 
 def test_a_rank_that_left_well_is_who_the_others_lost(scene: Scene) -> None:
     """It ended with code 0, and only the one it left behind failed."""
-    outcome = scene.inquire(ended(1, exit_code=0, completed=True), victim(0))
+    outcome = scene.investigate(ended(1, exit_code=0, completed=True), victim(0))
     assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.rank_exited_early, (1,))
 
 
 def test_a_rank_that_left_well_is_not_blamed_for_anothers_exception(scene: Scene) -> None:
     """The script's own error is its own."""
     error = RankError(type="KeyError", message="x", traceback="", location=None, wall_time=1.0)
-    outcome = scene.inquire(ended(1, exit_code=0, completed=True), ended(0, error=error))
+    outcome = scene.investigate(ended(1, exit_code=0, completed=True), ended(0, error=error))
     assert outcome.verdict.culprits == (0,)
 
 
@@ -273,20 +279,20 @@ def test_a_proof_is_believed_over_everything(scene: Scene) -> None:
         cause=Cause.collective_missing_rank, culprits=(0,), waiters=(1,), at={}, locations={}, mismatch=None,
         sentence="Deadlocked.",
     )  # fmt: skip
-    outcome = scene.inquire(finding=Finding(deadlock=deadlock, began_at_seconds=0.0))
+    outcome = scene.investigate(finding=Finding(deadlock=deadlock, began_at_seconds=0.0))
     assert (outcome.verdict.cause, outcome.verdict.confidence) == (Cause.collective_missing_rank, "proved")
 
 
 def test_a_stop_that_took_too_long_accuses_nobody(scene: Scene) -> None:
     """Nobody failed and nothing was found."""
-    outcome = scene.inquire(stop_seconds=30.0)
+    outcome = scene.investigate(stop_seconds=30.0)
     assert (outcome.verdict.culprits, outcome.verdict.cause) == ((), Cause.unknown)
     assert "30 s" in outcome.verdict.sentence
 
 
 def test_incidents_are_numbered(scene: Scene) -> None:
     """The next one does not overwrite the last."""
-    names = [scene.inquire(ended(1)).folder.name[:4] for _ in range(3)]
+    names = [scene.investigate(ended(1)).folder.name[:4] for _ in range(3)]
     assert names == ["0001", "0002", "0003"]
 
 
@@ -303,7 +309,7 @@ def test_evidence_that_fails_in_any_way_keeps_nobody_from_judging(
         raise OddError("odd")
 
     monkeypatch.setattr(incident.collection, "collect", fail)
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
     assert "evidence could not be written: OddError: odd" in outcome.missing
 
@@ -320,7 +326,7 @@ def test_records_that_cannot_be_read_are_named_once(
     monkeypatch.setattr(scene.watch, "positions", fail)
     if evidence_fails:
         monkeypatch.setattr(incident.collection, "collect", fail)
-    outcome = scene.inquire(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.cause is Cause.signal
     told = [line for line in outcome.missing if line.startswith("collective records could not be read")]
     assert told == ["collective records could not be read: [Errno 24] Too many open files"]

@@ -15,16 +15,16 @@ from grpo_run.runtime.supervision.lifecycle import (
     LIVE,
     TERMINAL,
     TRANSITIONS,
-    Event,
     Lifecycle,
-    State,
+    RunEvent,
+    RunState,
     diagram,
 )
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "lifecycle.md"
-PATHS: dict[State, list[Event]] = {State.starting: []}
+PATHS: dict[RunState, list[RunEvent]] = {RunState.starting: []}
 """The shortest way to every state that can be reached."""
-_waiting = [State.starting]
+_waiting = [RunState.starting]
 while _waiting:
     _here = _waiting.pop(0)
     for (_old, _event), _new in TRANSITIONS.items():
@@ -33,9 +33,9 @@ while _waiting:
             _waiting.append(_new)
 
 
-def at(state: State) -> tuple[Lifecycle, list[tuple[State, Event, State]]]:
+def at(state: RunState) -> tuple[Lifecycle, list[tuple[RunState, RunEvent, RunState]]]:
     """A lifecycle in `state`, and the changes its listener hears from here on."""
-    heard: list[tuple[State, Event, State]] = []
+    heard: list[tuple[RunState, RunEvent, RunState]] = []
     lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
     for event in PATHS[state]:
         lifecycle.fire(event)
@@ -45,24 +45,24 @@ def at(state: State) -> tuple[Lifecycle, list[tuple[State, Event, State]]]:
 
 def test_the_states_are_those_of_the_design() -> None:
     """They are shown in status, metrics and journal."""
-    expected = "starting running suspect collecting recovering stopping finished failed"
-    assert [str(state) for state in State] == expected.split()
+    expected = "starting running suspect collecting recovering stopping finished stopped failed"
+    assert [str(state) for state in RunState] == expected.split()
 
 
 def test_every_state_can_be_reached() -> None:
     """A state nobody can come to is dead code."""
-    assert set(PATHS) == set(State)
+    assert set(PATHS) == set(RunState)
 
 
 def test_every_event_is_used() -> None:
     """An event that no state takes is a mistake in the table."""
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {event for _, event in TRANSITIONS} == set(RunEvent)
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), sorted(set(itertools.product(State, Event)) - set(TRANSITIONS), key=str)
+    ("state", "event"), sorted(set(itertools.product(RunState, RunEvent)) - set(TRANSITIONS), key=str)
 )
-def test_an_illegal_transition_changes_nothing(state: State, event: Event) -> None:
+def test_an_illegal_transition_changes_nothing(state: RunState, event: RunEvent) -> None:
     """It raises, the state stays, nobody is told."""
     lifecycle, heard = at(state)
     with pytest.raises(IllegalTransition, match=f"{event.value}.*{state.value}"):
@@ -72,7 +72,7 @@ def test_an_illegal_transition_changes_nothing(state: State, event: Event) -> No
 
 
 @pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS, key=str))
-def test_a_legal_transition_is_told_once(state: State, event: Event) -> None:
+def test_a_legal_transition_is_told_once(state: RunState, event: RunEvent) -> None:
     """Once per change, never when the state stays."""
     lifecycle, heard = at(state)
     new = TRANSITIONS[state, event]
@@ -81,13 +81,13 @@ def test_a_legal_transition_is_told_once(state: State, event: Event) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_terminal_states_have_no_way_out(state: State) -> None:
+def test_terminal_states_have_no_way_out(state: RunState) -> None:
     """What has ended stays ended."""
     assert [event for old, event in TRANSITIONS if old is state] == []
 
 
 @pytest.mark.parametrize("state", sorted(LIVE))
-def test_every_live_state_can_end(state: State) -> None:
+def test_every_live_state_can_end(state: RunState) -> None:
     """From each there is a way to a terminal state: no run can be stuck by the table."""
     reached, waiting = {state}, [state]
     while waiting:
@@ -99,17 +99,28 @@ def test_every_live_state_can_end(state: State) -> None:
     assert reached & TERMINAL
 
 
-def test_evidence_stands_between_a_fault_and_recovery() -> None:
-    """No state but `collecting` leads to `recovering`: nothing is killed before evidence is written."""
-    assert {old for (old, _), new in TRANSITIONS.items() if new is State.recovering} == {State.collecting}
+def test_after_a_fault_only_written_evidence_leads_to_recovery() -> None:
+    """Nothing is killed before evidence is written. A membership change is no fault: its ranks are healthy."""
+    leading = {(old, event) for (old, event), new in TRANSITIONS.items() if new is RunState.recovering}
+    healthy = {(old, event) for old, event in leading if event is RunEvent.membership_changed}
+    assert leading - healthy == {(RunState.collecting, RunEvent.evidence_written)}
+    assert RunState.collecting not in {old for old, _ in healthy}
+    assert {new for (_, event), new in TRANSITIONS.items() if event is RunEvent.fault} == {
+        RunState.collecting
+    }
 
 
-@given(st.lists(st.sampled_from(list(Event)), max_size=40))
-def test_any_sequence_of_events_follows_the_table(events: list[Event]) -> None:
+def test_a_run_can_be_given_up_in_every_live_state() -> None:
+    """The agent may fail at any time; no other event has to be invented to reach `failed`."""
+    assert {old for old, event in TRANSITIONS if event is RunEvent.gave_up} == LIVE
+
+
+@given(st.lists(st.sampled_from(list(RunEvent)), max_size=40))
+def test_any_sequence_of_events_follows_the_table(events: list[RunEvent]) -> None:
     """Legal ones move, others raise, and the listener's story is gapless."""
-    heard: list[tuple[State, Event, State]] = []
+    heard: list[tuple[RunState, RunEvent, RunState]] = []
     lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
-    expected = State.starting
+    expected = RunState.starting
     for event in events:
         if (expected, event) in TRANSITIONS:
             expected = lifecycle.fire(event)
@@ -117,13 +128,13 @@ def test_any_sequence_of_events_follows_the_table(events: list[Event]) -> None:
             with pytest.raises(IllegalTransition):
                 lifecycle.fire(event)
         assert lifecycle.state is expected
-    states = [State.starting, *(new for _, _, new in heard)]
+    states = [RunState.starting, *(new for _, _, new in heard)]
     assert [(old, new) for old, _, new in heard] == list(itertools.pairwise(states))
 
 
 def test_a_lifecycle_needs_no_listener() -> None:
     """It may be used without one."""
-    assert Lifecycle().fire(Event.step_committed) is State.running
+    assert Lifecycle().fire(RunEvent.step_committed) is RunState.running
 
 
 def test_the_document_shows_this_table() -> None:

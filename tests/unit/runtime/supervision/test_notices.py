@@ -1,12 +1,16 @@
-"""What a person is told: everything once an attempt, and nothing twice."""
+"""Warnings that lead to no action: what they say, and that each appears once per attempt."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.supervision.notices import Notices
+from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.supervision.notices import warn_of_blind_spots, warn_of_stragglers
+from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.detection import Straggler
 
@@ -14,67 +18,101 @@ SLOW = Straggler(rank=1, phase=Phase.reward, median_seconds=3.0, others_seconds=
 
 
 @pytest.fixture
-def said() -> list[tuple[int, str]]:
-    """What was said, and of whom."""
+def live(tmp_path: Path) -> LiveHistory:
+    """The history of a run without events."""
+    return LiveHistory(tmp_path / "journal.jsonl", "night")
+
+
+@pytest.fixture
+def shown() -> list[str]:
+    """The messages shown to the user."""
     return []
 
 
 @pytest.fixture
-def notices(said: list[tuple[int, str]]) -> Notices:
-    """Nothing was said yet."""
-    return Notices(lambda rank, text: said.append((rank, text)))
+def reporter(live: LiveHistory, shown: list[str]) -> Reporter:
+    """A reporter that has not warned of anything."""
+    return Reporter(live, "runs/night", shown.append)
 
 
-def test_what_cannot_be_seen_is_said_with_its_reason(notices: Notices, said: list[tuple[int, str]]) -> None:
-    """And that it is not a rank in good health."""
-    notices.blindness({3: "no collective records: refused"})
-    ((rank, text),) = said
-    assert rank == 3
+@pytest.fixture
+def ranks(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The rank of each warning."""
+    found: list[int | None] = []
+    warn: Callable[[int | None, str], None] = reporter.warn
+
+    def record(rank: int | None, text: str) -> None:
+        found.append(rank)
+        warn(rank, text)
+
+    monkeypatch.setattr(reporter, "warn", record)
+    return found
+
+
+def test_a_blind_spot_is_reported_with_its_reason(
+    reporter: Reporter, shown: list[str], ranks: list[int | None]
+) -> None:
+    """The warning says that an unobserved rank is not known to be healthy."""
+    warn_of_blind_spots({3: "no collective records: refused"}, reporter.warn_once)
+    assert ranks == [3]
+    (text,) = shown
     assert "rank 3" in text
     assert "no collective records: refused" in text
     assert "unknown, not healthy" in text
 
 
-def test_blindness_is_said_once_a_rank_and_reason(notices: Notices, said: list[tuple[int, str]]) -> None:
-    """At every look it is the same; another reason is news, and so is another rank."""
+def test_a_blind_spot_is_reported_once_per_rank_and_reason(
+    reporter: Reporter, ranks: list[int | None]
+) -> None:
+    """Every poll finds the same one; another reason or another rank is reported."""
     for _ in range(5):
-        notices.blindness({0: "refused"})
-    notices.blindness({})
-    notices.blindness({0: "refused"})
-    assert len(said) == 1
-    notices.blindness({0: "no answer", 1: "refused"})
-    assert [rank for rank, _ in said] == [0, 0, 1]
+        warn_of_blind_spots({0: "refused"}, reporter.warn_once)
+    warn_of_blind_spots({}, reporter.warn_once)
+    warn_of_blind_spots({0: "refused"}, reporter.warn_once)
+    assert len(ranks) == 1
+    warn_of_blind_spots({0: "no answer", 1: "refused"}, reporter.warn_once)
+    assert ranks == [0, 0, 1]
 
 
-def test_a_straggler_is_said_in_numbers(notices: Notices, said: list[tuple[int, str]]) -> None:
-    """How much slower, in what, and the times themselves."""
-    notices.stragglers([SLOW])
-    assert said == [(1, "rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s)")]
+def test_a_straggler_is_reported_with_its_times(
+    reporter: Reporter, shown: list[str], ranks: list[int | None]
+) -> None:
+    """The ratio, the phase and the durations."""
+    warn_of_stragglers([SLOW], reporter.warn_once)
+    assert ranks == [1]
+    assert shown == ["rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s)"]
 
 
-def test_a_straggler_is_said_once_a_phase(notices: Notices, said: list[tuple[int, str]]) -> None:
-    """Its times change all the time, which is no news."""
-    notices.stragglers([SLOW])
-    notices.stragglers([replace(SLOW, median_seconds=9.0)])
-    assert len(said) == 1
-    notices.stragglers([SLOW, replace(SLOW, phase=Phase.data), replace(SLOW, rank=0)])
-    assert [rank for rank, _ in said] == [1, 1, 0]
+def test_a_straggler_is_reported_once_per_phase(reporter: Reporter, ranks: list[int | None]) -> None:
+    """Changed durations are not reported again."""
+    warn_of_stragglers([SLOW], reporter.warn_once)
+    warn_of_stragglers([replace(SLOW, median_seconds=9.0)], reporter.warn_once)
+    assert len(ranks) == 1
+    others = [SLOW, replace(SLOW, phase=Phase.data), replace(SLOW, rank=0)]
+    warn_of_stragglers(others, reporter.warn_once)
+    assert ranks == [1, 1, 0]
 
 
-def test_a_new_attempt_is_told_anew(notices: Notices, said: list[tuple[int, str]]) -> None:
+def test_a_new_attempt_is_warned_of_again(reporter: Reporter, shown: list[str]) -> None:
     """Its ranks are other processes."""
     for _ in range(2):
-        notices.begin_attempt()
-        notices.blindness({1: "refused"})
-        notices.stragglers([SLOW])
-        notices.blindness({1: "refused"})
-        notices.stragglers([SLOW])
-    assert len(said) == 4
-    assert said[:2] == said[2:]
+        reporter.begin_attempt()
+        for _ in range(2):
+            warn_of_blind_spots({1: "refused"}, reporter.warn_once)
+            warn_of_stragglers([SLOW], reporter.warn_once)
+    assert len(shown) == 4
+    assert shown[:2] == shown[2:]
 
 
-def test_of_nothing_nothing_is_said(notices: Notices, said: list[tuple[int, str]]) -> None:
-    """All ranks are seen and as fast as each other."""
-    notices.blindness({})
-    notices.stragglers([])
-    assert said == []
+def test_nothing_is_reported_of_healthy_ranks(reporter: Reporter, shown: list[str]) -> None:
+    """All ranks are observed and equally fast."""
+    warn_of_blind_spots({}, reporter.warn_once)
+    warn_of_stragglers([], reporter.warn_once)
+    assert shown == []
+
+
+def test_a_warning_is_shown_and_counted(reporter: Reporter, live: LiveHistory, shown: list[str]) -> None:
+    """It appears on the terminal and in the journal."""
+    reporter.warn(1, "x")
+    assert shown == ["x"]
+    assert live.history.warnings == 1

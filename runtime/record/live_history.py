@@ -1,0 +1,57 @@
+"""The history of a run as its supervisor maintains it: own events at once, events of ranks as they appear in the file.
+
+The supervisor decides from this history, so an event that it writes must count immediately and even if the disk does
+not accept it. The reader skips the supervisor's own lines afterwards: every event is applied exactly once. Used by the
+supervisor only; other commands replay the file (`History.of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, JournalReader
+
+
+def _ignore(record: dict[str, Any]) -> None:
+    pass
+
+
+class LiveHistory:
+    """A journal that is written to, and the history replayed from it.
+
+    Args:
+        path: the journal; events that earlier supervisors and ranks have written are replayed.
+        run_id: of the run.
+        on_rank_event: called with each event that another process appended since, after it was applied.
+    """
+
+    def __init__(
+        self, path: Path, run_id: str, *, on_rank_event: Callable[[dict[str, Any]], None] = _ignore
+    ) -> None:
+        self._reader = JournalReader(path)
+        self._on_rank_event = on_rank_event
+        self.history = History.of(self._reader.new())
+        self.journal = Journal(path, run_id)
+
+    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
+        """Append an event and apply it to the history. Events that ranks have written before are applied first.
+
+        Returns:
+            whether the disk accepted the event. The history contains it in either case.
+        """
+        entry = self.journal.entry(event, rank=rank, step=step, **fields)
+        self.read_ranks()
+        accepted = self.journal.append(entry)
+        if accepted:
+            self._reader.skip(entry.line)
+        self.history.apply(entry.record)
+        return accepted
+
+    def read_ranks(self) -> None:
+        """Apply the events that ranks have appended since the last call."""
+        for record in self._reader.new():
+            self.history.apply(record)
+            self._on_rank_event(record)

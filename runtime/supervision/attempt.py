@@ -1,0 +1,92 @@
+"""One attempt on this node: its number, files and ranks, and what has been observed of them.
+
+The supervisor creates an `Attempt` before the agent starts ranks and drops it when the next one begins. Does not start
+or terminate processes and takes no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.record.attempt_files import AttemptFiles
+from grpo_run.runtime.record.commits import Commit, newest_commit
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.watchdog.evidence.timeline import Timeline
+from grpo_run.watchdog.observation import Slot
+
+
+class Attempt:
+    """State of one attempt.
+
+    Args:
+        run: the run directory.
+        number: of the attempt, 0 for the first one of the run.
+        warn: receives (rank, text) for warnings about exits.
+        rank_of_place: global rank by place; a place is a local rank, and the index of its slot on the board.
+        world_size: number of ranks on all nodes.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        number: int,
+        *,
+        warn: Callable[[int, str], None],
+        rank_of_place: Mapping[int, int] = MappingProxyType({}),
+        world_size: int = 0,
+    ) -> None:
+        self.number = number
+        self.files = AttemptFiles(run, number)
+        self.rank_of_place = dict(rank_of_place)
+        self.place_of_rank = {rank: place for place, rank in self.rank_of_place.items()}
+        self.world_size = world_size
+        self.exits = Exits(self.files, warn)
+        self.timeline = Timeline()
+        self.suspicion: str | None = None
+        self.committed = (0, 0)
+        """(train call, step) of the newest step committed in this attempt."""
+
+    @property
+    def logs(self) -> dict[int, Path]:
+        """The output file of each local rank."""
+        return {rank: self.files.log(rank) for rank in self.place_of_rank}
+
+    @property
+    def sockets(self) -> dict[int, str]:
+        """The path of the worker server's socket of each local rank."""
+        return {rank: str(self.files.socket(rank)) for rank in self.place_of_rank}
+
+    def by_rank(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Return process ids by global rank, from process ids by place."""
+        return {self.rank_of_place[place]: pid for place, pid in pids.items()}
+
+    def make_files(self, notify: Callable[[str], None]) -> None:
+        """Create the directory of the attempt, elsewhere if the disk of the run is full.
+
+        Raises:
+            OSError: it cannot be created anywhere.
+        """
+        fallback = self.files.make()
+        if fallback is not None:
+            notify(
+                f"the disk of the run directory is full: the ranks' output of attempt {self.number} is in {fallback}"
+            )
+
+    def read_slots(self, board: Board) -> dict[int, Slot | None]:
+        """Read the slot of every local rank; None for one that cannot be read."""
+        return {rank: board.read(place) for place, rank in self.rank_of_place.items()}
+
+    def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
+        """Return the newest committed step if it is newer than at the last call and not the step resumed from."""
+        commit = newest_commit(slots, self.world_size)
+        if commit is None:
+            return None
+        position = (commit.train_call, commit.step)
+        if position <= max(self.committed, (commit.train_call, commit.resumed_step)):
+            return None
+        self.committed = position
+        return commit

@@ -1,0 +1,173 @@
+"""How a fault is handled: investigation, journal, decision.
+
+    lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
+
+Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle` has
+returned. Does not judge (`watchdog.verdicts`), choose (`policy.py`) or end the run (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
+from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
+from grpo_run.runtime.supervision.reporter import Reporter
+from grpo_run.watchdog.observation import RankError, Slot
+from grpo_run.watchdog.verdict import Verdict
+from grpo_run.watchdog.verdicts import failure
+
+_USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
+USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
+"""Errors of a rank that the user has to correct. A script's own `sys.exit(2)` is not one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What follows a fault: a new attempt, or the end of the run with `event`, `exit_code` and a sentence.
+
+    An empty sentence means that the final state of the run is summarized as usual.
+    """
+
+    restart: bool = False
+    event: RunEvent = RunEvent.gave_up
+    exit_code: int = EXIT_GAVE_UP
+    sentence: str = ""
+
+
+class FaultHandler:
+    """Handles the faults of one run.
+
+    Args:
+        config: of the run; the restart budget, and the ranks whose output the terminal shows.
+        run: the run directory.
+        lifecycle: of the run.
+        reporter: for events and messages.
+        history: contains each event as soon as it is written.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        *,
+        lifecycle: Lifecycle,
+        reporter: Reporter,
+        history: History,
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._lifecycle = lifecycle
+        self._reporter = reporter
+        self._history = history
+
+    def handle(
+        self,
+        context: IncidentContext,
+        slots: Mapping[int, Slot | None],
+        *,
+        stopping: bool,
+        exits_unseen_since: float,
+    ) -> Resolution:
+        """Handle failed exits, or the hang in `context.finding`.
+
+        Args:
+            context: the fault.
+            slots: the reading of the board in which it was observed.
+            stopping: a stop has been requested.
+            exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
+        """
+        if context.finding is not None and failure.all_done(list(slots.values())):
+            return self._handle_exit_hang(context, slots, exits_unseen_since)
+        self._lifecycle.fire(RunEvent.fault)
+        outcome = self._investigate(context, slots, exits_unseen_since)
+        self._lifecycle.fire(RunEvent.evidence_written)
+        verdict = outcome.verdict
+        usage = _usage_error(context.attempt.exits)
+        if usage is not None:
+            decision = Decision(
+                action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
+            )
+        else:
+            decision = decide(self._history, verdict, self._config.budget, stopping=stopping)
+        self._reporter.write("action", action=str(decision.action), reason=decision.reason)
+        self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
+        if usage is not None and not stopping:
+            # found only inside a rank; reported as the launcher would have reported it
+            return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
+        restart = decision.action in RESTARTS
+        # other ranks print only that they lost their connection to the culprit
+        on_terminal = restart and verdict.culprit in self._config.shown_ranks
+        if verdict.traceback and verdict.culprit is not None and not stopping and not on_terminal:
+            self._reporter.notify(verdict.traceback.rstrip())
+        if restart:
+            self._reporter.notify(verdict.sentence)
+            self._reporter.notify(f"recovery: {decision.action}, {decision.reason}")
+            return Resolution(restart=True)
+        if stopping:
+            self._reporter.notify(verdict.sentence)
+            return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
+        return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def _handle_exit_hang(
+        self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
+    ) -> Resolution:
+        """A rank does not exit although every script has completed. The work is done: warn, and end the run."""
+        verdict = self._investigate(context, slots, exits_unseen_since).verdict
+        self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
+        self._reporter.warn(None, verdict.sentence)
+        if self._history.left_early or context.attempt.exits.stopped:
+            return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
+        return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
+
+    def _investigate(
+        self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
+    ) -> IncidentOutcome:
+        """Collect evidence and write the incident to the journal."""
+        seen_at, seen_at_monotonic = time.time(), time.monotonic()
+        outcome = investigate(self._run, context)
+        verdict = outcome.verdict
+        error = _error_of_culprit(context.attempt.exits, verdict)
+        if context.finding is not None:
+            failed_at = seen_at - (seen_at_monotonic - context.finding.began_at_seconds)
+        elif error is not None:
+            failed_at = error.wall_time
+        else:
+            failed_at = seen_at - (seen_at_monotonic - exits_unseen_since)
+        self._reporter.write(
+            "incident",
+            rank=verdict.culprit,
+            step=verdict.step,
+            train_call=max((slot.train_call for slot in slots.values() if slot is not None), default=0),
+            cause=str(verdict.cause),
+            culprit=verdict.culprit,
+            phase=verdict.phase,
+            sentence=verdict.sentence,
+            signature=verdict.signature,
+            incident=str(outcome.folder),
+            failed_at=failed_at,
+            detection_seconds=max(0.0, time.time() - failed_at),
+        )
+        return outcome
+
+
+def _usage_error(exits: Exits) -> RankError | None:
+    return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
+
+
+def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:
+    return next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
+
+
+def as_sentence(text: str) -> str:
+    """Return the text with a full stop at its end, unless it ends with punctuation."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

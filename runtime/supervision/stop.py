@@ -1,0 +1,57 @@
+"""The request to stop a run: who asked, since when, and until when the ranks may take to save and exit.
+
+A signal handler may only note a request; the supervisor takes it up at its next poll. Does not stop anything itself.
+"""
+
+from __future__ import annotations
+
+
+class StopRequest:
+    """State of a stop. Times are monotonic seconds.
+
+    Args:
+        timeout_seconds: how long ranks may take to agree on a step, save and exit.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._noted: list[str] = []
+        self._requested_at: float | None = None
+        self._deadline = 0.0
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop was requested."""
+        return self._requested_at is not None
+
+    def note(self, reason: str) -> None:
+        """Note a request. Safe in a signal handler."""
+        self._noted.append(reason)
+
+    def take_noted(self) -> list[str]:
+        """Return the requests noted since the last call, oldest first."""
+        taken = []
+        while self._noted:
+            taken.append(self._noted.pop(0))
+        return taken
+
+    def request(self, now: float) -> bool:
+        """Request the stop. A second request moves the deadline to now.
+
+        Returns:
+            whether this is the first request.
+        """
+        if self._requested_at is not None:
+            self._deadline = now
+            return False
+        self._requested_at = now
+        self._deadline = now + self._timeout_seconds
+        return True
+
+    def expired(self, now: float) -> bool:
+        """Return whether the ranks have had their time."""
+        return self._requested_at is not None and now >= self._deadline
+
+    def waited_seconds(self, now: float) -> float:
+        """Return how long ago the stop was requested; 0 without a request."""
+        return 0.0 if self._requested_at is None else now - self._requested_at
