@@ -27,7 +27,6 @@ from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observa
 from grpo_run.dashboards.metrics.readings import (
     checkpoint_step,
     checkpoint_verified,
-    exit_code,
     exporter_value,
     goodput,
     incidents,
@@ -54,10 +53,6 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
     Metric(
         name="grpo_run_state", kind="gauge", unit="boolean", labels=(RUN_STATE,), read=run_state,
         help="1 for the current lifecycle state of the run, 0 for every other state.",
-    ),
-    Metric(
-        name="grpo_exit_code", kind="gauge", unit="", read=run_value(exit_code),
-        help="Exit code of the run; absent until the run has ended.",
     ),
     Metric(
         name="grpo_supervisor_up", kind="gauge", unit="boolean",

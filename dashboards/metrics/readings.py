@@ -77,12 +77,6 @@ def goodput(observation: Observation) -> float | None:
     return status.history.goodput(observation.wall_seconds if status.supervisor_pid else None)
 
 
-def exit_code(observation: Observation) -> float | None:
-    """The run's exit code, or None if the run has not ended."""
-    code = observation.status.history.exit_code
-    return None if code is None else float(code)
-
-
 def checkpoint_step(observation: Observation) -> float | None:
     """The step of the last published checkpoint, or None."""
     checkpoint = observation.status.history.checkpoint

@@ -1,7 +1,7 @@
-"""Writes the generated files: the Grafana dashboard and the Prometheus alert rules.
+"""Write the generated files: the Grafana dashboard and the Prometheus alert rules.
 
-Run as `python -m grpo_run.dashboards.provisioning.generate` after a change to the catalogue, the dashboard or the rules;
-a test fails while the committed files are stale.
+Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while the
+committed files are out of date.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ GENERATED: dict[str, Callable[[], str]] = {
     "grafana/grpo-run.json": dashboard_text,
     "prometheus/alerts.yml": alert_rules,
 }
-"""Path under the `dashboards` folder, and what makes its text."""
+"""Path below `dashboards/`, and the function that returns the file's text."""
 
 
 def write_generated(root: Path) -> list[Path]:
-    """Write every generated file under `root`, making folders as needed; returns their paths.
+    """Write every generated file below `root`, and return the paths.
 
     Raises:
-        ValueError: a query asks for what the catalogue does not have; nothing is written then.
+        ValueError: a query uses a metric or a label that is not exported. No file is written.
     """
-    texts = {root / name: make() for name, make in GENERATED.items()}
+    texts = {root / name: generate() for name, generate in GENERATED.items()}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

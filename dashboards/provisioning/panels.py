@@ -1,7 +1,7 @@
-"""How the dashboard's panels look: Grafana's JSON for a row, a stat, a gauge, a time series, a state timeline.
+"""Grafana's JSON for the panels of the dashboard: row, stat, gauge, time series and state timeline.
 
-Called by `grafana.py`, which says what they ask and puts them in their places. Field names and values are
-those of Grafana's panel models (schema 39). Knows no metric.
+Called by `rows.py`, which supplies the queries. Field names and values are those of Grafana's panel models
+(schema 39). Does not know any metric.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 Mappings = Mapping[int, tuple[str, str]]
-"""Value to text and colour."""
+"""Text and color by value."""
 Steps = Sequence[tuple[str, "float | None"]]
-"""Threshold colours and the value each begins at; the first begins at None, Grafana's minus infinity."""
+"""Threshold colors and the values at which they begin; None, for the first, is minus infinity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPanel:
-    """A panel's size on the 24-column grid (height in rows of 30 pixels) and its JSON without id and place."""
+    """A panel's size on the 24-column grid (height in units of 30 pixels) and its JSON without ID and position."""
 
     width: int
     height: int
@@ -28,7 +28,7 @@ class BuiltPanel:
 
 
 def row(title: str) -> BuiltPanel:
-    """A heading across the page."""
+    """Return a heading across the page."""
     return BuiltPanel(
         width=24, height=1, body={"type": "row", "title": title, "collapsed": False, "panels": []}
     )
@@ -51,14 +51,14 @@ def _targets(queries: Mapping[str, str], *, instant: bool) -> list[dict[str, Any
 
 def _value_mappings(mappings: Mappings) -> list[dict[str, Any]]:
     options = {
-        str(value): {"color": colour, "index": place, "text": text}
-        for place, (value, (text, colour)) in enumerate(mappings.items())
+        str(value): {"color": color, "index": place, "text": text}
+        for place, (value, (text, color)) in enumerate(mappings.items())
     }
     return [{"type": "value", "options": options}] if options else []
 
 
 def _thresholds(steps: Steps) -> dict[str, Any]:
-    return {"mode": "absolute", "steps": [{"color": colour, "value": value} for colour, value in steps]}
+    return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in steps]}
 
 
 def _panel(
@@ -95,7 +95,7 @@ def stat(
     empty: str = "-",
     show_name: bool = False,
 ) -> BuiltPanel:
-    """One big value, as it is now: a mapped text, a number, or (`show_name`) the series' legend itself."""
+    """Return a panel with one current value: a mapped text, a number or, with `show_name`, the legend."""
     return _panel(
         "stat", title, description, width, height, queries, instant=True,
         defaults={
@@ -127,7 +127,7 @@ def stat_gauge(
     unit: str,
     steps: Steps,
 ) -> BuiltPanel:
-    """A dial from 0 to 1, as it is now."""
+    """Return a gauge from 0 to 1 with the current value."""
     return _panel(
         "gauge", title, description, width, height, queries, instant=True,
         defaults={
@@ -165,9 +165,10 @@ def time_series(
     highest: float | None = None,
     right_axis: Mapping[str, str] | None = None,
 ) -> BuiltPanel:
-    """Lines over time. `right_axis` gives a legend's series its own axis and unit.
+    """Return a panel with lines over time.
 
-    Gaps are not joined: what was not observed is shown as missing.
+    `right_axis` maps the legend of a series to its unit and puts the series on the right axis. Gaps are not
+    connected, so that missing observations stay visible.
     """
     defaults: dict[str, Any] = {
         "color": {"mode": "palette-classic"},
@@ -220,14 +221,14 @@ def time_series(
 def state_timeline(
     title: str, *, width: int, height: int, queries: Mapping[str, str], description: str, mappings: Mappings
 ) -> BuiltPanel:
-    """A band a series, coloured and named by its mapped value; gaps stay gaps."""
+    """Return a panel with one band per series, colored and labeled by the mapped value; gaps stay visible."""
     return _panel(
         "state-timeline", title, description, width, height, queries, instant=False,
         defaults={
             "color": {"mode": "thresholds"},
             "custom": {"fillOpacity": 80, "lineWidth": 0, "spanNulls": False},
             "mappings": _value_mappings(mappings),
-            "noValue": "not seen",
+            "noValue": "no data",
             "thresholds": _thresholds([("text", None)]),
             "unit": "none",
         },

@@ -1,7 +1,8 @@
-"""Finds the metric and label names in a PromQL expression, so that a query cannot ask for what is not exported.
+"""Find metric and label names in a PromQL expression that the catalogue does not have.
 
-Used when the dashboard and the alert rules are generated, and by their tests. Reads names only: whether an
-expression is valid PromQL is `promtool`'s to say.
+Called when the dashboard and the alert rules are generated. Prometheus answers a query for a name that does not
+exist with an empty result, so a misspelled alert rule would silently never fire. Checks names only; whether an
+expression is valid PromQL is checked by `promtool` and by a real Prometheus in the integration tests.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import re
 from collections.abc import Mapping
 
 GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
-WORDS = frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
-"""Identifiers that are neither metrics nor functions; matched without regard to case, as Prometheus does."""
+KEYWORDS = frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
+"""Identifiers that are neither metrics nor functions; compared case-insensitively, as in Prometheus."""
 
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`')
 _RANGE = re.compile(r"\[[^\]]*\]")
@@ -23,15 +24,16 @@ _NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 
 
 def unknown_names(expression: str, labels: Mapping[str, frozenset[str]]) -> list[str]:
-    """The names in `expression` that the catalogue does not have, in order of appearance by kind.
+    """Return the names in `expression` that the catalogue does not have.
 
     Args:
-        expression: PromQL; Grafana variables may stand in strings and ranges.
-        labels: metric name to the names of its labels.
+        expression: PromQL; may contain Grafana variables in strings and ranges.
+        labels: names of the labels of each metric.
 
     Returns:
-        `metric`, or `metric{label}` for a label that the metric lacks, or `label` in a grouping that no
-        metric of the expression has. A selector without a metric name is returned as `{}`.
+        `metric` for an unknown metric, `metric{label}` for a label that the metric does not have, and `label`
+        for a label in a grouping that no metric of the expression has. A selector without a metric name is
+        returned as `{}`.
     """
     text = _RANGE.sub(" ", _STRING.sub('""', expression))
     used, unknown = _metrics(text), []
@@ -53,6 +55,6 @@ def _metrics(text: str) -> list[str]:
     names = []
     for match in _NAME.finditer(text):
         is_function = text[match.end() :].lstrip().startswith("(")
-        if not is_function and match[0].lower() not in WORDS and match[0] not in names:
+        if not is_function and match[0].lower() not in KEYWORDS and match[0] not in names:
             names.append(match[0])
     return names

@@ -1,6 +1,6 @@
-"""A real Prometheus loads the rules, scrapes a real server over a real run directory and answers every query.
+"""A real Prometheus loads the alert rules, scrapes a real metrics server and answers every dashboard query.
 
-Needs `prometheus` and `promtool` on PATH (Debian and Ubuntu: the package `prometheus`).
+Requires `prometheus` and `promtool` on PATH (package `prometheus` on Debian and Ubuntu).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ RULES = FOLDER / "prometheus" / "alerts.yml"
 
 
 def tool(name: str) -> str:
-    """The path of a Prometheus binary; its absence is a failure, because nothing else checks the rules."""
+    """Return the path of a Prometheus binary; fail if it is missing, because no other test checks the rules."""
     path = shutil.which(name)
     if path is None:
         pytest.fail(
             f"{name} is not on PATH; install it with"
-            " `apt-get install -y --no-install-recommends prometheus` and disable the service it enables"
+            " `apt-get install -y --no-install-recommends prometheus` and disable the service that it starts"
         )
     return path
 
 
 def promtool(*arguments: str) -> str:
-    """Run promtool and return what it printed; fails with its words when it does."""
+    """Run promtool and return its output; fail with its output if it fails."""
     done = subprocess.run(
         [tool("promtool"), *arguments], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
     )
@@ -54,20 +54,20 @@ def promtool(*arguments: str) -> str:
 
 
 def eventually(check: Callable[[], Any], what: str) -> Any:
-    """Repeat a check until it gives something true; fails, saying what was missing, at the deadline."""
+    """Repeat a check until its result is true; fail at the deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         result = check()
         if result:
             return result
         time.sleep(0.1)
-    return pytest.fail(f"within {DEADLINE_SECONDS} s there was no {what}")
+    return pytest.fail(f"no {what} within {DEADLINE_SECONDS} s")
 
 
 class Run:
-    """A run directory as a supervisor with two ranks would have left it in the middle of a night.
+    """A run directory as a supervisor with two ranks writes it in the middle of a run.
 
-    Rank 0 is generating at step 8; rank 1 was restarted and has not signed the board yet.
+    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:
@@ -109,25 +109,25 @@ class Run:
         write("state_changed", to="running")
 
     def read(self) -> RunStatus:
-        """The status of the directory, as a reader outside the supervisor has it."""
+        """Read the status of the directory, like a reader outside the supervisor."""
         if self.broken:
             raise OSError("the run directory's file system is gone")
         return read_status(self.directory)
 
     def close(self) -> None:
-        """Give lock and journal back."""
+        """Close the journal and release the lock."""
         self._journal.close()
         os.close(self._lock)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the module's runs and its Prometheus live."""
+    """The folder of the module's runs and of its Prometheus."""
     return tmp_path_factory.mktemp("prometheus")
 
 
 def served(folder: Path, run_id: str) -> Iterator[tuple[Run, MetricsServer]]:
-    """A run directory held by this process as its supervisor, and the metrics server over it."""
+    """Create a run directory, lock it as its supervisor does, and serve its metrics."""
     run = Run(folder, run_id)
     server = start(run.read, "127.0.0.1:0")
     yield run, server
@@ -137,7 +137,7 @@ def served(folder: Path, run_id: str) -> Iterator[tuple[Run, MetricsServer]]:
 
 @pytest.fixture(scope="module")
 def night(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
-    """The run that can be read throughout."""
+    """The run that stays readable."""
     yield from served(folder, "night")
 
 
@@ -151,9 +151,9 @@ def doomed(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
 def prometheus(
     folder: Path, night: tuple[Run, MetricsServer], doomed: tuple[Run, MetricsServer]
 ) -> Iterator[httpx.Client]:
-    """A client of a Prometheus that scrapes both servers four times a second, with the alert rules loaded.
+    """A client of a Prometheus that has loaded the alert rules and scrapes both servers four times a second.
 
-    One for the module: Prometheus waits five seconds before it scrapes its first target.
+    Shared by the module, because Prometheus waits five seconds before its first scrape.
     """
     targets = ["{}:{}".format(*server.address) for _, server in (night, doomed)]
     config = folder / "prometheus.yml"
@@ -198,7 +198,7 @@ def prometheus(
 
 
 def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
-    """The instant vector of a query, or a failure with Prometheus' own words."""
+    """Return the instant vector of a query; fail with the error message of Prometheus."""
     answer = client.get("/api/v1/query", params={"query": expression}).json()
     assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
     result = answer["data"]["result"]
@@ -207,27 +207,27 @@ def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
 
 
 def values(client: httpx.Client, expression: str, label: str) -> dict[str, float]:
-    """The values of a query by one of its labels."""
+    """Return the values of a query by one of its labels."""
     return {item["metric"].get(label, ""): float(item["value"][1]) for item in query(client, expression)}
 
 
 def for_the_run(expression: str) -> str:
-    """A dashboard query as Grafana would send it for the run `night`."""
+    """Return a dashboard query as Grafana sends it for the run `night`."""
     return expression.replace("$run_id", "night").replace("$__rate_interval", "1m")
 
 
 def test_promtool_accepts_the_rules() -> None:
     """The committed rules are valid."""
-    assert "8 rules found" in promtool("check", "rules", str(RULES))
+    assert "9 rules found" in promtool("check", "rules", str(RULES))
 
 
-def test_every_alert_fires_when_it_must_and_only_then() -> None:
-    """The rules' own unit tests pass."""
+def test_every_alert_passes_its_unit_tests() -> None:
+    """The tests in alerts_test.yml pass."""
     assert "SUCCESS" in promtool("test", "rules", str(RULES.with_name("alerts_test.yml")))
 
 
-def test_the_rules_tests_can_fail(tmp_path: Path) -> None:
-    """A rule that no longer fires does not get past its tests."""
+def test_the_alerts_unit_tests_detect_rules_that_never_fire(tmp_path: Path) -> None:
+    """A rule that no longer fires fails its tests."""
     rules = yaml.safe_load(RULES.read_text())
     for rule in rules["groups"][0]["rules"]:
         rule["expr"] = f"({rule['expr']}) and vector(1) == 2"
@@ -242,8 +242,8 @@ def test_the_rules_tests_can_fail(tmp_path: Path) -> None:
         assert f"alertname: {rule['alert']}" in done.stdout + done.stderr
 
 
-def test_prometheus_has_what_the_board_and_the_journal_say(prometheus: httpx.Client) -> None:
-    """From mmap and journal through server and scrape to a query, values and labels are kept."""
+def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client) -> None:
+    """Values and labels arrive unchanged from board and journal through server and scrape to a query."""
     eventually(lambda: query(prometheus, 'grpo_step{run_id="night"}'), "first scrape")
 
     def night(selector: str, label: str = "run_id") -> dict[str, float]:
@@ -269,19 +269,19 @@ def test_prometheus_has_what_the_board_and_the_journal_say(prometheus: httpx.Cli
 
 
 def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Client) -> None:
-    """Each is valid PromQL, and the rank that nobody can read is told from the one that works."""
+    """Every query is valid PromQL, and the timeline distinguishes the unobservable rank from the working one."""
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
     queries = queries_of(dashboard())
     silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
-    # What this run has nothing to say about: its counters stand still, and rank 0 reports a loss only.
-    nothing_to_say = re.compile(r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step")
-    assert [expression for expression in silent if not nothing_to_say.search(expression)] == []
+    # This run has no values for these: its counters do not increase, and rank 0 reports only a loss.
+    without_values = re.compile(r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step")
+    assert [expression for expression in silent if not without_values.search(expression)] == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
     assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}
 
 
-def test_prometheus_loads_the_alerts_and_sees_the_lost_rank(prometheus: httpx.Client) -> None:
-    """All rules evaluate without error, and the one that is due is pending for rank 1 and only there."""
+def test_prometheus_evaluates_the_alerts_and_finds_the_lost_rank(prometheus: httpx.Client) -> None:
+    """All rules evaluate without error, and GrpoRunRankLost is pending for rank 1 only."""
 
     def lost_ranks() -> set[str]:
         alerts = prometheus.get("/api/v1/alerts").json()["data"]["alerts"]
@@ -293,13 +293,13 @@ def test_prometheus_loads_the_alerts_and_sees_the_lost_rank(prometheus: httpx.Cl
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 8
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 9
 
 
-def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(
+def test_a_run_that_becomes_unreadable_leaves_no_old_values(
     prometheus: httpx.Client, doomed: tuple[Run, MetricsServer]
 ) -> None:
-    """When the reading fails the last values go stale at once, and the failure itself is there."""
+    """After a failed read the old values are stale immediately, and the failure is exported."""
     eventually(lambda: query(prometheus, 'grpo_step{run_id="doomed"}'), "first scrape")
     doomed[0].broken = True
     eventually(
@@ -313,8 +313,8 @@ def test_a_run_that_cannot_be_read_any_more_leaves_no_old_values(
     }
 
 
-def test_a_real_run_shows_its_ranks(tmp_path: Path) -> None:
-    """`/metrics` of a live launch: state, step, each rank's phase and progress, tokens, votes, reward."""
+def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
+    """/metrics of a live launch has state, step, reward, and each rank's phase, progress, tokens and votes."""
     run = runs.Run(
         tmp_path,
         [

@@ -169,11 +169,3 @@ def test_run_and_exporter_metrics_do_not_mix() -> None:
         "grpo_observation_failures_total",
         "grpo_observation_timestamp_seconds",
     }
-
-
-def test_exit_code_is_absent_until_the_run_ends(make_status: Any) -> None:
-    """A live run exports no exit code; a run that gave up exports 93."""
-    status = make_status()
-    assert samples("grpo_exit_code", observation_of(status)) == {(): None}
-    status.history.exit_code = 93
-    assert samples("grpo_exit_code", observation_of(status)) == {(): 93.0}

@@ -1,4 +1,4 @@
-"""The alert rules ask only for what is exported, and none is without its tests."""
+"""The alert rules use exported names only, and each rule has tests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from grpo_run.dashboards.provisioning.generate import FOLDER
 
 
 def test_rules_are_in_the_catalogue() -> None:
-    """Every name of every rule is exported."""
+    """Every metric and label in the rules is exported."""
     check_rules()
 
 
 @pytest.mark.parametrize(
     "expression", ["grpo_stepp == 0", 'grpo_step{rank="0"} == 0', "sum by (host) (grpo_step)"]
 )
-def test_a_wrong_name_is_caught(expression: str) -> None:
-    """A rule that could never fire is not written."""
-    with pytest.raises(ValueError, match="GrpoWrong asks for"):
+def test_an_unknown_name_is_rejected(expression: str) -> None:
+    """A rule with a name that does not exist is rejected."""
+    with pytest.raises(ValueError, match="GrpoWrong uses"):
         check_rules(({"alert": "GrpoWrong", "expr": expression},))
 
 
-def test_every_rule_says_how_bad_and_what_to_do() -> None:
-    """Name, severity, summary and description are there; the text is loadable."""
+def test_every_rule_has_severity_summary_and_description() -> None:
+    """The generated YAML holds the rules with all required annotations."""
     loaded = yaml.safe_load(alert_rules())
     assert loaded == {"groups": [{"name": "grpo-run", "rules": list(RULES)}]}
     for rule in RULES:
@@ -36,7 +36,7 @@ def test_every_rule_says_how_bad_and_what_to_do() -> None:
 
 
 def test_every_rule_has_a_firing_and_a_silent_case() -> None:
-    """The promtool tests hold both for each alert, and for no alert that does not exist."""
+    """The promtool tests have both cases for every alert, and no unknown alert."""
     tests = yaml.safe_load((FOLDER / "prometheus" / "alerts_test.yml").read_text())["tests"]
     cases: list[dict[str, Any]] = [case for test in tests for case in test["alert_rule_test"]]
     firing = {case["alertname"] for case in cases if case["exp_alerts"]}

@@ -1,4 +1,4 @@
-"""The committed files are what the generator makes."""
+"""The committed files are the generator's output."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from grpo_run.dashboards.provisioning.generate import FOLDER, GENERATED, write_g
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_committed_file_is_not_stale(name: str) -> None:
-    """A change to the catalogue, dashboard or rules comes with its files."""
+def test_committed_file_is_up_to_date(name: str) -> None:
+    """The committed file is up to date with the catalogue, the dashboard and the rules."""
     committed = (FOLDER / name).read_text(encoding="utf-8")
-    assert committed == GENERATED[name](), (
-        f"{name} is stale: run `python -P -m grpo_run.dashboards.generated`"
-    )
+    assert committed == GENERATED[name](), f"{name} is out of date; run `make generated`"
 
 
-def test_files_are_written_where_asked(tmp_path: Path) -> None:
-    """The generator makes its folders and returns what it wrote."""
+def test_files_are_written_below_the_given_root(tmp_path: Path) -> None:
+    """The generator creates folders and returns the paths written."""
     written = write_generated(tmp_path)
     assert {path.relative_to(tmp_path).as_posix() for path in written} == set(GENERATED)
     assert json.loads((tmp_path / "grafana/grpo-run.json").read_text())["uid"] == "grpo-run"

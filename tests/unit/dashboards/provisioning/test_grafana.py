@@ -1,4 +1,4 @@
-"""The dashboard asks only for what is exported and fits on the page."""
+"""The dashboard queries exported names only, and its panels fit on the page."""
 
 from __future__ import annotations
 
@@ -9,32 +9,26 @@ import pytest
 
 from grpo_run.dashboards.metrics.catalogue import LABELS
 from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
-from grpo_run.dashboards.provisioning.grafana import (
-    PHASE_COLOURS,
-    STATE_COLOURS,
-    check_dashboard,
-    dashboard,
-    one_hot_number,
-    queries_of,
-)
+from grpo_run.dashboards.provisioning.grafana import check_dashboard, dashboard, queries_of
 from grpo_run.dashboards.provisioning.promql import unknown_names
+from grpo_run.dashboards.provisioning.rows import PHASE_COLORS, STATE_COLORS, one_hot_number
 
 
 @pytest.fixture
 def model() -> dict[str, Any]:
-    """The dashboard, made anew."""
+    """A new dashboard."""
     return dashboard()
 
 
 def panel(model: dict[str, Any], title: str, kind: str) -> dict[str, Any]:
-    """The one panel of that title and type."""
+    """The only panel with this title and type."""
     (found,) = [item for item in model["panels"] if (item["title"], item["type"]) == (title, kind)]
     assert isinstance(found, dict)
     return found
 
 
 def test_every_query_is_in_the_catalogue(model: dict[str, Any]) -> None:
-    """All names of all queries are exported, and there are queries."""
+    """All names in all queries are exported, and there are more than 20 queries."""
     queries = queries_of(model)
     assert len(queries) > 20
     assert [unknown_names(query, LABELS) for query in queries] == [[]] * len(queries)
@@ -50,20 +44,20 @@ def test_every_query_is_in_the_catalogue(model: dict[str, Any]) -> None:
         ("variable", "label_values(grpo_run_info,run)"),
     ],
 )
-def test_a_wrong_name_is_caught(model: dict[str, Any], place: str, change: str) -> None:
-    """Wherever a query stands, a name that nobody exports stops the generation."""
+def test_an_unknown_name_is_rejected(model: dict[str, Any], place: str, change: str) -> None:
+    """An unknown name in a panel, annotation or variable is an error."""
     if place == "panel":
         panel(model, "Goodput", "gauge")["targets"][0]["expr"] = change
     elif place == "annotation":
         model["annotations"]["list"][1]["expr"] = change
     else:
         model["templating"]["list"][1]["query"]["query"] = change
-    with pytest.raises(ValueError, match="not in the catalogue"):
+    with pytest.raises(ValueError, match="which the catalogue does not have"):
         check_dashboard(model)
 
 
-def test_every_query_is_of_the_chosen_run_and_source(model: dict[str, Any]) -> None:
-    """No panel mixes runs or asks another data source than the chosen one."""
+def test_every_query_uses_the_selected_run_and_data_source(model: dict[str, Any]) -> None:
+    """No panel mixes runs, and all use the selected data source."""
     for item in model["panels"]:
         for target in item.get("targets", []):
             assert target["expr"].count('run_id="$run_id"') == target["expr"].count("grpo_"), item["title"]
@@ -74,7 +68,7 @@ def test_every_query_is_of_the_chosen_run_and_source(model: dict[str, Any]) -> N
 
 
 def test_panels_fit_the_page_and_do_not_overlap(model: dict[str, Any]) -> None:
-    """Every cell of the 24 columns holds one panel at most, rows are headings over the whole width."""
+    """Each grid cell holds exactly one panel, and row headings have the full width."""
     cells: Counter[tuple[int, int]] = Counter()
     for item in model["panels"]:
         grid = item["gridPos"]
@@ -89,11 +83,11 @@ def test_panels_fit_the_page_and_do_not_overlap(model: dict[str, Any]) -> None:
             for y in range(grid["y"], grid["y"] + grid["h"])
         )
     assert max(cells.values()) == 1
-    assert len(cells) == 24 * (max(y for _, y in cells) + 1), "a line of panels is not filled"
+    assert len(cells) == 24 * (max(y for _, y in cells) + 1), "a line of panels has a gap"
 
 
-def test_panels_are_told_apart_and_explained(model: dict[str, Any]) -> None:
-    """Ids are unique, every panel has a description and every series a legend."""
+def test_panels_have_unique_ids_and_descriptions(model: dict[str, Any]) -> None:
+    """IDs are unique, every panel has a description, and every series has a legend."""
     ids = [item["id"] for item in model["panels"]]
     assert len(set(ids)) == len(ids)
     for item in model["panels"]:
@@ -105,7 +99,7 @@ def test_panels_are_told_apart_and_explained(model: dict[str, Any]) -> None:
 
 
 def test_right_axes_name_series_that_exist(model: dict[str, Any]) -> None:
-    """An override by name applies only to a legend of its own panel."""
+    """Every override refers to a legend of its own panel."""
     overridden = 0
     for item in model["panels"]:
         legends = {target["legendFormat"] for target in item.get("targets", [])}
@@ -115,24 +109,24 @@ def test_right_axes_name_series_that_exist(model: dict[str, Any]) -> None:
     assert overridden
 
 
-def test_every_phase_and_state_has_its_colour() -> None:
-    """The colour tables have exactly the closed sets' names, no two phases alike."""
-    assert tuple(PHASE_COLOURS) == PHASES
-    assert tuple(STATE_COLOURS) == RUN_STATES
-    assert len(set(PHASE_COLOURS.values())) == len(PHASES)
+def test_every_phase_and_state_has_a_color() -> None:
+    """The color tables match the closed sets, and no two phases share a color."""
+    assert tuple(PHASE_COLORS) == PHASES
+    assert tuple(STATE_COLORS) == RUN_STATES
+    assert len(set(PHASE_COLORS.values())) == len(PHASES)
 
 
-def test_phase_timeline_maps_every_number_it_can_give(model: dict[str, Any]) -> None:
-    """Phases, none open and unobservable all have a text; an unobservable rank is not taken for an idle one."""
-    timeline = panel(model, "Phase of each rank", "state-timeline")
+def test_phase_timeline_maps_every_possible_value(model: dict[str, Any]) -> None:
+    """Every phase, no phase and an unobservable rank have their own text."""
+    timeline = panel(model, "Phase by rank", "state-timeline")
     (mapping,) = timeline["fieldConfig"]["defaults"]["mappings"]
     texts = {value: option["text"] for value, option in mapping["options"].items()}
     expected = {str(place): name for place, name in enumerate(PHASES, start=1)}
-    assert texts == expected | {"-1": "unobservable", "0": "none open"}
+    assert texts == expected | {"-1": "unobservable", "0": "no phase"}
 
 
 def test_one_hot_number_counts_from_one() -> None:
-    """The n-th value of the set becomes n."""
+    """The n-th value of the set is mapped to n."""
     assert one_hot_number("grpo_m", "l", ("a", "b"), "r") == (
         'max by (r) (1 * grpo_m{run_id="$run_id",l="a"} or 2 * grpo_m{run_id="$run_id",l="b"})'
     )

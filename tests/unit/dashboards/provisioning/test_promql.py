@@ -1,4 +1,4 @@
-"""A query that asks for what is not exported is caught, and no valid one is blamed."""
+"""Unknown names in a query are found, and valid queries are accepted."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LABELS = {
         "grpo_step @ end()",
     ],
 )
-def test_known_names_pass(expression: str) -> None:
-    """Functions, keywords, strings, ranges and groupings are not taken for metrics."""
+def test_known_names_are_accepted(expression: str) -> None:
+    """Functions, keywords, strings, ranges and groupings are not mistaken for metrics."""
     assert unknown_names(expression, LABELS) == []
 
 
@@ -49,5 +49,5 @@ def test_known_names_pass(expression: str) -> None:
     ],
 )
 def test_unknown_names_are_found(expression: str, unknown: list[str]) -> None:
-    """A misspelt metric, a label the metric lacks, and a grouping by nothing."""
+    """Misspelled metrics, labels that the metric does not have, and unknown grouping labels are returned."""
     assert unknown_names(expression, LABELS) == unknown

@@ -1,0 +1,243 @@
+"""The rows of the Grafana dashboard: which panels each row has and what they query.
+
+Called by `grafana.py`, which places the panels and checks every query against the metric catalogue. How a panel
+looks is in `panels.py`.
+"""
+
+from __future__ import annotations
+
+from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
+from grpo_run.dashboards.provisioning.panels import (
+    BuiltPanel,
+    row,
+    stat,
+    stat_gauge,
+    state_timeline,
+    time_series,
+)
+
+RUN = 'run_id="$run_id"'
+UNOBSERVABLE = -1
+NO_OPEN_PHASE = 0
+
+STATE_COLORS = {
+    "starting": "light-blue",
+    "running": "green",
+    "suspect": "yellow",
+    "collecting": "orange",
+    "recovering": "dark-orange",
+    "stopping": "light-purple",
+    "finished": "dark-green",
+    "stopped": "purple",
+    "failed": "red",
+    "unknown": "dark-red",
+}
+PHASE_COLORS = {
+    "startup": "super-light-blue",
+    "data": "light-yellow",
+    "generate": "green",
+    "reward": "purple",
+    "score": "light-purple",
+    "forward_backward": "blue",
+    "optimizer": "dark-blue",
+    "vote": "orange",
+    "checkpoint": "dark-yellow",
+    "eval": "light-green",
+    "hygiene": "light-orange",
+    "idle": "text",
+}
+
+
+def one_hot_number(metric: str, label: str, values: tuple[str, ...], by: str) -> str:
+    """Return a query that gives the position of the current value of a one-hot metric.
+
+    Positions count from 1; 0 means that no value is 1. The result has one series per value of the label `by`.
+    """
+    terms = [f'{place} * {metric}{{{RUN},{label}="{value}"}}' for place, value in enumerate(values, start=1)]
+    return f"max by ({by}) ({' or '.join(terms)})"
+
+
+def all_rows() -> list[BuiltPanel]:
+    """Return the panels of all rows, from top to bottom."""
+    return [*_overview(), *_progress(), *_ranks(), *_faults(), *_overhead(), *_training()]
+
+
+def _state_query() -> str:
+    return one_hot_number("grpo_run_state", "state", RUN_STATES, "run_id")
+
+
+def _value_mapping(colors: dict[str, str], names: tuple[str, ...]) -> dict[int, tuple[str, str]]:
+    return {place: (name, colors[name]) for place, name in enumerate(names, start=1)}
+
+
+def _overview() -> list[BuiltPanel]:
+    return [
+        row("Overview"),
+        stat(
+            "State", width=4, height=5, queries={"state": _state_query()}, mappings=_value_mapping(STATE_COLORS, RUN_STATES), empty="no data",
+            description="Lifecycle state of the run. “no data”: no exporter reports this run.",
+        ),
+        stat(
+            "Last incident: cause, culprit, action", width=6, height=5, show_name=True, empty="none",
+            queries={
+                "{{cause}}, rank {{culprit}}: {{action}}": f"topk(1, grpo_last_incident_info{{{RUN}}})",
+            },
+            description="Verdict on the last incident, and the action taken.",
+        ),
+        stat_gauge(
+            "Progress", width=4, height=5, unit="percentunit", steps=[("blue", None)],
+            queries={"done": f"max(grpo_step{{{RUN}}}) / max(grpo_target_steps{{{RUN}}})"},
+            description="Committed steps as a fraction of the target of the current train() call.",
+        ),
+        stat_gauge(
+            "Goodput", width=4, height=5, unit="percentunit",
+            steps=[("red", None), ("orange", 0.5), ("green", 0.9)],
+            queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
+            description="Fraction of wall time spent on steps that were kept.",
+        ),
+        stat(
+            "Attempts", width=3, height=5, queries={"attempts": f"max(grpo_attempts_total{{{RUN}}})"},
+            description="Attempts started, including the first one.",
+        ),
+        stat(
+            "Exporter", width=3, height=5, empty="no data",
+            queries={"failed": f"max(grpo_observation_failed{{{RUN}}})"},
+            mappings={0: ("ok", "green"), 1: ("failing", "red")},
+            description="Whether the exporter could read the run at the last scrape.",
+        ),
+    ]  # fmt: skip
+
+
+def _progress() -> list[BuiltPanel]:
+    return [
+        row("Training progress"),
+        time_series(
+            "Steps", width=12, height=8, unit="none", decimals=0,
+            queries={
+                "committed": f"max(grpo_step{{{RUN}}})",
+                "checkpoint": f"max(grpo_checkpoint_step{{{RUN}}})",
+                "snapshot": f"max(grpo_snapshot_step{{{RUN}}})",
+                "target": f"max(grpo_target_steps{{{RUN}}})",
+            },
+            description="Committed, checkpointed, snapshotted and target steps. A drop shows steps that a recovery repeats.",
+        ),
+        time_series(
+            "Reward and completion length", width=12, height=8, unit="short", from_zero=False,
+            queries={
+                "reward": f"max(grpo_reward{{{RUN}}})",
+                "completion length": f"avg(grpo_rank_completion_length{{{RUN}}})",
+            },
+            right_axis={"completion length": "tokens"},
+            description="Mean reward last logged, and mean completion length in tokens (right axis).",
+        ),
+    ]  # fmt: skip
+
+
+def _ranks() -> list[BuiltPanel]:
+    phase = one_hot_number("grpo_rank_phase", "phase", PHASES, "rank")
+    blind = f"max by (rank) (grpo_rank_observable{{{RUN}}} == 0) - 1"
+    phases = _value_mapping(PHASE_COLORS, PHASES) | {
+        UNOBSERVABLE: ("unobservable", "red"),
+        NO_OPEN_PHASE: ("no phase", "text"),
+    }
+    return [
+        row("Ranks"),
+        state_timeline(
+            "Run state", width=24, height=4, queries={"run": _state_query()},
+            mappings=_value_mapping(STATE_COLORS, RUN_STATES),
+            description="Lifecycle state of the run over time.",
+        ),
+        state_timeline(
+            "Phase by rank", width=24, height=8, queries={"rank {{rank}}": f"{phase} or {blind}"},
+            mappings=phases,
+            description="Innermost open phase of each rank. Look first at a rank whose phase differs from the others'.",
+        ),
+        time_series(
+            "Time since last progress, by rank", width=12, height=8, unit="s",
+            queries={
+                "rank {{rank}}": f"max by (rank) (grpo_rank_last_progress_age_seconds{{{RUN}}})",
+            },
+            description="A rising line is a rank without progress; a line that ends is a rank that cannot be observed.",
+        ),
+        time_series(
+            "Voted step by rank", width=12, height=8, unit="none", decimals=0, from_zero=False,
+            queries={"rank {{rank}}": f"max by (rank) (grpo_rank_voted_step{{{RUN}}})"},
+            description="The other ranks wait for the rank with the lowest line.",
+        ),
+    ]  # fmt: skip
+
+
+def _faults() -> list[BuiltPanel]:
+    return [
+        row("Incidents and recoveries"),
+        time_series(
+            "Restarts by cause", width=8, height=8, unit="none", decimals=0,
+            # Not increase(): Prometheus extrapolates it to fractions of a restart.
+            queries={"{{cause}}, {{action}}": f"max by (cause, action) (grpo_restarts_total{{{RUN}}}) > 0"},
+            description="Incidents followed by a new attempt since the start of the run. Empty if there were none.",
+        ),
+        time_series(
+            "Goodput", width=8, height=8, unit="percentunit", highest=1,
+            queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
+            description="Fraction of wall time since the start of the run spent on steps that were kept.",
+        ),
+        time_series(
+            "Detection and recovery time", width=8, height=8, unit="s",
+            queries={
+                "last detection": f"max(grpo_last_detection_seconds{{{RUN}}})",
+                "last recovery": f"max(grpo_last_recovery_seconds{{{RUN}}})",
+            },
+            description="Time from the last fault to its verdict, and to the first step committed after it.",
+        ),
+    ]  # fmt: skip
+
+
+def _overhead() -> list[BuiltPanel]:
+    return [
+        row("Overhead"),
+        time_series(
+            "Time waiting in votes", width=12, height=8, unit="percentunit",
+            queries={
+                "rank {{rank}}": "max by (rank)"
+                f" (rate(grpo_rank_vote_wait_seconds_total{{{RUN}}}[$__rate_interval]))",
+            },
+            description="Fraction of time each rank waits for the others. The slowest rank waits least.",
+        ),
+        time_series(
+            "Time in memory hygiene", width=12, height=8, unit="percentunit",
+            queries={
+                "rank {{rank}}": "max by (rank)"
+                f" (rate(grpo_rank_hygiene_seconds_total{{{RUN}}}[$__rate_interval]))",
+            },
+            description="Fraction of time spent on garbage collection and on returning memory to the system.",
+        ),
+    ]  # fmt: skip
+
+
+def _training() -> list[BuiltPanel]:
+    return [
+        row("Training"),
+        time_series(
+            "Loss and gradient norm", width=12, height=8, unit="short", from_zero=False,
+            queries={
+                "loss": f"avg(grpo_rank_loss{{{RUN}}})",
+                "gradient norm": f"avg(grpo_rank_grad_norm{{{RUN}}})",
+            },
+            right_axis={"gradient norm": "short"},
+            description="Mean over the ranks that report them; gradient norm on the right axis.",
+        ),
+        time_series(
+            "Learning rate", width=6, height=8, unit="sci",
+            queries={"learning rate": f"avg(grpo_rank_learning_rate{{{RUN}}})"},
+            description="Learning rate last set by the scheduler.",
+        ),
+        time_series(
+            "Generation", width=6, height=8, unit="short",
+            queries={
+                "tokens/s": f"sum(rate(grpo_rank_tokens_generated_total{{{RUN}}}[$__rate_interval]))",
+                "rewards/s": f"sum(rate(grpo_rank_rewards_scored_total{{{RUN}}}[$__rate_interval]))",
+            },
+            right_axis={"rewards/s": "short"},
+            description="Completion tokens and scored completions per second over all ranks; rewards on the right axis.",
+        ),
+    ]  # fmt: skip
