@@ -1,6 +1,6 @@
-"""Reward and completion length by step, folded from a journal, and their running means.
+"""Reward and completion length by step, computed from a journal, and their running means.
 
-Called by `reward_plot.py`. Pure: takes records, returns numbers; draws nothing.
+Called by `reward_plot.py`. Pure; draws nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.history import History, Recovery
 
 SMOOTHING_STEPS = 11
-SMOOTHED_SHARE = 1 / 50
-"""Long curves are smoothed over this share of their steps, short ones over `SMOOTHING_STEPS`."""
+SMOOTHED_FRACTION = 1 / 50
+"""Long curves are smoothed over this fraction of their steps, short curves over `SMOOTHING_STEPS`."""
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
 class Curves:
-    """Reward and completion length by step of each train call, as they stand after all recoveries."""
+    """Reward and completion length by train() call and step, after all recoveries."""
 
     rewards: dict[tuple[int, int], float] = field(default_factory=dict)
     lengths: dict[tuple[int, int], float] = field(default_factory=dict)
     recoveries: list[tuple[int, Recovery]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]]) -> Curves:
-        """Fold a journal. A step done again replaces the first try; what a restart undid is forgotten."""
+    def from_journal(cls, records: Iterable[dict[str, Any]]) -> Curves:
+        """Replay a journal. Repeated steps replace earlier values; steps undone by a restart are removed."""
         curves, history = cls(), History()
         for record in records:
             history.apply(record)
@@ -52,19 +52,19 @@ class Curves:
 
     @property
     def last_call(self) -> int:
-        """The train call to draw.
+        """The last train() call that logged rewards.
 
         Raises:
-            RunDirectoryError: the journal holds no rewards.
+            RunDirectoryError: the journal has no rewards.
         """
         if not self.rewards:
-            raise RunDirectoryError("the journal holds no rewards to draw; no GRPO step has been logged yet")
+            raise RunDirectoryError("the journal has no rewards to draw; no GRPO step has been logged yet")
         return max(call for call, _ in self.rewards)
 
 
 def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers, Numbers]:
-    """Steps and values of one train call, in order."""
-    points = sorted((step, value) for (owner, step), value in values.items() if owner == call)
+    """Return the steps and values of one train() call in the order of the steps."""
+    points = sorted((step, value) for (of_call, step), value in values.items() if of_call == call)
     return (
         np.array([step for step, _ in points], dtype=np.float64),
         np.array([value for _, value in points], dtype=np.float64),
@@ -72,10 +72,10 @@ def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers,
 
 
 def running_mean(steps: Numbers, values: Numbers, window_steps: int) -> tuple[Numbers, Numbers]:
-    """Mean of the values within half a window of each step, a NaN put into every gap wider than a window.
+    """Return the mean of the values within half a window of each step.
 
-    By step, not by index: the journal may lack steps, and a mean must not reach across what is not known.
-    At both ends the window is cut off.
+    The window counts steps, not values, because the journal may lack steps. A NaN is inserted into every gap wider
+    than the window, so that no line is drawn across it. The window is truncated at both ends.
     """
     reach = window_steps // 2
     means = np.array([values[np.abs(steps - step) <= reach].mean() for step in steps])
@@ -84,6 +84,6 @@ def running_mean(steps: Numbers, values: Numbers, window_steps: int) -> tuple[Nu
 
 
 def smoothing_window(steps: Numbers) -> int:
-    """Width of the running mean's window, in steps; odd."""
+    """Return the width of the running mean's window in steps; always odd."""
     span = int(steps[-1] - steps[0]) if len(steps) else 0
-    return max(SMOOTHING_STEPS, int(span * SMOOTHED_SHARE) | 1)
+    return max(SMOOTHING_STEPS, int(span * SMOOTHED_FRACTION) | 1)

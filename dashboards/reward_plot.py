@@ -1,8 +1,7 @@
-"""A run as one picture: reward and completion length over the steps, with every recovery marked.
+"""Draw a run as a PNG: reward and completion length over the steps, with every recovery marked.
 
-Called by `grpo-run demo` and by whoever wants to see a night at a glance. Reads journal records, writes a PNG.
-Draws the last `train()` call that logged rewards; a warm start logs none. Does not serve anything live, and
-leaves matplotlib's settings and backend as they were.
+Called by `grpo-run demo`; also usable from Python. Reads journal records and draws the last `train()` call that
+logged rewards (a warm start logs none). Does not change matplotlib's settings or backend.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPARED_STEPS = 20
-"""The summary compares the mean reward of this many first and last steps."""
+"""The summary compares the mean rewards of this many first and last steps."""
 MANY_STEPS = 400
-"""From here on the dots are drawn smaller."""
+"""Beyond this number of steps the dots are smaller."""
 MAX_LABELS = 3
-"""More recoveries than this are summed up in one label."""
+"""More recoveries than this share one label."""
 LABEL_POINTS = 14
-LEFTWARDS_FROM = 0.6
-"""Labels of recoveries beyond this share of the steps are written to the left of their line, to fit."""
+LABELS_ON_LEFT_FROM = 0.6
+"""Labels of recoveries beyond this fraction of the steps are placed on the left of their line."""
 
 INK, QUIET, RULE = "#22303c", "#6b7a88", "#e3e8ec"
 REWARD, LENGTH, RECOVERY = "#1f6f8b", "#8a6d3b", "#b3423a"
@@ -52,7 +51,7 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the picture shows, in numbers. Means are over `compared_steps` first and last logged steps."""
+    """The numbers in the picture. Mean rewards are over the first and last `compared_steps` logged steps."""
 
     path: Path
     steps: int
@@ -63,7 +62,7 @@ class Summary:
 
 
 def recovery_label(recovery: Recovery) -> str:
-    """`rank 1 killed · recovered in 1.1 s · 3 steps redone`, as far as it is known."""
+    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps redone`; omits what is unknown."""
     what = {"signal": "killed", "exception": "failed", "node_lost": "lost"}.get(
         recovery.cause, f"· {recovery.cause.replace('_', ' ')}"
     )
@@ -79,19 +78,19 @@ def recovery_label(recovery: Recovery) -> str:
 
 
 def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
-    """Draw a journal's records into a PNG and return what it shows.
+    """Draw the records of a journal into a PNG and return a summary.
 
     Args:
         records: the journal, as `runtime.record.journal.read_journal` yields it.
-        path: of the PNG; replaced in one move, mode 0644.
+        path: path of the PNG; replaced atomically, mode 0644.
 
     Raises:
-        RunDirectoryError: the journal holds no rewards, or the picture cannot be written.
+        RunDirectoryError: the journal has no rewards, or the picture cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    curves = Curves.of(records)
+    curves = Curves.from_journal(records)
     call = curves.last_call
     steps, rewards = series_of(curves.rewards, call)
     compared = min(COMPARED_STEPS, len(steps))
@@ -115,8 +114,8 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
 def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> None:
     steps, rewards = series_of(curves.rewards, call)
     length_steps, lengths = series_of(curves.lengths, call)
-    here = [recovery for owner, recovery in curves.recoveries if owner == call]
-    labels = recovery_labels(here)
+    recoveries = [recovery for of_call, recovery in curves.recoveries if of_call == call]
+    labels = recovery_labels(recoveries)
     grid = figure.add_gridspec(
         2, 1, height_ratios=(1.75, 1), hspace=0.30, left=0.075, right=0.93, bottom=0.095,
         top=0.80 - LABEL_POINTS * len(labels) / 72 / figure.get_figheight(),
@@ -124,7 +123,7 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     upper = figure.add_subplot(grid[0])
     lower = figure.add_subplot(grid[1], sharex=upper)
     for axes in (upper, lower):
-        _calm(axes)
+        _remove_frame(axes)
 
     headline = f"Reward {summary.first_reward:.2f} → {summary.last_reward:.2f}".replace("-", "−")
     figure.text(0.075, 0.935, headline, fontsize=17, weight="bold", va="baseline")
@@ -132,13 +131,13 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
         f"first and last {summary.compared_steps} of {_counted(summary.steps, 'GRPO step')}"
         "  ·  dots: steps, lines: running means"
     )
-    if any(recovery.lost_steps for recovery in here):
-        subtitle += "  ·  shaded: steps done twice"
+    if any(recovery.lost_steps for recovery in recoveries):
+        subtitle += "  ·  shaded: repeated steps"
     figure.text(0.075, 0.893, subtitle, fontsize=9.5, color=QUIET)
 
     _curve(upper, steps, rewards, REWARD, "{:.2f}")
     _heading(upper, "Mean reward", rows_below=len(labels))
-    # rewards that are shares are shown on the whole scale, so that a small rise does not look like a large one
+    # Rewards between 0 and 1 are drawn on the full scale, so that a small increase does not look large.
     if rewards.min() >= 0 and rewards.max() <= 1:
         upper.set_ylim(0, 1.02)
         upper.set_yticks([0, 0.25, 0.5, 0.75, 1])
@@ -152,11 +151,11 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     lower.set_xlabel("GRPO step", labelpad=6)
     lower.locator_params(axis="x", integer=True)
     upper.set_xlim(0, steps[-1] * 1.005 + 0.5)
-    _mark_recoveries((upper, lower), here)
+    _mark_recoveries((upper, lower), recoveries)
     _write_labels(upper, labels)
 
 
-def _calm(axes: Axes) -> None:
+def _remove_frame(axes: Axes) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
@@ -168,7 +167,7 @@ def _heading(axes: Axes, text: str, rows_below: int = 0) -> None:
     axes.set_title(text, loc="left", fontsize=10, color=INK, weight="bold", pad=pad)
 
 
-def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, form: str) -> None:
+def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_format: str) -> None:
     if not len(steps):
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, color=QUIET, ha="center", va="center")
         axes.set_yticks([])
@@ -178,7 +177,7 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, form: str) -
     where, means = running_mean(steps, values, smoothing_window(steps))
     axes.plot(where, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
     axes.annotate(
-        form.format(values[-min(COMPARED_STEPS, len(values)) :].mean()),
+        number_format.format(values[-min(COMPARED_STEPS, len(values)) :].mean()),
         (steps[-1], means[-1]),
         xytext=(9, 0),
         textcoords="offset points",
@@ -190,21 +189,21 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, form: str) -
 
 
 def recovery_labels(recoveries: Sequence[Recovery]) -> list[tuple[int, str]]:
-    """Step and text of every label, by step: one a recovery, or a single one for many."""
+    """Return the step and text of each label: one label per recovery, or a single label for many recoveries."""
     if len(recoveries) <= MAX_LABELS:
         return sorted((recovery.step, recovery_label(recovery)) for recovery in recoveries)
     seconds = sum(recovery.recovery_seconds or 0.0 for recovery in recoveries)
     redone = sum(recovery.lost_steps or 0 for recovery in recoveries)
     recovered = sum(recovery.recovery_seconds is not None for recovery in recoveries)
     text = (
-        f"{len(recoveries)} failures, {recovered} recovered · {_seconds(seconds)} together"
+        f"{len(recoveries)} failures, {recovered} recovered · {_seconds(seconds)} in total"
         f" · {_counted(redone, 'step')} redone"
     )
     return [(recoveries[0].step, text)]
 
 
-def _mark_recoveries(both: Sequence[Axes], recoveries: Sequence[Recovery]) -> None:
-    for axes in both:
+def _mark_recoveries(all_axes: Sequence[Axes], recoveries: Sequence[Recovery]) -> None:
+    for axes in all_axes:
         for recovery in recoveries:
             if recovery.from_checkpoint is not None and recovery.lost_steps:
                 axes.axvspan(recovery.from_checkpoint, recovery.step, color=RECOVERY, alpha=0.10, linewidth=0)
@@ -212,14 +211,14 @@ def _mark_recoveries(both: Sequence[Axes], recoveries: Sequence[Recovery]) -> No
 
 
 def _write_labels(axes: Axes, labels: Sequence[tuple[int, str]]) -> None:
-    """Above the axes, where no curve can be, a row each; a line leads down to the recovery's."""
+    """Write each label in its own row above the axes, with a line down to its recovery."""
     _, end = axes.get_xlim()
-    rightwards = [label for label in labels if label[0] <= LEFTWARDS_FROM * end]
-    # in this order no text runs across the line of another label on the same side
+    rightwards = [label for label in labels if label[0] <= LABELS_ON_LEFT_FROM * end]
+    # In this order no text crosses the line of another label on the same side.
     rows = [*reversed(rightwards), *labels[len(rightwards) :]]
     for row, (step, text) in enumerate(rows):
         height = 5 + LABEL_POINTS * row
-        leftwards = step > LEFTWARDS_FROM * end
+        leftwards = step > LABELS_ON_LEFT_FROM * end
         axes.annotate(
             text,
             (step, 1),
@@ -241,7 +240,7 @@ def _write_labels(axes: Axes, labels: Sequence[tuple[int, str]]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of the picture or none: a viewer may have the old one open."""
+    """Replace the picture atomically, because a viewer may have the old one open."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,4 @@
-"""The picture of a run: the numbers it reports, what it says of recoveries, and that it leaves no trace."""
+"""The picture of a run: its summary, the labels of recoveries, and no side effects on matplotlib."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _rising(steps: int) -> list[Record]:
 
 
 def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> None:
-    """Of the last train call; the picture is a PNG at the path it names."""
+    """The summary covers the last train() call, and the picture is a PNG at the given path."""
     summary = draw_run(_rising(100), tmp_path / "run.png")
     assert (summary.steps, summary.compared_steps, summary.recoveries) == (100, 20, 0)
     assert summary.first_reward == pytest.approx(sum(range(1, 21)) / 2000)
@@ -55,15 +55,15 @@ def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
 
 
-def test_a_short_run_is_compared_with_what_it_has(tmp_path: Path) -> None:
-    """Three steps are their own first and last ones; one step is enough for a picture."""
+def test_the_summary_of_a_short_run_compares_all_its_steps(tmp_path: Path) -> None:
+    """With three steps the first and last steps are the same; one step is enough for a picture."""
     summary = draw_run(_rising(3), tmp_path / "run.png")
     assert (summary.compared_steps, summary.first_reward) == (3, summary.last_reward)
     assert draw_run(_rising(1), tmp_path / "run.png").steps == 1
 
 
 def test_only_the_last_rewarded_call_is_drawn(tmp_path: Path) -> None:
-    """A warm start logs no reward; of two GRPO calls the second counts."""
+    """A warm start logs no reward; of two GRPO calls the last is drawn."""
     records = [_begun(), *_logged(1, None), *_logged(2, 0.1), _begun(call=2), *_logged(1, 0.9, call=2)]
     summary = draw_run(records, tmp_path / "run.png")
     assert (summary.steps, summary.first_reward) == (1, 0.9)
@@ -71,28 +71,28 @@ def test_only_the_last_rewarded_call_is_drawn(tmp_path: Path) -> None:
     assert draw_run(records, tmp_path / "run.png").first_reward == 0.9
 
 
-def test_steps_done_again_replace_the_first_try() -> None:
-    """And what a restart undid is forgotten until it is done again."""
+def test_repeated_steps_replace_earlier_values() -> None:
+    """Steps undone by a restart are absent until they are repeated."""
     records = [_begun(), *_logged(1, 0.1), *_logged(2, 0.2), *_logged(3, 0.3), *_killed(3), _begun(step=1)]
-    assert Curves.of(records).rewards == {(1, 1): 0.1}
+    assert Curves.from_journal(records).rewards == {(1, 1): 0.1}
     records += [*_logged(2, 0.25, length=None)]
-    curves = Curves.of(records)
+    curves = Curves.from_journal(records)
     assert curves.rewards == {(1, 1): 0.1, (1, 2): 0.25}
     assert curves.lengths == {(1, 1): 10.0}
 
 
-def test_another_ranks_start_undoes_nothing() -> None:
-    """Every rank says that it starts; steps are rank 0's to log."""
+def test_the_start_of_another_rank_removes_no_steps() -> None:
+    """Every rank logs its start, but only rank 0 logs steps."""
     records = [*_rising(3), {**_begun(), "rank": 1}]
-    assert len(Curves.of(records).rewards) == 3
+    assert len(Curves.from_journal(records).rewards) == 3
 
 
-def test_a_recovery_belongs_to_the_call_it_happened_in(tmp_path: Path) -> None:
-    """One in the warm start counts, and is not marked on GRPO's axis."""
+def test_a_recovery_is_drawn_in_its_own_train_call(tmp_path: Path) -> None:
+    """A recovery during the warm start is counted, but not marked on the axis of the GRPO call."""
     records = [_begun(), *_logged(1, None), *_killed(1), _begun(), *_logged(1, None), _begun(call=2)]
     records += [*_logged(1, 0.5, call=2), *_logged(2, 0.5, call=2), *_killed(2), _begun(step=1, call=2)]
     records += _logged(2, 0.5, call=2)
-    curves = Curves.of(records)
+    curves = Curves.from_journal(records)
     assert [(call, recovery.step, recovery.lost_steps) for call, recovery in curves.recoveries] == [
         (1, 1, 1),
         (2, 2, 1),
@@ -101,15 +101,15 @@ def test_a_recovery_belongs_to_the_call_it_happened_in(tmp_path: Path) -> None:
 
 
 def test_a_journal_without_rewards_is_refused(tmp_path: Path) -> None:
-    """Nothing to draw, and no file that pretends otherwise."""
+    """A journal without rewards is an error, and no file is written."""
     for records in ([], [_begun(), *_logged(1, None)]):
         with pytest.raises(RunDirectoryError, match="no rewards"):
             draw_run(records, tmp_path / "run.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """One line, and nothing left behind."""
+def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
+    """The error names the path, and no temporary file remains."""
     with pytest.raises(RunDirectoryError, match=r"none/run\.png"):
         draw_run(_flat(2), tmp_path / "none" / "run.png")
     (tmp_path / "folder.png").mkdir()
@@ -131,16 +131,16 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"rank": None}, "the run killed · recovered in 1.1 s · 3 steps redone"),
     ],
 )
-def test_a_recovery_is_told_in_a_line(changes: Record, label: str) -> None:
-    """Who, what, how long, how much was done again, as far as it is known."""
+def test_recovery_label(changes: Record, label: str) -> None:
+    """The label has rank, fault, recovery time and repeated steps, as far as they are known."""
     known: Record = {
         "cause": "signal", "rank": 1, "step": 8, "action": "restart", "recovery_seconds": 1.1, "lost_steps": 3
     }  # fmt: skip
     assert recovery_label(Recovery(**(known | changes))) == label
 
 
-def test_many_recoveries_share_a_label() -> None:
-    """A bad night stays readable, and one that was not recovered is not counted as if."""
+def test_many_recoveries_share_one_label() -> None:
+    """The shared label counts recovered failures separately from all failures."""
     recoveries = [
         Recovery(cause="signal", rank=1, step=step, action="restart", recovery_seconds=1.0, lost_steps=2)
         for step in (30, 10, 20, 40)
@@ -148,12 +148,12 @@ def test_many_recoveries_share_a_label() -> None:
     assert [step for step, _ in recovery_labels(recoveries[:3])] == [10, 20, 30]
     recoveries[-1].recovery_seconds = None
     assert [text for _, text in recovery_labels(recoveries)] == [
-        "4 failures, 3 recovered · 3.0 s together · 8 steps redone"
+        "4 failures, 3 recovered · 3.0 s in total · 8 steps redone"
     ]
 
 
-def test_the_running_mean_goes_by_step_and_breaks_at_gaps() -> None:
-    """A hole in the journal is shown as one, and no value reaches across it."""
+def test_the_running_mean_counts_steps_and_breaks_at_gaps() -> None:
+    """Missing steps leave a gap in the curve, and no mean spans the gap."""
     steps = np.array([1.0, 2, 3, 100, 101])
     where, means = running_mean(steps, np.array([0.0, 3, 6, 10, 20]), 3)
     assert where[[0, 1, 2, 4, 5]].tolist() == steps.tolist()
@@ -163,34 +163,34 @@ def test_the_running_mean_goes_by_step_and_breaks_at_gaps() -> None:
 
 
 def test_long_runs_are_smoothed_over_more_steps() -> None:
-    """And no run over an even number, which would shift the line."""
+    """The window grows with the run and is always odd, so that the mean is centered."""
     assert smoothing_window(np.arange(0.0)) == smoothing_window(np.arange(200.0)) == 11
     assert all(smoothing_window(np.arange(float(steps))) % 2 == 1 for steps in range(1, 3000, 7))
     assert smoothing_window(np.arange(5000.0)) > 90
 
 
 def test_series_are_in_order() -> None:
-    """Whatever the order of the journal's lines."""
+    """Series are sorted by step, whatever the order of the journal."""
     steps, values = series_of({(2, 3): 0.3, (1, 1): 9.0, (2, 1): 0.1}, 2)
     assert (steps.tolist(), values.tolist()) == ([1.0, 3.0], [0.1, 0.3])
 
 
-@pytest.mark.parametrize("kind", ["negative", "no lengths", "bad night", "gap"])
+@pytest.mark.parametrize("kind", ["negative", "no lengths", "many failures", "gap"])
 def test_unusual_runs_are_drawn(kind: str, tmp_path: Path) -> None:
-    """Negative rewards, lengths that were never logged, many failures, a hole in the middle."""
+    """Negative rewards, missing lengths, many failures and a gap in the steps can be drawn."""
     records = [_begun()]
     for step in range(1, 61):
         if kind == "gap" and 20 < step < 45:
             continue
         reward = -2 + step / 10 if kind == "negative" else step / 60
         records += _logged(step, reward, length=None if kind == "no lengths" else 12.0 + step)
-        if kind == "bad night" and step % 8 == 0:
+        if kind == "many failures" and step % 8 == 0:
             records += [*_killed(step), _begun(step=step - 4), *_logged(step, reward)]
     assert draw_run(records, tmp_path / "run.png").path.read_bytes().startswith(PNG)
 
 
-def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
-    """Settings are the same after it, no window system is chosen, and the import waits for the first picture."""
+def test_drawing_does_not_change_matplotlib(tmp_path: Path) -> None:
+    """Settings are unchanged, no GUI backend is selected, and matplotlib is imported at the first picture."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -198,7 +198,7 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib as mpl\n"
         "mpl.rcParams['font.size'] = 17\n"
-        # looking at the backend would choose one
+        # Reading the backend would select one.
         "settings = lambda: {key: mpl.rcParams[key] for key in mpl.rcParams if key != 'backend'}\n"
         "before = settings()\n"
         "logged = {'event': 'step_logged', 'rank': 0, 'reward': 0.5, 'step': 1, 'train_call': 1, 'time': 1.0}\n"
