@@ -69,7 +69,7 @@ class Bench:
     """The trainer, its arena, and the two ways of saving."""
 
     def __init__(self, trainer: Any, disk: Path, memory: Path, copy_threads: int) -> None:
-        from grpo_run.runtime.staging.buffer import Arena
+        from grpo_run.runtime.staging.buffer import SnapshotBuffer
 
         self.trainer = trainer
         self.copy_threads = copy_threads
@@ -77,7 +77,7 @@ class Bench:
         self.memory = memory / "files"
         self.memory.mkdir()
         self.index = memory / "image.json"
-        self.arena = Arena(memory / "arena")
+        self.arena = SnapshotBuffer(memory / "arena")
         self.copy_seconds = 0.0
         self._copies()
 
@@ -130,20 +130,20 @@ class Bench:
 
     def materialize(self) -> tuple[float, float]:
         """Seconds to write the checkpoint to disk from memory, and to digest it."""
-        from grpo_run.runtime.checkpoints.manifest import digest
-        from grpo_run.runtime.staging.buffer import ArenaReader
-        from grpo_run.runtime.staging.index import read_image
+        from grpo_run.runtime.checkpoints.digests import digest_file
+        from grpo_run.runtime.staging.buffer import SnapshotBufferReader
+        from grpo_run.runtime.staging.index import read_index
         from grpo_run.runtime.staging.writer import write_files
 
         target = self.disk / "materialized"
         began = time.perf_counter()
         shutil.copytree(self.memory, target)
-        with ArenaReader(self.arena.path) as reader:
-            write_files(read_image(self.index), reader, target)
+        with SnapshotBufferReader(self.arena.path) as reader:
+            write_files(read_index(self.index), reader, target)
         written = time.perf_counter()
         for file in target.rglob("*"):
             if file.is_file():
-                digest(file)
+                digest_file(file)
         return written - began, time.perf_counter() - written
 
     def differing(self) -> list[str]:
@@ -209,7 +209,7 @@ def measure(options: Any, console: Console, disk: Path, memory: Path) -> dict[st
     import transformers
     from scripts.model import trained
 
-    from grpo_run.runtime.staging.index import read_image
+    from grpo_run.runtime.staging.index import read_index
 
     torch.set_num_threads(1)  # as a rank has where there are several
     transformers.utils.logging.disable_progress_bar()
@@ -249,7 +249,7 @@ def measure(options: Any, console: Console, disk: Path, memory: Path) -> dict[st
         )
     write_seconds, digest_seconds = bench.materialize()
     differing = bench.differing()
-    image_bytes = read_image(bench.index).size_bytes
+    image_bytes = read_index(bench.index).size_bytes
     return {
         "parameters": parameters,
         "ratio": asdict(median_interval([pair.caught_seconds / pair.direct_seconds for pair in pairs])),

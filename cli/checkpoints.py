@@ -9,10 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import listing, publishing
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.checkpoints.listing import ASIDE, Entry, State
-from grpo_run.runtime.checkpoints.pruning import superfluous
+from grpo_run.runtime.checkpoints.listing import (
+    RENAMED_STATES,
+    CheckpointEntry,
+    CheckpointState,
+    find_output_directories,
+    list_checkpoints,
+)
+from grpo_run.runtime.checkpoints.manifest import remove_manifest
+from grpo_run.runtime.checkpoints.pruning import select_prunable
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
+from grpo_run.runtime.checkpoints.search import step_of
 from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import find_run
@@ -54,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     entries = [
         entry
         for directory in directories
-        for entry in listing.take(directory, verify=options.action == "verify")
+        for entry in list_checkpoints(directory, verify=options.action == "verify")
     ]
     if not entries:
         raise UsageError(f"no checkpoint in {', '.join(map(str, directories))}")
@@ -80,13 +87,13 @@ def find_directories(target: str | None) -> list[Path]:
         if target is None:
             raise
         raise RunDirectoryError(f"{target} is neither a directory nor a run") from error
-    places = listing.output_directories(read_journal(run.journal))
+    places = find_output_directories(read_journal(run.journal))
     if not places:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")
     return places
 
 
-def _show(entries: Sequence[Entry], *, as_json: bool) -> None:
+def _show(entries: Sequence[CheckpointEntry], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"checkpoints": [entry.as_json() for entry in entries]}, indent=2))
         return
@@ -98,12 +105,12 @@ def _show(entries: Sequence[Entry], *, as_json: bool) -> None:
             print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _row(entry: Entry) -> list[str]:
+def _row(entry: CheckpointEntry) -> list[str]:
     manifest = entry.manifest
     return [
         entry.path.name,
         str(entry.step),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when)),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified_at)),
         size(entry.size_bytes),
         "" if entry.ranks is None else str(entry.ranks),
         "" if manifest is None else "yes" if manifest.scheduled else "no",
@@ -112,9 +119,9 @@ def _row(entry: Entry) -> list[str]:
     ]
 
 
-def _verify(entries: Sequence[Entry], *, as_json: bool) -> int:
-    looked = [entry for entry in entries if entry.state not in ASIDE]
-    bad = [entry for entry in looked if entry.state in (State.damaged, State.incomplete)]
+def _verify(entries: Sequence[CheckpointEntry], *, as_json: bool) -> int:
+    looked = [entry for entry in entries if entry.state not in RENAMED_STATES]
+    bad = [entry for entry in looked if entry.state in (CheckpointState.damaged, CheckpointState.incomplete)]
     if as_json:
         print(json.dumps({"bad": len(bad), "checkpoints": [entry.as_json() for entry in looked]}, indent=2))
     else:
@@ -133,13 +140,15 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
     if options.keep < 1:
         raise ConfigError(f"--keep {options.keep}: must be 1 or more; the last verified one is never deleted")
     for directory in directories:
-        if checkpoints.step_of(directory) is not None:
+        if step_of(directory) is not None:
             raise UsageError(f"{directory} is one checkpoint: prune its directory, {directory.parent}")
-    entries = [entry for directory in directories for entry in listing.take(directory, verify=True)]
+    entries = [entry for directory in directories for entry in list_checkpoints(directory, verify=True)]
     going = [
         entry
-        for entry in superfluous(entries, keep=options.keep, best=_best(entries), aside=options.rejected)
-        if entry.state is not State.partial or publishing.is_abandoned(entry.path)
+        for entry in select_prunable(
+            entries, keep=options.keep, best=_best(entries), include_unusable=options.rejected
+        )
+        if entry.state is not CheckpointState.partial or is_abandoned(entry.path)
     ]
     left = [entry for entry in going if options.yes and not _delete(entry)]
     gone = [entry for entry in going if options.yes and entry not in left]
@@ -163,11 +172,11 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
     return EXIT_BAD if left else 0
 
 
-def _best(entries: Sequence[Entry]) -> set[str]:
+def _best(entries: Sequence[CheckpointEntry]) -> set[str]:
     """The checkpoints that trainers have written down as their best, by name."""
     names = set()
     for entry in entries:
-        if entry.state is not State.published:
+        if entry.state is not CheckpointState.published:
             continue
         try:
             best = json.loads((entry.path / "trainer_state.json").read_bytes()).get("best_model_checkpoint")
@@ -178,14 +187,14 @@ def _best(entries: Sequence[Entry]) -> set[str]:
     return names
 
 
-def _delete(entry: Entry) -> bool:
+def _delete(entry: CheckpointEntry) -> bool:
     """Delete a directory; one that somebody still writes stays."""
-    if entry.state is State.partial:
-        publishing.clean_partials(entry.path.parent)
+    if entry.state is CheckpointState.partial:
+        clean_partial_directories(entry.path.parent)
         return not entry.path.exists()
     try:
-        if entry.state is State.published:
-            checkpoints.withdraw(entry.path)  # first, so that a deletion cut short leaves no checkpoint
+        if entry.state is CheckpointState.published:
+            remove_manifest(entry.path)  # first, so that a deletion cut short leaves no checkpoint
         shutil.rmtree(entry.path)
     except OSError:
         return not entry.path.exists()

@@ -20,7 +20,7 @@ from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision.supervisor import Supervisor
 
 ENTRY = "grpo_run.trainers.bootstrap:main"
@@ -62,19 +62,19 @@ def _write_what_was_kept(launch: LaunchCommand, directory: RunDirectory, history
     path = launch.config.snapshot_directory
     if path is None or not path.is_dir():
         return
-    from grpo_run.runtime.staging.drain_scheduler import Drains
+    from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 
     def say(text: str) -> None:
         print(f"grpo-run: {text}")
 
-    staging = Staging(path)
-    if not staging.is_of(history.supervisors):
+    staging = StagingArea(path)
+    if not staging.belongs_to(history.supervisors):
         staging.clear()  # the run ended on another machine: this is older
         return
-    drains = Drains(
+    drains = DrainScheduler(
         staging, write=Journal(directory.journal, launch.config.run_id).write, warn=say, preloaded=False
     )
-    drains.settle(restore=False)
+    drains.flush(restore=False)
     drains.close()
 
 
@@ -98,7 +98,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         directory.write_run(config.as_json())
     staging = None
     if config.snapshot_directory is not None:
-        staging = Staging(config.snapshot_directory)
+        staging = StagingArea(config.snapshot_directory)
     supervisor = Supervisor(
         config,
         directory,

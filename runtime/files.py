@@ -1,13 +1,18 @@
-"""File helpers shared by every layer of the runtime: atomic JSON files, directory fsync, errnos for a full disk.
+"""File helpers shared by every layer of the runtime: atomic JSON files, fsync, file locks, errnos for a full disk.
 
 Imports nothing of this project. Does not know the run directory or checkpoints; callers pass paths.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
+import fcntl
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,14 @@ NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOM
 
 SHARED_MEMORY_ROOT = Path("/dev/shm")
 """The tmpfs that shm_overview(7) says every Linux system mounts. Files in it outlive processes, not a reboot."""
+
+WRITE_BACK_BYTES = 64 << 20
+"""How much of a file `sync_tree` writes to disk between two progress reports."""
+LOCK_POLL_SECONDS = 0.005
+"""Time between two attempts to take a lock that another process holds."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYNC_FILE_RANGE_FLAGS = 7
+"""WAIT_BEFORE | WRITE | WAIT_AFTER of sync_file_range(2): wait until the pages are written."""
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:
@@ -65,3 +78,71 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def sync_tree(path: Path, progress: Callable[[int], None] = lambda size_bytes: None) -> None:
+    """Fsync every file and directory under `path`, children before their directory.
+
+    Args:
+        progress: called with the number of bytes just written to disk, several times per large file.
+
+    Raises:
+        OSError: the disk reports an error.
+    """
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            # another rank may remove its temporary file meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                _sync_file(Path(folder) / name, progress)
+        sync_directory(Path(folder))
+
+
+def _sync_file(path: Path, progress: Callable[[int], None]) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _write_back(descriptor, progress)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
+    """Write a file's dirty pages in steps of `WRITE_BACK_BYTES`, to report progress before the final fsync.
+
+    sync_file_range(2) does not make data durable; the fsync that follows does.
+    """
+    size = os.fstat(descriptor).st_size
+    for offset in range(0, size, WRITE_BACK_BYTES):
+        result = _LIBC.sync_file_range(
+            descriptor,
+            ctypes.c_int64(offset),
+            ctypes.c_int64(WRITE_BACK_BYTES),
+            ctypes.c_uint(_SYNC_FILE_RANGE_FLAGS),
+        )
+        if result != 0:
+            number = ctypes.get_errno()
+            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP):
+                return  # not supported by this file system or container; fsync alone is enough
+            raise OSError(number, os.strerror(number))
+        progress(min(WRITE_BACK_BYTES, size - offset))
+
+
+def lock_exclusively(descriptor: int, wait_seconds: float = 0.0) -> bool:
+    """Take the exclusive flock(2) of an open file. Return False if another process still holds it at the deadline.
+
+    Args:
+        wait_seconds: how long to keep trying; 0 tries once.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_POLL_SECONDS)
+        else:
+            return True

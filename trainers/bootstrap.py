@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
+from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
-from grpo_run.runtime.staging.headroom import NO_ROOM
 from grpo_run.trainers.hooks.attach import install_guard
 from grpo_run.trainers.rank.session import Session, current, open_session
 from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
@@ -119,7 +119,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
             return memoryview(data).nbytes
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from grpo_run.cli.launch_options.help import LaunchParser
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text
-from grpo_run.runtime.staging.slots import MEMORY_ROOT
 from grpo_run.trainers.hooks import caps
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -92,7 +92,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--snapshot-dir",
-        default=str(MEMORY_ROOT),
+        default=str(SHARED_MEMORY_ROOT),
         metavar="DIR|off",
         help="file system in memory that holds snapshots and checkpoints on their way to disk; off: training"
         " waits for the disk (default: %(default)s)",

@@ -9,8 +9,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.completeness import STATE
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, find
+from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
+from grpo_run.runtime.checkpoints.manifest import MANIFEST
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT
 
@@ -28,8 +29,8 @@ def check_resume_from(value: str | None, run_directory: Path, script_arguments: 
         return
     path = Path(value)
     if path.is_dir():
-        if not any((path / name).is_file() for name in (MANIFEST, STATE)):
-            raise UsageError(f"--resume-from {value}: not a checkpoint directory (no {STATE} in it)")
+        if not any((path / name).is_file() for name in (MANIFEST, TRAINER_STATE)):
+            raise UsageError(f"--resume-from {value}: not a checkpoint directory (no {TRAINER_STATE} in it)")
         return
     roots = (DEFAULT_ROOT, run_directory.parent)
     if any((root / value / "run.json").is_file() for root in roots):
@@ -37,7 +38,7 @@ def check_resume_from(value: str | None, run_directory: Path, script_arguments: 
     if any(
         found.manifest.run_id == value
         for folder in _output_directories(script_arguments)
-        for found in find(folder)
+        for found in find_checkpoints(folder)
     ):
         return
     near = difflib.get_close_matches(

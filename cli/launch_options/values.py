@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.staging.slots import MEMORY_ROOT, place
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.staging.area import staging_path
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 DEADLINE_FIELDS = {
@@ -47,14 +48,14 @@ def snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int) 
     if text == "off" or nodes > 1:
         return None
     root = Path(text).absolute()
-    is_default = text == str(MEMORY_ROOT)
+    is_default = text == str(SHARED_MEMORY_ROOT)
     if not root.is_dir():
         if is_default:
             return None  # this machine has no such file system
         raise UsageError(
             f"--snapshot-dir {text}: not a directory; give one on a file system in memory, or off"
         )
-    found = place(run_directory, run_id, root)
+    found = staging_path(run_directory, run_id, root)
     if found is None and not is_default:
         raise UsageError(
             f"--snapshot-dir {text}: cannot be written, or another user can access its grpo-run-{os.getuid()}"

@@ -1,7 +1,7 @@
-"""How long the files of a checkpoint in torch's distributed format must be, from its `.metadata`.
+"""Expected file sizes of a torch distributed checkpoint, read from its `.metadata` file.
 
-That file is a pickle; it is read here with every class and function replaced by one that does nothing, so that
-nothing of it is executed and torch is not needed. Called by `completeness.py`. Pure.
+`.metadata` is a pickle. It is read with every class and function replaced by an inert object, so no code in it runs
+and torch is not imported. Called by `file_checks.py`. Pure.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import pickle
 from typing import Any
 
 
-class Unreadable(Exception):
-    """Not a pickle, cut short, or without what names the files."""
+class UnreadableMetadataError(Exception):
+    """The metadata is not a complete pickle, or does not name any files."""
 
 
 class _Inert(dict[Any, Any]):
-    """Stands for whatever a pickle wants to make: takes all arguments and does nothing with them."""
+    """Replacement for every object in the pickle: accepts all arguments and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class _Inert(dict[Any, Any]):
             self.__dict__.update(state)
 
     def append(self, _: Any) -> None:
-        """A list's."""
+        """Ignore an item of a list."""
 
     def extend(self, _: Any) -> None:
-        """A list's."""
+        """Ignore the items of a list."""
 
     def add(self, _: Any) -> None:
-        """A set's."""
+        """Ignore an item of a set."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment] # it is the key of a dictionary in the format
+    __hash__ = object.__hash__  # type: ignore[assignment] # the format uses it as a dictionary key
     __eq__ = object.__eq__
 
 
-class _Reader(pickle.Unpickler):
+class _InertUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return _Inert
 
@@ -46,20 +46,23 @@ class _Reader(pickle.Unpickler):
         return None
 
 
-def file_sizes(metadata: bytes) -> dict[str, int]:
-    """Name to size in bytes of every file that the checkpoint's tensors lie in.
+def read_file_sizes(metadata: bytes) -> dict[str, int]:
+    """Return the size in bytes of every data file, by name.
+
+    Args:
+        metadata: the contents of `.metadata`.
 
     Raises:
-        Unreadable: nothing can be said.
+        UnreadableMetadataError: the sizes cannot be determined.
     """
     try:
-        read = _Reader(io.BytesIO(metadata)).load()
+        content = _InertUnpickler(io.BytesIO(metadata)).load()
         sizes: dict[str, int] = {}
-        for info in read.storage_data.values():
+        for info in content.storage_data.values():
             name, end = str(info.relative_path), int(info.offset) + int(info.length)
             sizes[name] = max(sizes.get(name, 0), end)
     except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+        raise UnreadableMetadataError(f"{type(error).__name__}: {error}") from None
     if not sizes:
-        raise Unreadable("it names no file")
+        raise UnreadableMetadataError("it names no file")
     return sizes

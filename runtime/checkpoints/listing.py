@@ -1,6 +1,6 @@
-"""What lies in a directory of checkpoints, and in what state: for people, through `grpo-run checkpoints`.
+"""List the checkpoints in a directory with their state, for `grpo-run checkpoints`.
 
-Looks at names, manifests, sizes and headers; reads whole files only when asked to verify. Changes nothing.
+Reads names, manifests, sizes and headers; reads whole files only when asked to verify. Changes nothing.
 """
 
 from __future__ import annotations
@@ -12,61 +12,69 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints import completeness, publishing
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.checkpoints.manifest import Candidate, Manifest
+from grpo_run.runtime.checkpoints.completeness import count_ranks, find_problems
+from grpo_run.runtime.checkpoints.digests import verify_digests, verify_sizes
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, Manifest
+from grpo_run.runtime.checkpoints.publishing import PARTIAL, REASON, REJECTED, REPLACED, REPLACING
+from grpo_run.runtime.checkpoints.search import Candidate, find_candidates, read_candidate, step_of
 from grpo_run.runtime.errors import CheckpointError
 
 
-class State(str, Enum):
-    """What a directory is. Only `published` and `complete` can be gone on from."""
+class CheckpointState(str, Enum):
+    """State of a checkpoint directory. Only `published` and `complete` checkpoints can be resumed from."""
 
     published = "published"
-    """Has a manifest, and every file has the size it says."""
+    """Has a manifest, and every file has the recorded size."""
     complete = "complete"
-    """No manifest, but all the parts: written without us."""
+    """Has no manifest, but all required files: not written by grpo-run."""
     incomplete = "incomplete"
-    """No manifest, and parts are missing: half written, or the weights alone."""
+    """Has no manifest, and required files are missing: half written, or weights only."""
     damaged = "damaged"
-    """Its manifest or its files are not what was written."""
+    """The manifest or a file is not what was written."""
     partial = "partial"
-    """Being written, or left by who died writing it."""
+    """Being written, or abandoned by a process that died while writing it."""
     rejected = "rejected"
-    """Found bad when a run wanted to go on from it, and renamed."""
+    """Found damaged when a run tried to resume from it, and renamed."""
     replaced = "replaced"
-    """Another run's, whose name was taken."""
+    """A directory of another run or of the script, renamed because its name was needed."""
 
     def __str__(self) -> str:
         return self.value
 
 
-ASIDE = (State.partial, State.rejected, State.replaced)
-"""Under another name than a checkpoint's: nobody loads them."""
+RENAMED_STATES = (CheckpointState.partial, CheckpointState.rejected, CheckpointState.replaced)
+"""States of directories that do not have a checkpoint's name and are never loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One directory. `when` is the wall time of its last change in seconds."""
+class CheckpointEntry:
+    """One listed directory.
+
+    Attributes:
+        modified_at: time of the last change, in seconds since the epoch.
+        ranks: number of ranks that wrote it; None if unknown.
+        problem: why it cannot be used; None if it can.
+        verified: result of comparing the digests; None if they were not compared or do not exist.
+    """
 
     path: Path
     step: int
-    state: State
+    state: CheckpointState
     size_bytes: int
-    when: float
+    modified_at: float
     manifest: Manifest | None = None
     ranks: int | None = None
     problem: str | None = None
     verified: bool | None = None
-    """By digests; None when they were not looked at, or there are none."""
 
     def as_json(self) -> dict[str, Any]:
-        """The public form, as in `grpo-run checkpoints list --json`."""
+        """Return the public form, as in `grpo-run checkpoints list --json`."""
         manifest = self.manifest
         return {
             "path": str(self.path),
             "step": self.step,
             "state": str(self.state),
-            "when": self.when,
+            "when": self.modified_at,
             "size_bytes": self.size_bytes,
             "ranks": self.ranks,
             "scheduled": manifest.scheduled if manifest else None,
@@ -80,104 +88,104 @@ class Entry:
         }
 
 
-def take(directory: Path, *, verify: bool = False) -> list[Entry]:
-    """Every checkpoint of a directory and what lies aside there, newest step first.
+def list_checkpoints(directory: Path, *, verify: bool = False) -> list[CheckpointEntry]:
+    """Return every checkpoint of a directory and its renamed ones, newest step first.
 
     Args:
         directory: an `output_dir`, or one `checkpoint-N`.
         verify: compare digests, and the checksums in torch's files where there is no manifest.
     """
-    if checkpoints.step_of(directory) is not None:
-        return [look(_candidate(directory), verify=verify)]
-    entries = [look(candidate, verify=verify) for candidate in checkpoints.candidates(directory)]
-    return sorted([*entries, *_aside(directory)], key=lambda entry: (-entry.step, entry.path.name))
+    step = step_of(directory)
+    if step is not None:
+        return [_describe(read_candidate(directory, step), verify=verify)]
+    entries = [_describe(candidate, verify=verify) for candidate in find_candidates(directory)]
+    return sorted([*entries, *_renamed(directory)], key=lambda entry: (-entry.step, entry.path.name))
 
 
-def _candidate(path: Path) -> Candidate:
-    return next(one for one in checkpoints.candidates(path.parent) if one.path.name == path.name)
-
-
-def look(candidate: Candidate, *, verify: bool) -> Entry:
-    """One `checkpoint-N`."""
+def _describe(candidate: Candidate, *, verify: bool) -> CheckpointEntry:
     path, manifest, problem = candidate.path, candidate.manifest, candidate.problem
     verified: bool | None = None
     if manifest is not None:
-        state = State.published
+        state = CheckpointState.published
         try:
-            (checkpoints.verify if verify else checkpoints.verify_sizes)(path, manifest)
+            (verify_digests if verify else verify_sizes)(path, manifest.files)
             verified = True if verify else None
         except CheckpointError as error:
-            state, problem, verified = State.damaged, str(error), False
-    elif (path / checkpoints.MANIFEST).exists():
-        state, verified = State.damaged, False
+            state, problem, verified = CheckpointState.damaged, str(error), False
+    elif (path / MANIFEST).exists():
+        state, verified = CheckpointState.damaged, False
     else:
-        lacks = completeness.missing(path, deep=verify)
-        state, problem = (State.incomplete, ", ".join(lacks)) if lacks else (State.complete, None)
-    return Entry(
+        problem = ", ".join(find_problems(path, verify_checksums=verify)) or None
+        state = CheckpointState.incomplete if problem else CheckpointState.complete
+    return CheckpointEntry(
         path=path,
         step=candidate.step,
         state=state,
-        size_bytes=_size(path),
-        when=_when(path),
+        size_bytes=_size_bytes(path),
+        modified_at=_modified_at(path),
         manifest=manifest,
-        ranks=manifest.world_size if manifest else completeness.ranks(path),
+        ranks=manifest.world_size if manifest else count_ranks(path),
         problem=problem,
         verified=verified,
     )
 
 
-def _aside(directory: Path) -> Iterator[Entry]:
+def _renamed(directory: Path) -> Iterator[CheckpointEntry]:
     kinds = (
-        (publishing.PARTIAL, State.partial),
-        (publishing.REPLACING, State.replaced),
-        (publishing.REJECTED, State.rejected),
-        (publishing.REPLACED, State.replaced),
+        (PARTIAL, CheckpointState.partial),
+        (REPLACING, CheckpointState.replaced),
+        (REJECTED, CheckpointState.rejected),
+        (REPLACED, CheckpointState.replaced),
     )
     for path in directory.iterdir() if directory.is_dir() else ():
         for pattern, state in kinds:
             match = pattern.fullmatch(path.name)
             if match is not None and path.is_dir():
-                yield Entry(
+                yield CheckpointEntry(
                     path=path,
                     step=int(match[1].rpartition("-")[2]),
                     state=state,
-                    size_bytes=_size(path),
-                    when=_when(path),
-                    problem=_reason(path) if state is State.rejected else None,
+                    size_bytes=_size_bytes(path),
+                    modified_at=_modified_at(path),
+                    problem=_rejection_reason(path) if state is CheckpointState.rejected else None,
                 )
 
 
-def _reason(path: Path) -> str | None:
+def _rejection_reason(path: Path) -> str | None:
     try:
-        value = json.loads((path / publishing.REASON).read_text(encoding="utf-8"))
+        value = json.loads((path / REASON).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return str(value.get("reason")) if isinstance(value, dict) else None
 
 
-def _size(path: Path) -> int:
+def _size_bytes(path: Path) -> int:
     total = 0
     for file in path.rglob("*"):
         try:
             total += file.stat().st_size if file.is_file() else 0
         except OSError:
-            continue  # gone since it was listed
+            continue  # removed since it was listed
     return total
 
 
-def _when(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     try:
-        manifest = path / checkpoints.MANIFEST
+        manifest = path / MANIFEST
         return (manifest if manifest.exists() else path).stat().st_mtime
     except OSError:
         return 0.0
 
 
-def output_directories(records: Iterable[dict[str, Any]]) -> list[Path]:
-    """Where a run has published checkpoints, from its journal, in the order it began to."""
-    places = (
+def find_output_directories(records: Iterable[dict[str, Any]]) -> list[Path]:
+    """Return the directories a run has published checkpoints to, in order of first use.
+
+    Args:
+        records: the run's journal.
+    """
+    directories = (
         Path(record["path"]).parent
         for record in records
         if record["event"] == "checkpoint_published" and isinstance(record.get("path"), str)
     )
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(directories))

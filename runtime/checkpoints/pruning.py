@@ -1,6 +1,7 @@
-"""Which checkpoints may go: what `grpo-run checkpoints prune` would delete. Pure; deletes nothing.
+"""Select the checkpoints that `grpo-run checkpoints prune` deletes. Pure; deletes nothing.
 
-Only what was verified by its digests a moment ago is ever given up, and only for newer ones that were too.
+A checkpoint is selected only if its digests were verified and enough newer verified checkpoints exist. `rotation.py`
+is what a running job deletes by itself.
 """
 
 from __future__ import annotations
@@ -9,32 +10,38 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.listing import Entry, State
+from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState
 
 
-def superfluous(
-    entries: Sequence[Entry], *, keep: int, best: Iterable[str] = (), aside: bool = False
-) -> list[Entry]:
-    """What can be deleted, oldest first.
+def select_prunable(
+    entries: Sequence[CheckpointEntry],
+    *,
+    keep: int,
+    best: Iterable[str] = (),
+    include_unusable: bool = False,
+) -> list[CheckpointEntry]:
+    """Return the entries to delete, oldest first.
 
     Args:
-        entries: of any number of directories, verified.
-        keep: newest verified checkpoints to keep, 1 or more, for each directory, run and `train()` call in it.
-        best: names of checkpoints that a trainer has written down as its best; they stay.
-        aside: rejected and partial directories too (a partial one may still be written: ask its lock first).
+        entries: verified entries of any number of directories.
+        keep: how many of the newest verified checkpoints to keep, at least 1, per directory, run and `train()` call.
+        best: names of checkpoints that a trainer recorded as its best; they are kept.
+        include_unusable: select rejected and partial directories too. The caller must check that a partial directory
+            is abandoned.
     """
-    assert keep >= 1, "the last verified checkpoint is never given up"
-    groups: dict[tuple[Path, tuple[str, int]], list[Entry]] = defaultdict(list)
+    assert keep >= 1, "at least one verified checkpoint must be kept"
+    groups: dict[tuple[Path, tuple[str, int]], list[CheckpointEntry]] = defaultdict(list)
     for entry in entries:
-        if entry.state is State.published and entry.verified and entry.manifest is not None:
-            groups[entry.path.parent, entry.manifest.call_of_run].append(entry)
-    stay = set(best)
-    going = [
+        if entry.state is CheckpointState.published and entry.verified and entry.manifest is not None:
+            groups[entry.path.parent, entry.manifest.train_call_key].append(entry)
+    kept_names = set(best)
+    selected = [
         entry
         for group in groups.values()
         for entry in sorted(group, key=lambda entry: -entry.step)[keep:]
-        if entry.path.name not in stay
+        if entry.path.name not in kept_names
     ]
-    if aside:
-        going += [entry for entry in entries if entry.state in (State.partial, State.rejected)]
-    return sorted(going, key=lambda entry: (entry.step, str(entry.path)))
+    if include_unusable:
+        unusable = (CheckpointState.partial, CheckpointState.rejected)
+        selected += [entry for entry in entries if entry.state in unusable]
+    return sorted(selected, key=lambda entry: (entry.step, str(entry.path)))

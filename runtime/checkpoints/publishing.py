@@ -1,19 +1,18 @@
-"""A checkpoint's directory while it is written, and the rename that makes it a checkpoint.
+"""Write a checkpoint in a partial directory and publish it by rename.
 
-    .checkpoint-40.partial-1f3a     being written; `.partial.lock` in it is locked for as long as somebody does
-    checkpoint-40                   published: its manifest and every byte were on disk before this name was
-    .checkpoint-40.replaced-1f3a    the one that had the name before, for the length of two renames
-    replaced-checkpoint-40          whatever had the name and was not this call's, such as the script's own; kept
-    rejected-checkpoint-40          found bad; kept, with the reason in REJECTED.json
+    .checkpoint-40.partial-1f3a     being written; the writer holds the lock on `.partial.lock` in it
+    checkpoint-40                   published: the manifest and every file were on disk before this name existed
+    .checkpoint-40.replaced-1f3a    the directory that had the name before, between two renames
+    replaced-checkpoint-40          a directory of that name that another run or the script wrote; kept
+    rejected-checkpoint-40          found damaged; kept, with the reason in REJECTED.json
 
-None of the other names is one that transformers takes for a checkpoint or counts when it rotates (it globs
-`checkpoint-*`). Called by who saves or rotates, and by the guard for `reject`. Does not decide what is bad or kept.
+Transformers ignores all names but `checkpoint-40` when it resumes or rotates (it globs `checkpoint-*`). Called when a
+checkpoint is saved, rotated or rejected. Does not decide which checkpoints are damaged or deleted.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -23,42 +22,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, NAME, read_manifest, sync_directory
+from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, read_manifest
+from grpo_run.runtime.checkpoints.search import CHECKPOINT_NAME
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import write_json
+from grpo_run.runtime.files import lock_exclusively, sync_directory, write_json
 
 PARTIAL = re.compile(r"\.(checkpoint-[0-9]+)\.partial-[0-9a-f]+")
 REPLACING = re.compile(r"\.(checkpoint-[0-9]+)\.replaced-[0-9a-f]+")
 REPLACED = re.compile(r"replaced-checkpoint-([0-9]+)(\.[0-9]+)?")
 REJECTED = re.compile(r"rejected-checkpoint-([0-9]+)(\.[0-9]+)?")
 REASON = "REJECTED.json"
-_TRIES = 100
 UNLOCKED_SECONDS = 3600.0
-"""Where the file system has no locks, a partial directory nobody has written to for as long is abandoned."""
-_OURS = ("grpo_run", LOCK)
-"""In a directory without a manifest, what tells that we began it."""
+"""On a file system without locks, a partial directory not written to for this long is abandoned."""
+_MAX_NAMES = 100
+"""How many names to try before giving up."""
+_OUR_NAMES = ("grpo_run", LOCK)
+"""A directory without a manifest that contains one of these was written by us."""
 
 
 @contextmanager
 def partial_directory(output_dir: Path, step: int) -> Iterator[Path]:
-    """A new hidden directory to write `checkpoint-<step>` into, locked while the block runs.
+    """Create a partial directory for `checkpoint-<step>` and hold its lock while the block runs.
 
-    Publish it inside the block. What was not published by its end is removed.
+    Call `publish` inside the block. The directory is removed at the end if it was not published.
 
     Raises:
-        OSError: the directory cannot be made.
+        OSError: the directory cannot be created.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
-    path, descriptor = _make(output_dir, step)
+    path, descriptor = _create_partial(output_dir, step)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # nothing there when it was published
+        shutil.rmtree(path, ignore_errors=True)  # does nothing after publishing
         os.close(descriptor)
 
 
-def _make(output_dir: Path, step: int) -> tuple[Path, int]:
-    for _ in range(_TRIES):
+def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
+    for _ in range(_MAX_NAMES):
         path = output_dir / f".checkpoint-{step}.partial-{secrets.token_hex(4)}"
         try:
             path.mkdir()
@@ -66,40 +67,37 @@ def _make(output_dir: Path, step: int) -> tuple[Path, int]:
             continue
         descriptor = None
         try:
-            descriptor = _locked(path, create=True, writing=True)
+            descriptor = _lock(path, create=True, writing=True)
         finally:
             if descriptor is None:
-                shutil.rmtree(path, ignore_errors=True)  # who cleans up has its lock, and removes it as well
+                # a concurrent cleanup holds the lock and removes the directory too
+                shutil.rmtree(path, ignore_errors=True)
         if descriptor is not None:
             return path, descriptor
-    raise FileExistsError(
-        errno.EEXIST, "no directory to write a checkpoint into could be made", str(output_dir)
-    )
+    raise FileExistsError(errno.EEXIST, "no partial checkpoint directory could be created", str(output_dir))
 
 
-def _locked(path: Path, *, create: bool, writing: bool = False) -> int | None:
-    """The lock of a partial directory, or None when somebody else has it, or it is gone.
+def _lock(path: Path, *, create: bool, writing: bool = False) -> int | None:
+    """Lock a partial directory. Return the descriptor, or None if another process holds it or it does not exist.
 
-    A file system may have no locks (Lustre mounted without `flock`, NFS without its lock service): who writes goes
-    on without, and to anybody else the directory is somebody's as long as it changes.
+    Some file systems have no locks (Lustre mounted without `flock`, NFS without its lock service). There, a writer
+    proceeds without a lock, and others treat the directory as locked until `UNLOCKED_SECONDS` after its last change.
     """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        available = lock_exclusively(descriptor)
+    except OSError:
+        available = writing or not _changed_recently(path)
+    if not available:
         os.close(descriptor)
         return None
-    except OSError:
-        if not writing and _written_lately(path):
-            os.close(descriptor)
-            return None
     return descriptor
 
 
-def _written_lately(path: Path) -> bool:
+def _changed_recently(path: Path) -> bool:
     times = [0.0]
     for folder, _, names in os.walk(path):
         for name in (".", *names):
@@ -109,153 +107,154 @@ def _written_lately(path: Path) -> bool:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Give a written directory, its manifest included, its name.
+    """Rename a complete partial directory to its final name, replacing an older directory of that name.
 
-    An older directory of that name is moved out of the way first and is put back when the rename fails; a crash
-    between the two leaves both on disk, and `clean_partials` puts the older one back. Then one of the same call, or
-    one that we left half written, is removed; anything else, another run's or the script's own, is kept under
+    The older directory is renamed first and renamed back if publishing fails. If the process is killed between the
+    two renames, `clean_partial_directories` restores it. Afterwards the older directory is deleted if the same
+    `train()` call wrote it or if it is a half-written checkpoint of ours; otherwise it is kept as
     `replaced-checkpoint-N`.
 
     Raises:
         CheckpointError: `partial` has no manifest.
-        OSError: the rename failed; the older one is where it was.
+        OSError: the rename failed; the older directory has its name.
     """
     read_manifest(partial)
-    aside: Path | None = final.with_name(f".{final.name}.replaced-{secrets.token_hex(4)}")
-    assert aside is not None
+    replaced: Path | None = final.with_name(f".{final.name}.replaced-{secrets.token_hex(4)}")
+    assert replaced is not None
     try:
-        os.rename(final, aside)
+        os.rename(final, replaced)
     except FileNotFoundError:
-        aside = None
+        replaced = None
     try:
         os.rename(partial, final)
     except OSError:
-        if aside is not None:
-            os.rename(aside, final)
+        if replaced is not None:
+            os.rename(replaced, final)
         raise
     sync_directory(final.parent)
-    if aside is not None:
-        with suppress(OSError):  # the new one is there; `clean_partials` tries again
-            _dispose(aside, final)
-    with suppress(OSError):  # in the way of nobody
+    if replaced is not None:
+        with suppress(OSError):  # the new checkpoint is published; clean_partial_directories retries
+            _delete_or_keep(replaced, final)
+    with suppress(OSError):  # a remaining lock file is harmless
         (final / LOCK).unlink()
 
 
-def _dispose(aside: Path, final: Path) -> None:
-    """Remove what a published checkpoint has replaced when it is the same call's, or ours and half written."""
+def _delete_or_keep(replaced: Path, final: Path) -> None:
+    """Delete a replaced directory if `final` supersedes it, otherwise keep it as `replaced-checkpoint-N`."""
     try:
-        keep = read_manifest(aside).call_of_run != read_manifest(final).call_of_run
+        keep = read_manifest(replaced).train_call_key != read_manifest(final).train_call_key
     except CheckpointError:
-        keep = not _half_written(aside)
+        keep = not _is_half_written(replaced)
     if keep:
-        _rename_to_free(aside, final.with_name(f"replaced-{final.name}"))
+        _rename_to_free_name(replaced, final.with_name(f"replaced-{final.name}"))
         sync_directory(final.parent)
     else:
-        remove(aside, final.name)
+        remove_checkpoint(replaced, final.name)
 
 
-def remove(path: Path, name: str) -> None:
-    """Remove a checkpoint, its name first: half removed, it could not be told from somebody's own any more.
+def remove_checkpoint(path: Path, name: str) -> None:
+    """Rename a checkpoint to a partial name, then delete it.
+
+    If the process is killed during the deletion, `clean_partial_directories` deletes the rest.
 
     Args:
-        path: where it lies.
-        name: `checkpoint-N`, which it is or was. What a crash leaves of it, `clean_partials` takes for a partial one.
+        path: the directory.
+        name: its name as a checkpoint, `checkpoint-N`.
 
     Raises:
-        OSError: it could not be renamed, and is as it was.
+        OSError: it cannot be renamed; it is unchanged.
     """
-    doomed = path.with_name(f".{name}.partial-{secrets.token_hex(4)}")
-    os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    partial = path.with_name(f".{name}.partial-{secrets.token_hex(4)}")
+    os.rename(path, partial)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
-def _half_written(path: Path) -> bool:
-    """Nothing is in it, or we had begun it and it never became a checkpoint. In doubt it is somebody's."""
+def _is_half_written(path: Path) -> bool:
+    """Return True if the directory is empty, or we began to write it without a manifest. If unsure, False."""
     try:
         names = os.listdir(path)
     except OSError:
         return False
     if MANIFEST in names:
         return False
-    return not names or any(name in _OURS or name.startswith(f".{MANIFEST}") for name in names)
+    return not names or any(name in _OUR_NAMES or name.startswith(f".{MANIFEST}") for name in names)
 
 
-def _rename_to_free(path: Path, wanted: Path) -> Path:
-    """Rename to `wanted`, or `wanted.2`, `.3` … when it is taken. Raises OSError."""
-    for number in range(1, _TRIES + 1):
+def _rename_to_free_name(path: Path, wanted: Path) -> Path:
+    """Rename to `wanted`, or to `wanted.2`, `.3` … if that name exists. Raises OSError."""
+    for number in range(1, _MAX_NAMES + 1):
         target = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
         if target.exists() or target.is_symlink():
             continue
         os.rename(path, target)
         return target
-    raise FileExistsError(f"{wanted} and {_TRIES - 1} names after it are taken")
+    raise FileExistsError(errno.EEXIST, f"{_MAX_NAMES} directories of this name exist", str(wanted))
 
 
 def is_abandoned(path: Path) -> bool:
-    """Nobody holds the lock of a partial directory, so nobody writes it any more."""
-    descriptor = _locked(path, create=False)
+    """Return True if no process holds the lock of a partial directory."""
+    descriptor = _lock(path, create=False)
     if descriptor is None:
         return not (path / LOCK).exists()
     os.close(descriptor)
     return True
 
 
-def clean_partials(output_dir: Path) -> list[Path]:
-    """Remove what died half written, and put back what a crash left without its name.
+def clean_partial_directories(output_dir: Path) -> list[Path]:
+    """Delete abandoned partial directories, and restore checkpoints that a crash left under a replaced name.
 
-    Leaves alone every partial directory whose lock somebody holds, and everything of the same step.
+    Partial directories that are still being written, and replaced directories of the same step, are not touched.
 
     Returns:
-        what was removed or renamed, by its old name.
+        The directories that were deleted or renamed, by their old path.
     """
     try:
         names = sorted(os.listdir(output_dir))
     except OSError:
         return []
-    done, busy = [], set()
+    cleaned, being_written = [], set()
     for name in names:
         match = PARTIAL.fullmatch(name)
         if match is None or not (output_dir / name).is_dir():
             continue
-        # made when it is not there: who had just made the directory finds it taken, and makes another
+        # creates a missing lock file: a writer that has just created the directory then tries another name
         try:
-            descriptor = _locked(output_dir / name, create=True)
+            descriptor = _lock(output_dir / name, create=True)
         except OSError:
-            descriptor = None  # another user's, or a disk that takes nothing: not ours to remove
+            descriptor = None  # another user's directory, or a disk without free space: cannot be cleaned
         if descriptor is None:
-            busy.add(match[1])
+            being_written.add(match[1])
             continue
         shutil.rmtree(output_dir / name, ignore_errors=True)
         os.close(descriptor)
-        done.append(output_dir / name)
+        cleaned.append(output_dir / name)
     for name in names:
         match = REPLACING.fullmatch(name)
-        if match is None or match[1] in busy:
+        if match is None or match[1] in being_written:
             continue
-        aside, final = output_dir / name, output_dir / match[1]
-        with suppress(OSError):  # another process has just done the same
+        replaced, final = output_dir / name, output_dir / match[1]
+        with suppress(OSError):  # another process may have done the same
             if final.exists():
-                _dispose(aside, final)
+                _delete_or_keep(replaced, final)
             else:
-                os.rename(aside, final)
+                os.rename(replaced, final)
                 sync_directory(output_dir)
-            done.append(aside)
-    return done
+            cleaned.append(replaced)
+    return cleaned
 
 
-def reject(path: Path, reason: str) -> Path | None:
-    """Rename a bad checkpoint so that nobody takes it for one, and leave the reason in it. Deletes nothing.
+def reject_checkpoint(path: Path, reason: str) -> Path | None:
+    """Rename a damaged checkpoint to `rejected-checkpoint-N` and write the reason into it. Deletes nothing.
 
     Returns:
-        where it lies now; None when it could not be renamed (a read-only file system), which is no error: who
-        asked passes it over.
+        The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip it.
     """
-    assert NAME.fullmatch(path.name), path
+    assert CHECKPOINT_NAME.fullmatch(path.name), path
     try:
-        moved = _rename_to_free(path, path.with_name(f"rejected-{path.name}"))
+        rejected = _rename_to_free_name(path, path.with_name(f"rejected-{path.name}"))
     except OSError:
         return None
-    with suppress(OSError):  # a full disk: the journal has the reason too
-        write_json(moved / REASON, {"reason": reason, "was": str(path), "time": round(time.time(), 3)})
-        sync_directory(moved.parent)
-    return moved
+    with suppress(OSError):  # the disk may be full; the journal records the reason too
+        write_json(rejected / REASON, {"reason": reason, "was": str(path), "time": round(time.time(), 3)})
+        sync_directory(rejected.parent)
+    return rejected

@@ -1,30 +1,33 @@
-"""Which older checkpoints go when a new one is there: the script's `save_total_limit`, and snapshots that were superseded.
+"""Delete older checkpoints after a new one is published: the script's `save_total_limit`, and superseded snapshots.
 
-As transformers rotates, but after the new one is complete and on disk, so that there is always one; called by the
-drainer and by the guard when it saves directly. What is removed loses its name first: a crash leaves nothing that
-looks like a checkpoint. Never touches the newest, the best, a finished call's last one, or another run's snapshots.
+Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a loadable
+checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never deletes the
+newest checkpoint, the best one, the last one of a finished `train()` call, or snapshots of another run.
+`pruning.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest, step_of
-from grpo_run.runtime.checkpoints.publishing import remove
+from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
+from grpo_run.runtime.checkpoints.publishing import remove_checkpoint
+from grpo_run.runtime.checkpoints.search import step_of
 from grpo_run.runtime.errors import CheckpointError
 
 
 def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None) -> list[Path]:
-    """Remove what is due.
+    """Delete the checkpoints that `newest` makes unnecessary.
 
     Args:
         directory: an `output_dir`.
-        newest: just published and verified; it stays.
-        limit: how many to keep, the newest counted; None or 0 for all (transformers' `save_total_limit`).
-        best: directory name of the script's best checkpoint, which stays beside them.
+        newest: the checkpoint just published and verified; never deleted.
+        limit: number of scheduled checkpoints to keep, including the newest (transformers' `save_total_limit`); None
+            or 0 keeps all.
+        best: directory name of the script's best checkpoint, which is kept in addition.
 
     Returns:
-        What was removed.
+        The deleted directories.
     """
     new = read_manifest(newest)
     best = best if best != newest.name else None
@@ -32,22 +35,23 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     for path in directory.iterdir():
         if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
             continue
-        manifest = _manifest(path)
+        manifest = _manifest_or_none(path)
         if manifest is not None and manifest.finished:
             continue
-        same_call = manifest is not None and manifest.call_of_run == new.call_of_run
+        same_call = manifest is not None and manifest.train_call_key == new.train_call_key
         if manifest is not None and not manifest.scheduled and path.name != best:
-            # snapshots are not always made durable in their order: a later one is not superseded
-            if same_call and manifest.step < new.step and _untouched(path, manifest):
+            # snapshots may become durable out of order, so a later one is not superseded
+            if same_call and manifest.step < new.step and _has_only_our_files(path, manifest):
                 superseded.append(path)
         else:
-            later = same_call and manifest is not None and manifest.step > new.step
-            scheduled.append((path, later))
-    return [path for path in (*superseded, *_surplus(scheduled, new, limit, best)) if _remove(path)]
+            is_later = same_call and manifest is not None and manifest.step > new.step
+            scheduled.append((path, is_later))
+    over_limit = _over_limit(scheduled, new, limit, best)
+    return [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
 
 
-def _untouched(path: Path, manifest: Manifest) -> bool:
-    """Nobody has added anything to a snapshot: a script may write into any directory of its own."""
+def _has_only_our_files(path: Path, manifest: Manifest) -> bool:
+    """Return True if nothing was added to a snapshot: a script may write files into any of its directories."""
     ours = {MANIFEST, LOCK, *manifest.files}
     return all(
         str(file.relative_to(path)) in ours
@@ -56,39 +60,43 @@ def _untouched(path: Path, manifest: Manifest) -> bool:
     )
 
 
-def _surplus(
+def _over_limit(
     others: list[tuple[Path, bool]], new: Manifest, limit: int | None, best: str | None
 ) -> list[Path]:
-    """What is over the limit, of other checkpoints and whether they are later ones of the same call."""
+    """Return the oldest checkpoints over the limit.
+
+    Args:
+        others: all scheduled checkpoints but the newest, each with whether it is a later one of the same call.
+    """
     if not limit or limit < 0:
         return []
-    stay = [path for path, later in others if later or path.name == best]
+    kept = [path for path, is_later in others if is_later or path.name == best]
     if limit == 1 and best is not None:
-        limit = 2  # transformers keeps the last beside the best, to resume from
-    may_go = sorted((path for path, _ in others if path not in stay), key=_age)
-    kept = limit - int(new.scheduled) - len(stay)
-    return may_go[: max(0, len(may_go) - max(0, kept))]
+        limit = 2  # transformers keeps the last one beside the best, to resume from
+    removable = sorted((path for path, _ in others if path not in kept), key=_age_key)
+    remaining = limit - int(new.scheduled) - len(kept)
+    return removable[: max(0, len(removable) - max(0, remaining))]
 
 
-def _age(path: Path) -> tuple[float, int]:
-    """Oldest first; copies and some file systems give all the same time."""
+def _age_key(path: Path) -> tuple[float, int]:
+    """Sort key, oldest first. The step decides where a copy or the file system gave all the same time."""
     try:
-        written_at = path.stat().st_mtime
+        modified_at = path.stat().st_mtime
     except OSError:
-        written_at = 0.0  # gone since
-    return written_at, step_of(path) or 0
+        modified_at = 0.0  # removed meanwhile
+    return modified_at, step_of(path) or 0
 
 
-def _manifest(path: Path) -> Manifest | None:
+def _manifest_or_none(path: Path) -> Manifest | None:
     try:
         return read_manifest(path)
     except CheckpointError:
-        return None  # the script's own, or damaged: it is rotated as transformers would
+        return None  # written by the script, or damaged: rotated as transformers would
 
 
-def _remove(path: Path) -> bool:
+def _try_to_remove(path: Path) -> bool:
     try:
-        remove(path, path.name)
+        remove_checkpoint(path, path.name)
     except OSError:
-        return False  # gone, or not ours to remove: rotation is no reason to fail
+        return False  # already removed, or not removable: rotation must not fail the save
     return True

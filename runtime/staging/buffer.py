@@ -1,7 +1,8 @@
-"""One rank's memory for checkpoints: a file in memory that is mapped once, faulted in once and used again.
+"""The snapshot buffer: one rank's memory for snapshots, in a file on a memory-backed file system.
 
-The rank appends (`Arena`); the process that writes the files to disk reads (`ArenaReader`). Who may do so when is
-agreed elsewhere: an arena knows nothing of slots and locks, nor what its bytes mean. Not for two writers at once.
+The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. The rank appends
+(`SnapshotBuffer`); the drain worker reads (`SnapshotBufferReader`). Slots and locks (`slot.py`) decide who may use a
+buffer when; the index (`index.py`) says what its bytes mean. Only one process may write at a time.
 """
 
 from __future__ import annotations
@@ -20,47 +21,48 @@ from types import TracebackType
 from typing_extensions import Self
 
 from grpo_run.runtime.errors import CheckpointError, NoRoomError
-from grpo_run.runtime.staging import headroom as limits
+from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.runtime.staging.headroom import Headroom, least_headroom, measure_headroom
 
 ALIGNMENT_BYTES = 64
-"""A cache line, and torch's own alignment of storages in files: no copy begins by splitting a line, and no
-two records share one. A page would waste 4 KiB for each of an optimizer's many scalars and gain nothing."""
+"""Alignment of records: a cache line, and torch's own alignment of storages in files. No copy starts inside a cache
+line and no two records share one. Page alignment would waste 4 KiB for each small optimizer tensor."""
 GROWTH_BYTES = 4 << 20
-"""The file grows in whole multiples of it: two huge pages, and few calls for the many small records."""
+"""The file grows in multiples of this: two huge pages, so that many small records cause few system calls."""
 RESERVATION_BYTES = 64 << 20
-"""Asked of the kernel at a time: a signal makes it start its call again, and Python's mmap keeps other threads from
-running while it faults pages in, so no call may take long."""
+"""Bytes per fallocate and madvise call. Calls must be short: a signal restarts them, and Python's mmap holds the GIL
+while it faults pages in."""
 POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of madvise(2), Linux 5.14: fault pages in for writing; mmap has no name for it yet."""
+"""MADV_POPULATE_WRITE of madvise(2), Linux 5.14: fault pages in for writing. Python's mmap has no name for it."""
 DONT_DUMP = 16
-"""MADV_DONTDUMP: weights have no place in a core file."""
+"""MADV_DONTDUMP: keep model weights out of core files."""
 
 
 def aligned(size_bytes: int) -> int:
-    """What a record of `size_bytes` takes in an arena."""
+    """Return the space that a record of `size_bytes` takes in a buffer."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class Arena:
-    """The writing side. An existing file of ours is taken over with its memory and its contents.
+class SnapshotBuffer:
+    """The writing side. An existing file of this user is reused with its memory and contents.
 
-    The address space for all that the limits could ever allow is mapped at once; memory is taken by `reserve`
-    alone, so that nothing is ever mapped again and a view stays valid for the arena's life.
+    Address space for the largest size that the limits allow is mapped once. Memory is taken by `reserve` only. The
+    mapping never moves, so views stay valid until `close`.
     """
 
-    def __init__(self, path: Path, *, room: Callable[[Path], limits.Room] = limits.tightest) -> None:
-        """Open or create the file (0600).
+    def __init__(self, path: Path, *, measure: Callable[[Path], Headroom] = least_headroom) -> None:
+        """Open or create the file, with mode 0600.
 
         Args:
-            path: a file in a folder that exists, on a file system in memory.
-            room: what limits growth; asked at every growth.
+            path: a file in an existing folder on a memory-backed file system.
+            measure: returns the headroom of a folder; called whenever the file grows.
 
         Raises:
-            CheckpointError: the path is something else than a file of this user, or cannot be opened.
-            NoRoomError: not even the address space can be had.
+            CheckpointError: the path is not a regular file of this user, or cannot be opened.
+            NoRoomError: the address space cannot be mapped.
         """
         self.path = path
-        self._room = room
+        self._measure = measure
         self._position = 0
         self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -68,7 +70,7 @@ class Arena:
             status = os.fstat(self._descriptor)
             self._held = _held_bytes(self._descriptor, status)
             capacity = max(self._held, _capacity(path.parent))
-            # mmap refuses to reach beyond the end of a file, the kernel does not mind
+            # Python's mmap requires a file as long as the mapping; the kernel does not
             os.ftruncate(self._descriptor, capacity)
             try:
                 self._map = mmap.mmap(self._descriptor, capacity, access=mmap.ACCESS_WRITE)
@@ -80,64 +82,59 @@ class Arena:
                 self._populate(start, min(RESERVATION_BYTES, self._held - start))
         except OSError as error:
             os.close(self._descriptor)
-            kind = NoRoomError if error.errno in limits.NO_ROOM else CheckpointError
-            raise kind(f"{path} cannot be mapped: {error.strerror}") from error
+            error_class = NoRoomError if error.errno in NO_SPACE_ERRNOS else CheckpointError
+            raise error_class(f"{path} cannot be mapped: {error.strerror}") from error
         self._view = memoryview(self._map)
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the file holds, in use or not."""
+        """Memory that the file holds, used or not."""
         return self._held
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes appended since `begin`, with what alignment took."""
-        return self._position
-
     def begin(self) -> None:
-        """Start over: what was appended before may be written over. Keeps the memory."""
+        """Start a new snapshot at offset 0. Earlier records may be overwritten; the memory is kept."""
         self._position = 0
 
     def reserve(self, size_bytes: int) -> None:
-        """Make sure that records taking `size_bytes` altogether (see `aligned`) fit; nothing is appended.
+        """Take memory so that records of `size_bytes` in total (see `aligned`) fit. Appends nothing.
 
-        May be called ahead of time, so that the first checkpoint does not wait for memory.
+        May be called early, so that the first snapshot does not wait for memory.
 
         Raises:
-            NoRoomError: names the limit and how much is missing; the arena is as it was.
+            NoRoomError: names the limit and the missing size; the buffer is unchanged.
         """
         missing = self._position + size_bytes - self._held
         if missing <= 0:
             return
         growth = -(-missing // GROWTH_BYTES) * GROWTH_BYTES
-        room = self._room(self.path.parent)
-        if growth > room.usable_bytes:
-            raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more, and {room.sentence}")
+        headroom = self._measure(self.path.parent)
+        if growth > headroom.usable_bytes:
+            raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more, but {headroom.sentence}")
         end = self._held + growth
         if end > len(self._map):
             raise NoRoomError(
-                f"{self.path} needs {end >> 20} MiB, the limits were {len(self._map) >> 20} MiB when it was opened"
+                f"{self.path} needs {end >> 20} MiB, but the limit was {len(self._map) >> 20} MiB when it was opened"
             )
         try:
             for start in range(self._held, end, RESERVATION_BYTES):
                 size = min(RESERVATION_BYTES, end - start)
-                if start > self._held and size > self._room(self.path.parent).usable_bytes:
-                    # ranks ask at the same moment, and each had been told of the same room
-                    raise OSError(errno.ENOSPC, "others have taken what was left")
+                if start > self._held and size > self._measure(self.path.parent).usable_bytes:
+                    # ranks grow at the same time and each measured the same headroom
+                    raise OSError(errno.ENOSPC, "another process has taken the remaining memory")
                 os.posix_fallocate(self._descriptor, start, size)
                 self._populate(start, size)
         except OSError as error:
             os.ftruncate(self._descriptor, self._held)
-            if error.errno not in limits.NO_ROOM:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
             raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more: {error.strerror}") from error
         self._held = end
 
     def allocate(self, size_bytes: int) -> int:
-        """The offset of a new record, at a multiple of `ALIGNMENT_BYTES`. Its bytes are what they were before.
+        """Append a record with undefined content and return its offset, a multiple of `ALIGNMENT_BYTES`.
 
         Raises:
-            NoRoomError: as `reserve`; nothing was appended.
+            NoRoomError: as `reserve`; nothing is appended.
         """
         taken = aligned(size_bytes)
         self.reserve(taken)
@@ -146,10 +143,10 @@ class Arena:
         return offset
 
     def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Copy a small buffer into a new record and return its offset. Holds the interpreter while it copies.
+        """Copy a small object into a new record and return its offset. Holds the GIL while copying.
 
         Raises:
-            NoRoomError: as `reserve`; nothing was appended.
+            NoRoomError: as `reserve`; nothing is appended.
         """
         with memoryview(data).cast("B") as source:
             offset = self.allocate(len(source))
@@ -157,17 +154,17 @@ class Arena:
         return offset
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """A writable view of bytes of the arena, to copy into by other means. Let go of it before `close`."""
-        assert 0 <= offset <= offset + size_bytes <= self._held, "a view beyond what was allocated"
+        """Return a writable view of the buffer. Release it before `close`."""
+        assert 0 <= offset <= offset + size_bytes <= self._held, "the view exceeds the reserved memory"
         return self._view[offset : offset + size_bytes]
 
     def address(self, offset: int, size_bytes: int) -> int:
-        """Where bytes of the arena lie in this process's memory, until `close`."""
+        """Return the address of buffer bytes in this process, valid until `close`."""
         with self.view(offset, size_bytes) as view:
             return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
     def close(self) -> None:
-        """Unmap and close. The file and its memory stay until it is unlinked."""
+        """Unmap and close the file. The file keeps its memory until it is unlinked."""
         self._view.release()
         self._map.close()
         os.close(self._descriptor)
@@ -181,22 +178,22 @@ class Arena:
         self.close()
 
     def _populate(self, offset: int, size_bytes: int) -> None:
-        """Fault the pages in now: one call instead of a fault in the midst of a copy for each page."""
+        """Fault pages in with one call, instead of one page fault per page during the copy."""
         try:
             self._map.madvise(POPULATE_WRITE, offset, size_bytes)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # an older kernel: the copies fault them in
+            if error.errno != errno.EINVAL:  # an older kernel: pages are faulted in by the copy
                 raise
 
 
-class ArenaReader:
-    """The reading side: the file as large as it is now, mapped for reading."""
+class SnapshotBufferReader:
+    """The reading side: maps the file at its present size, read-only."""
 
     def __init__(self, path: Path) -> None:
         """Open the file.
 
         Raises:
-            CheckpointError: it is missing, empty or not a file of this user.
+            CheckpointError: the file is missing, empty or not of this user.
         """
         self.path = path
         descriptor = _open(path, os.O_RDONLY)
@@ -209,19 +206,19 @@ class ArenaReader:
         self._view = memoryview(self._map)
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """A read-only view of a record. Let go of it before `close`.
+        """Return a read-only view of a record. Release it before `close`.
 
         Raises:
-            CheckpointError: the record is not inside the file.
+            CheckpointError: the record is outside the file.
         """
         if not 0 <= offset <= offset + size_bytes <= len(self._view):
             raise CheckpointError(
-                f"{self.path} has {len(self._view)} bytes, a record of {size_bytes} at {offset} is not inside"
+                f"{self.path} has {len(self._view)} bytes, but a record has {size_bytes} bytes at offset {offset}"
             )
         return self._view[offset : offset + size_bytes]
 
     def address(self, offset: int, size_bytes: int) -> int:
-        """Where a record lies in this process's memory, for reading only and until `close`.
+        """Return the address of a record in this process, for reading only, valid until `close`.
 
         Raises:
             CheckpointError: as `view`.
@@ -232,7 +229,7 @@ class ArenaReader:
             return int(numpy.frombuffer(view, numpy.uint8).ctypes.data)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._view.release()
         self._map.close()
 
@@ -246,14 +243,14 @@ class ArenaReader:
 
 
 def _held_bytes(descriptor: int, status: os.stat_result) -> int:
-    """Memory from the file's beginning to its first hole: a rank that died while it opened it left one at the end."""
+    """Return the file's size up to its first hole. A rank that died while opening it leaves a hole at the end."""
     if status.st_blocks * 512 >= status.st_size:
         return status.st_size
     return os.lseek(descriptor, 0, os.SEEK_HOLE) // GROWTH_BYTES * GROWTH_BYTES
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor of a regular file of this user; folders for everyone's files in memory are writable by all."""
+    """Open a regular file of this user. The check is needed because folders like /dev/shm are world-writable."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -261,13 +258,13 @@ def _open(path: Path, flags: int) -> int:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise CheckpointError(f"{path} is not a file of this user")
+        raise CheckpointError(f"{path} is not a regular file of this user")
     return descriptor
 
 
 def _capacity(folder: Path) -> int:
-    """The most bytes that the limits could ever allow a file of `folder`, in whole steps of growth."""
-    totals = [room.total_bytes for room in limits.rooms(folder)]
+    """Return the largest size that the limits allow a file in `folder`, a multiple of `GROWTH_BYTES`."""
+    totals = [headroom.total_bytes for headroom in measure_headroom(folder)]
     file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if file_size != resource.RLIM_INFINITY:
         totals.append(file_size)

@@ -1,36 +1,40 @@
-"""How many bytes a file held in memory may still grow by: the file system's, the machine's and the cgroup's say.
+"""Headroom in memory: how much a file in tmpfs may grow, from tmpfs itself, MemAvailable and the cgroup limits.
 
-A full file system in memory answers a write to a mapped page with SIGBUS, a full memory cgroup with a kill: neither
-can be handled, so room is asked for before it is taken; what writes files itself finds out by an error (`is_full`).
-Called by `buffer.py` and by who saves. Takes no room itself.
+A write to a mapped page fails with SIGBUS if tmpfs is full, and the kernel kills the process if its memory cgroup is
+full. Neither can be handled, so headroom is checked before memory is taken. Code that writes files without mapping
+them can use `is_full` on the error instead. Called by `buffer.py` and by the ranks when they save. Reserves nothing.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.watchdog.processes import read_file
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
-"""What asking for room fails with when there is none; anything else is no question of room."""
 FULL_BYTES = 1 << 20
-"""A file system with less is full."""
+"""A file system with less free space counts as full."""
 RESERVE_FRACTION = 0.05
-"""Of each limit, left free for whoever else lives under it: the next step's allocations, data loaders, NCCL."""
+"""Part of each limit that stays free for other users of it: the next step's allocations, data loaders, NCCL."""
 RESERVE_MINIMUM_BYTES = 64 << 20
-"""Even of a small limit: what a Python process takes in a moment (a garbage collection, a batch)."""
+"""Lower bound of the reserve: what a Python process may allocate at once (a garbage collection, a batch)."""
 RESERVE_MAXIMUM_BYTES = 4 << 30
-"""On large machines 5 % would be wasted on a guard against small surprises."""
+"""Upper bound of the reserve: on large machines 5 % is more than other users need."""
 UNLIMITED_BYTES = 1 << 60
-"""cgroup version 1 writes "no limit" as a number near 2**63."""
+"""cgroup version 1 reports "no limit" as a number near 2**63."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """What one limit leaves: `name` says which, for a person; `free_bytes` counts what the kernel can reclaim."""
+class Headroom:
+    """Free memory under one limit.
+
+    Attributes:
+        name: which limit, for messages.
+        free_bytes: free memory, including what the kernel can reclaim.
+        total_bytes: the limit itself.
+    """
 
     name: str
     free_bytes: int
@@ -38,7 +42,7 @@ class Room:
 
     @property
     def usable_bytes(self) -> int:
-        """Free bytes beyond the reserve; 0 when there are none."""
+        """Free bytes beyond the reserve; 0 if there are none."""
         reserve = max(
             RESERVE_MINIMUM_BYTES, min(RESERVE_MAXIMUM_BYTES, int(RESERVE_FRACTION * self.total_bytes))
         )
@@ -46,67 +50,65 @@ class Room:
 
     @property
     def sentence(self) -> str:
-        """What is left, for a person."""
-        return f"{self.name} has {self.free_bytes >> 20} MiB free, of which {self.usable_bytes >> 20} MiB may be taken"
+        """The headroom as a message for the user."""
+        return (
+            f"{self.name} has {self.free_bytes >> 20} MiB free, {self.usable_bytes >> 20} MiB of them usable"
+        )
 
 
-def rooms(folder: Path) -> list[Room]:
-    """Every limit that a file in `folder` and its pages are under, now.
+def measure_headroom(folder: Path) -> list[Headroom]:
+    """Return the headroom of every limit that applies to a file in `folder`: its file system, memory and cgroups.
 
     Raises:
-        OSError: the folder's file system does not answer.
+        OSError: the file system of `folder` cannot be queried.
     """
     status = os.statvfs(folder)
     found = [
-        Room(
+        Headroom(
             name=f"the file system of {folder}",
             free_bytes=status.f_bavail * status.f_frsize,
             total_bytes=status.f_blocks * status.f_frsize,
         )
     ]
-    machine = machine_room(read_file("/proc/meminfo") or b"")
+    machine = machine_headroom(read_file("/proc/meminfo") or b"")
     if machine is not None:
         found.append(machine)
-    return found + cgroup_rooms(read_file("/proc/self/cgroup") or b"")
+    return found + cgroup_headroom(read_file("/proc/self/cgroup") or b"")
 
 
-def tightest(folder: Path) -> Room:
-    """The limit that leaves least.
-
-    Raises:
-        OSError: the folder's file system does not answer.
-    """
-    return min(rooms(folder), key=lambda room: room.usable_bytes)
+def least_headroom(folder: Path) -> Headroom:
+    """Return the limit with the fewest usable bytes. Raises as `measure_headroom`."""
+    return min(measure_headroom(folder), key=lambda headroom: headroom.usable_bytes)
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error comes of a full file system: by its number, or by what is left where a library gives none.
+    """Return True if an error means that a file system is full: by its errno, or by the free space if it has none.
 
     Args:
-        folder: on the file system that was written to.
+        folder: a folder of the file system that was written to.
 
     Raises:
-        OSError: the folder's file system does not answer.
+        OSError: the file system of `folder` cannot be queried.
     """
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in NO_ROOM
+        return error.errno in NO_SPACE_ERRNOS
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < FULL_BYTES
 
 
-def machine_room(meminfo: bytes) -> Room | None:
-    """MemAvailable of `/proc/meminfo` (proc(5): what can be had without swapping); None when it is not there."""
+def machine_headroom(meminfo: bytes) -> Headroom | None:
+    """Return MemAvailable of `/proc/meminfo` (proc(5): memory available without swapping), or None if absent."""
     fields = _fields(meminfo)
     if "MemAvailable" not in fields or "MemTotal" not in fields:
         return None
-    return Room(
+    return Headroom(
         name="the machine's memory",
         free_bytes=fields["MemAvailable"] * 1024,
         total_bytes=fields["MemTotal"] * 1024,
     )
 
 
-def cgroup_rooms(membership: bytes, mounted: Path = Path("/sys/fs/cgroup")) -> list[Room]:
+def cgroup_headroom(membership: bytes, mounted: Path = Path("/sys/fs/cgroup")) -> list[Headroom]:
     """What each memory cgroup above a process leaves, innermost first; both versions of cgroups.
 
     Pages of a file in memory are charged to the cgroup of the process that touches them first. Unused page
@@ -129,22 +131,22 @@ def cgroup_rooms(membership: bytes, mounted: Path = Path("/sys/fs/cgroup")) -> l
             continue
         group = root / path.strip("/")
         while True:
-            room = _cgroup_room(group, limit, usage, cache)
-            if room is not None:
-                found.append(room)
+            headroom = _one_cgroup_headroom(group, limit, usage, cache)
+            if headroom is not None:
+                found.append(headroom)
             if group == root or root not in group.parents:
                 break
             group = group.parent
     return found
 
 
-def _cgroup_room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> Room | None:
+def _one_cgroup_headroom(group: Path, limit_name: str, usage_name: str, cache_name: str) -> Headroom | None:
     limit = _number(group / limit_name)
     usage = _number(group / usage_name)
     if limit is None or usage is None or limit >= UNLIMITED_BYTES:
         return None
     cache = _fields(read_file(str(group / "memory.stat")) or b"").get(cache_name, 0)
-    return Room(
+    return Headroom(
         name=f"the memory cgroup {group}", free_bytes=max(0, limit - usage + cache), total_bytes=limit
     )
 

@@ -1,7 +1,7 @@
-"""The index of what one rank put into its arena: which files it makes, and where their bytes are.
+"""The snapshot index: which checkpoint files one rank's snapshot buffer contains, and at which offsets.
 
-Built by `grpo_run.trainers.capture.interception` in the rank, kept as JSON, read by `writer.py` in the process that
-writes the files. Does not hold the bytes, nor know whether they are still there.
+Built in the rank by `trainers.capture.interception`, stored as JSON, and read by the drain worker, which writes the
+files (`writer.py`). Does not hold the bytes or know whether they are still valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from grpo_run.runtime.errors import CheckpointError
 
 
 class Record(pydantic.BaseModel):
-    """A run of bytes in the arena; `name` is the record's name in its file, or says what it is."""
+    """A range of bytes in the buffer. `name` is the name of the record in its file."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     name: str
@@ -23,25 +23,25 @@ class Record(pydantic.BaseModel):
     size: Annotated[int, pydantic.Field(ge=0)]
 
 
-def _below(path: str) -> str:
-    """The path, when it stays below wherever it is put.
+def _require_relative(path: str) -> str:
+    """Return the path if it stays below the directory it is joined to.
 
     Raises:
-        ValueError: it is absolute, empty, or leads up.
+        ValueError: the path is absolute, empty, or contains `..`.
     """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-        raise ValueError(f"{path!r} does not stay below the checkpoint's directory")
+        raise ValueError(f"{path!r} is not a path below the checkpoint directory")
     return path
 
 
-RelativePath = Annotated[str, pydantic.AfterValidator(_below)]
+RelativePath = Annotated[str, pydantic.AfterValidator(_require_relative)]
 
 
 class TorchFile(pydantic.BaseModel):
-    """What `torch.save` would have written: the records of its archive in the order of their writing.
+    """A file of `torch.save`: the records of its archive in the order they are written.
 
-    `compute_crc32` and `storage_alignment` are torch's settings at the time of the save
+    `compute_crc32` and `storage_alignment` are torch's settings when the file was saved
     (`torch.utils.serialization.config.save`).
     """
 
@@ -54,7 +54,7 @@ class TorchFile(pydantic.BaseModel):
 
 
 class SafetensorsFile(pydantic.BaseModel):
-    """What `safetensors.torch.save_file` would have written: the file's bytes themselves, as one record."""
+    """A file of `safetensors.torch.save_file`: one record with all bytes of the file."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     kind: Literal["safetensors"] = "safetensors"
@@ -65,65 +65,65 @@ class SafetensorsFile(pydantic.BaseModel):
 File = Annotated[TorchFile | SafetensorsFile, pydantic.Field(discriminator="kind")]
 
 
-class Image(pydantic.BaseModel):
-    """The files of one rank's part of a checkpoint. A path is there once: what was saved last."""
+class SnapshotIndex(pydantic.BaseModel):
+    """The files that one rank contributes to a checkpoint. Each path occurs once, with what was saved last."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     schema_version: Literal[1] = 1
     files: list[File] = []
 
     @pydantic.model_validator(mode="after")
-    def _paths_once(self) -> Image:
+    def _check_unique_paths(self) -> SnapshotIndex:
         paths = self.paths
         if len(set(paths)) != len(paths):
-            raise ValueError("a path is there more than once")
+            raise ValueError("a path occurs more than once")
         return self
 
     @property
     def paths(self) -> list[str]:
-        """The files' paths, relative to the checkpoint's root."""
+        """Paths of the files, relative to the checkpoint directory."""
         return [file.path for file in self.files]
 
     @property
     def size_bytes(self) -> int:
-        """All records together; the files are larger by their archives' bookkeeping."""
+        """Total size of the records. The files are larger by their archives' headers."""
         return sum(record.size for file in self.files for record in file.records)
 
     def put(self, file: TorchFile | SafetensorsFile) -> None:
-        """Add a file, in the place of an earlier one of its path."""
+        """Add a file, replacing an earlier one with the same path."""
         self.drop(file.path)
         self.files.append(file)
 
     def drop(self, path: str) -> None:
-        """Forget a file, if it is there: something else has been saved under its path."""
+        """Remove the file with this path, if it exists: something else was saved there."""
         self.files = [file for file in self.files if file.path != path]
 
     def to_json(self) -> bytes:
-        """The image as JSON."""
+        """Return the index as JSON."""
         return self.model_dump_json().encode()
 
 
-def read_image(path: Path) -> Image:
-    """The image that a file holds.
+def read_index(path: Path) -> SnapshotIndex:
+    """Read an index file.
 
     Raises:
-        CheckpointError: it cannot be read, or is not an image of this release.
+        CheckpointError: the file cannot be read, or is not a valid index.
     """
     try:
-        return parse_image(path.read_bytes())
+        return parse_index(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def parse_image(content: bytes) -> Image:
-    """The image in `content`.
+def parse_index(content: bytes) -> SnapshotIndex:
+    """Parse an index from JSON.
 
     Raises:
-        CheckpointError: it is not an image of this release.
+        CheckpointError: the content is not a valid index.
     """
     try:
-        return Image.model_validate_json(content)
+        return SnapshotIndex.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise CheckpointError(f"not an image of a checkpoint: {error.errors()[0]['msg']}") from error
+        raise CheckpointError(f"not a snapshot index: {error.errors()[0]['msg']}") from error

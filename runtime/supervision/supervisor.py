@@ -23,8 +23,8 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, summarize
-from grpo_run.runtime.staging.drain_scheduler import Drains
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision import notices
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.faults import FaultHandler
@@ -63,7 +63,7 @@ class Supervisor:
         rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
         follow_output: Callable[[dict[int, Path]], None] = lambda files: None,
-        staging: Staging | None = None,
+        staging: StagingArea | None = None,
     ) -> None:
         self.config = config
         self.run = run
@@ -76,7 +76,7 @@ class Supervisor:
         self.watch = Watch(self.board, config.deadlines)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self._drains = (
-            Drains(
+            DrainScheduler(
                 staging,
                 write=self._reporter.write,
                 warn=lambda text: self._reporter.warn(None, text),
@@ -118,7 +118,7 @@ class Supervisor:
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board. Returns what each rank is started with."""
         if self._drains is not None:
-            self._drains.settle(restore=True)
+            self._drains.flush(restore=True)
             self._live.read_ranks()
         self._reporter.begin_attempt()
         self.attempt = Attempt(
@@ -172,7 +172,7 @@ class Supervisor:
         self._write_commit(slots)
         self._live.read_ranks()
         if self._drains is not None:
-            self._drains.look()
+            self._drains.poll()
         for exit in exits:
             self.watch.rank_left(exit.rank)
         self.attempt.exits.add(exits, slots)
@@ -318,7 +318,7 @@ class Supervisor:
         self.exit_code = exit_code
         self.lifecycle.fire(event)
         if self._drains is not None:
-            self._drains.settle(restore=False)
+            self._drains.flush(restore=False)
             self._drains.close()
         self._live.read_ranks()
         self.sentence = sentence or summarize(str(self.lifecycle.state), self.history, exit_code)
@@ -335,6 +335,6 @@ class Supervisor:
     def _note_published(self, record: dict[str, Any]) -> None:
         """A rank has published a checkpoint itself: older snapshots need not be written to disk."""
         if record["event"] == "checkpoint_published" and self._drains is not None:
-            self._drains.note_published(
+            self._drains.record_published(
                 int(record.get("train_call") or 0), int(record["step"]), taken_at=record["time"]
             )

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from support.runs import SCRIPTS, Run, digest, undisturbed
 
-from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 
 VICTIM = "model.safetensors"
 """Nothing but a digest finds a flipped bit in it: it has no checksum, and loads."""
@@ -33,7 +35,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] == 8 for e in events))
     run.close()  # SIGKILL; the kernel ends the ranks with it
     output = tmp_path / "ours"
-    newest = next(found.path for found in manifest.find(output))
+    newest = next(found.path for found in find_checkpoints(output))
     assert newest.name == "checkpoint-8"
     flip_middle(newest / VICTIM)
     run.start()
@@ -48,4 +50,4 @@ def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
     resumed = [e["step"] for e in run.events("train_started") if e["attempt"] == 1 and e["rank"] == 0]
     assert resumed == [4]
     rewritten = output / "checkpoint-8"
-    manifest.verify(rewritten, manifest.read_manifest(rewritten))
+    verify_digests(rewritten, read_manifest(rewritten).files)

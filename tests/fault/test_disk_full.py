@@ -19,12 +19,14 @@ from support.slots import fill, snapshot
 from support.torture import contents, intact, litter, resume
 from support.whole_runs import PATCHED, kill_all, resumed_at
 
-from grpo_run.runtime.staging.buffer import Arena
-from grpo_run.runtime.staging.drain_worker import ROOM_RESERVE_BYTES, Failed, Published, Request, answer
-from grpo_run.runtime.staging.index import Image, Record, SafetensorsFile, TorchFile
-from grpo_run.runtime.staging.slots import Slot, Staging
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.drain import DISK_RESERVE_BYTES, handle_request
+from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.staging.slot import StagingSlot
 
-DISK_BYTES = ROOM_RESERVE_BYTES + (24 << 20)
+DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)
 EVENTS = 60
 RETRY_SECONDS, STALL_SECONDS = 1.0, 20.0
 
@@ -39,30 +41,30 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(str(error))
 
 
-def stage(slot: Slot, output: Path, step: int, dice: random.Random) -> int:
+def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> int:
     """A snapshot of about a megabyte: files of the trainer's own, of safetensors and of torch; returns its bytes."""
     staged = snapshot(output, step)
     fill(slot, staged)
-    slot.withdraw()
+    slot.begin_snapshot()
     folder = slot.files / staged.folder
     folder.mkdir()
     for number in range(2):
         (folder / f"plain-{number}.bin").write_bytes(dice.randbytes(150_000))
-    with Arena(slot.arena(0)) as arena:
+    with SnapshotBuffer(slot.buffer_path(0)) as arena:
         records = [
             Record(name=f"data/{number}", offset=arena.append(dice.randbytes(100_000)), size=100_000)
             for number in range(7)
         ]
     written = {"compute_crc32": True, "storage_alignment": 64}
-    image = Image(
+    image = SnapshotIndex(
         files=[
             SafetensorsFile(path="model.safetensors", records=(records[0],)),
             TorchFile(path="optimizer.pt", records=tuple(records[1:4]), **written),
             TorchFile(path="rng/state.pth", records=tuple(records[4:]), **written),
         ]
     )
-    slot.image(0).write_bytes(image.to_json())
-    slot.complete(staged)
+    slot.index_path(0).write_bytes(image.to_json())
+    slot.complete_snapshot(staged)
     return 2 * 150_000 + image.size_bytes
 
 
@@ -74,9 +76,9 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
     dice, output = random.Random(50 + older_of_the_same_step), disk.folder
     memory = Path(tempfile.mkdtemp(prefix="grpo-run-full-", dir="/dev/shm"))
     try:
-        staging = Staging(memory)
+        staging = StagingArea(memory)
         stage(staging.slots[0], output, 4, dice)
-        assert isinstance(answer(staging, Request(slot=0), lambda count: None), Published)
+        assert isinstance(handle_request(staging, DrainRequest(slot=0), lambda count: None), DrainPublished)
         older, outcomes = contents(output / "checkpoint-4"), []
         reasons: Counter[str] = Counter()
         for event in range(EVENTS // 2):
@@ -85,7 +87,7 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
             offset, left = dice.randrange(1, total), dice.choice([0, 0, dice.randrange(1, 300_000)])
             while_writing = event % 3 > 0
             if not while_writing:
-                disk.leave(dice.randrange(0, ROOM_RESERVE_BYTES + total))
+                disk.leave(dice.randrange(0, DISK_RESERVE_BYTES + total))
 
             def report(
                 written_bytes: int, offset: int = offset, left: int = left, fills: bool = while_writing
@@ -93,9 +95,9 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
                 if fills and written_bytes >= offset:
                     disk.leave(left)
 
-            told = answer(staging, Request(slot=1), report)
+            told = handle_request(staging, DrainRequest(slot=1), report)
             where = f"event {event}: {told}"
-            if isinstance(told, Failed):
+            if isinstance(told, DrainFailed):
                 assert told.full, where
                 assert not told.broken, where
                 assert intact(output) == {"checkpoint-4": older}, where
@@ -103,10 +105,10 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
                 assert not staging.slots[1].drained, where
                 assert resume(output) == output / "checkpoint-4", where
                 reasons[told.reason.partition("(")[0][:40] if while_writing else "before"] += 1
-            outcomes.append(isinstance(told, Failed))
+            outcomes.append(isinstance(told, DrainFailed))
             disk.empty()
-            again = answer(staging, Request(slot=1), lambda count: None)
-            assert isinstance(again, Published), f"{where}: {again}"
+            again = handle_request(staging, DrainRequest(slot=1), lambda count: None)
+            assert isinstance(again, DrainPublished), f"{where}: {again}"
             there = intact(output)
             assert set(there) == {"checkpoint-4", f"checkpoint-{step}"}, where
             assert not litter(output), where
@@ -255,8 +257,8 @@ def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[st
         assert run.process is not None
         assert run.process.poll() is None, run.tail()
         assert time.monotonic() < deadline, run.tail()
-        with urlopen(address[0], timeout=5.0) as answer:
-            lines = answer.read().decode().splitlines()
+        with urlopen(address[0], timeout=5.0) as handle_request:
+            lines = handle_request.read().decode().splitlines()
         seen = {}
         for line in lines:
             if not line.startswith("#"):

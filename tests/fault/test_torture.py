@@ -28,7 +28,7 @@ from support.torture import (
 )
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.staging.area import StagingArea
 
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500
@@ -252,7 +252,7 @@ def test_a_rank_killed_at_any_call_of_a_snapshot_leaves_the_last_one_intact(
         where, found = str(fall), newest(staging)
         assert found is not None, where
         assert found[0].step == STEP if fall.at is None else found[0].step in (OLDER, STEP), where
-        assert not any(slot.busy for slot in Staging(staging).slots), where
+        assert not any(slot.busy for slot in StagingArea(staging).slots), where
         expected = older if found[0].step == OLDER else new
         settle(staging)
         chosen = resume(output, ranks=ranks)

@@ -11,18 +11,19 @@ import pytest
 from support.slots import fill, snapshot
 
 from grpo_run.cli import launch as module
-from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.slots import Staging, place
+from grpo_run.runtime.staging.area import StagingArea, staging_path
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Path]:
     """A finished run's place in memory, with a checkpoint that the script had asked for."""
-    path = place(tmp_path / "run", "night")
+    path = staging_path(tmp_path / "run", "night")
     assert path is not None
-    staging = Staging(path)
+    staging = StagingArea(path)
     (tmp_path / "run").mkdir()
     staging.claim(0, tmp_path / "run")
     fill(staging.slots[0], snapshot(tmp_path / "out"))
@@ -39,7 +40,7 @@ def test_the_next_launch_writes_what_was_kept(
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
     module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     path = tmp_path / "out" / "checkpoint-5"
-    manifest.verify(path, manifest.read_manifest(path))
+    verify_digests(path, read_manifest(path).files)
     assert not kept.exists()
     assert [json.loads(line)["event"] for line in run.journal.read_text().splitlines()] == [
         "checkpoint_published"

@@ -12,8 +12,16 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from grpo_run.runtime.checkpoints import completeness, manifest
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, Identity, TrainCall
+from grpo_run.runtime.checkpoints.completeness import find_problems
+from grpo_run.runtime.checkpoints.manifest import (
+    MANIFEST,
+    Identity,
+    TrainCall,
+    installed_versions,
+    remove_manifest,
+    write_manifest,
+)
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeRequest
 from grpo_run.trainers.saving import description
@@ -54,10 +62,10 @@ class Publish(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """As the guard does."""
         identity = Identity(
-            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=manifest.versions(),
+            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=installed_versions(),
             **description.manifest_fields(self.trainer, 1),
         )  # fmt: skip
-        manifest.write_manifest(Path(args.output_dir) / identity.folder, identity)
+        write_manifest(Path(args.output_dir) / identity.folder, identity)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     call = TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder))
     trainer.add_callback(Publish(trainer, call))
     trainer.train()
-    assert [found.manifest.step for found in manifest.find(folder)] == sorted(STEPS, reverse=True)
+    assert [found.manifest.step for found in find_checkpoints(folder)] == sorted(STEPS, reverse=True)
     return folder
 
 
@@ -141,7 +149,7 @@ def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
     dice, folder = random.Random(60), tmp_path / "out"
     shutil.copytree(written, folder)
     for step in STEPS:
-        manifest.withdraw(folder / f"checkpoint-{step}")
+        remove_manifest(folder / f"checkpoint-{step}")
     asking = question(folder, script_argument=True, first_attempt=True)
     newest = folder / f"checkpoint-{max(STEPS)}"
     assert choose(asking, lambda one: None).argument == str(newest)
@@ -159,4 +167,4 @@ def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
             file.write_bytes(cut(content, dice))
         assert choose(asking, lambda one: None).argument == str(folder / "checkpoint-4"), file
         file.write_bytes(content)
-    assert completeness.missing(newest, 1, deep=True) == []
+    assert find_problems(newest, 1, verify_checksums=True) == []

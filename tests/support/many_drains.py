@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from grpo_run.runtime.staging import drain_scheduler as module
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.staging import drain_scheduler
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from support.slots import fill, snapshot
 
 EVERY = 50
@@ -21,10 +22,10 @@ EVERY = 50
 
 def drain_many(folder: Path, count: int, connection: Connection) -> None:
     """The supervisor's side: fill slots, look until each is durable, tell the memory of both processes now and then."""
-    staging = Staging(folder / "staging")
+    staging = StagingArea(folder / "staging")
     published: list[str] = []
-    module.LOOK_SECONDS = 0.0  # as often as it likes
-    drains = module.Drains(
+    drain_scheduler.POLL_SECONDS = 0.0  # as often as it likes
+    drains = DrainScheduler(
         staging,
         write=lambda name, **fields: published.append(name),
         warn=print,
@@ -32,16 +33,16 @@ def drain_many(folder: Path, count: int, connection: Connection) -> None:
     )
     try:
         for number in range(1, count + 1):
-            slot = staging.choose()
+            slot = staging.choose_slot()
             assert slot is not None
             fill(slot, snapshot(folder / "out", number, limit=2))
             published.clear()
             while not slot.drained or drains.busy:
-                drains.look()
+                drains.poll()
                 time.sleep(0.001)
             assert published == ["checkpoint_published"], published
             if number % EVERY == 0:
-                drainer = psutil.Process(drains._process.pid)
+                drainer = psutil.Process(drains.worker.pid)
                 connection.send((number, psutil.Process().memory_info().rss, drainer.memory_info().rss))
     finally:
         drains.close()

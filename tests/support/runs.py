@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import JournalReader
-from grpo_run.runtime.staging.slots import place
+from grpo_run.runtime.staging.area import staging_path
 from grpo_run.watchdog.observation import Phase
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -99,7 +99,7 @@ class Run:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
-        if (memory := place(self.directory, self.directory.name)) is not None:
+        if (memory := staging_path(self.directory, self.directory.name)) is not None:
             for left in memory.parent.glob(f"*{memory.name[-13:]}"):  # its digest, whatever the run's name
                 shutil.rmtree(left, ignore_errors=True)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.staging.buffer import Arena
-from grpo_run.runtime.staging.index import Image, Record, SafetensorsFile, TorchFile
-from grpo_run.runtime.staging.slots import Slot, Staged
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from support.identities import identity
 
 PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}
 """What a trainer writes itself."""
 
 
-def snapshot(output: Path, step: int = 5, **changes: Any) -> Staged:
+def snapshot(output: Path, step: int = 5, **changes: Any) -> StagedSnapshot:
     """What a rank would declare of `checkpoint-<step>` in `output`; scheduled, of the first call and attempt."""
     what = identity(output, step, versions={"torch": "2.13.0"}, ordinal=changes.pop("ordinal", 1))
     fields = {"attempt": 0, "output_dir": str(output), "staged_at": 1000.0}
-    return Staged(**(dict(what) | fields | changes))
+    return StagedSnapshot(**(dict(what) | fields | changes))
 
 
 def weights(rank: int, step: int) -> bytes:
@@ -26,18 +26,18 @@ def weights(rank: int, step: int) -> bytes:
     return b"weights of rank %d at step %d " % (rank, step) * 50
 
 
-def fill(slot: Slot, staged: Staged) -> Staged:
+def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
     """Take the snapshot: every rank's part, the trainer's own files, and then that it is complete."""
-    slot.withdraw()
+    slot.begin_snapshot()
     for name, content in PLAIN.items():
         path = slot.files / staged.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     for rank in range(staged.world_size):
         content = weights(rank, staged.step)
-        with Arena(slot.arena(rank)) as arena:
+        with SnapshotBuffer(slot.buffer_path(rank)) as arena:
             record = Record(name="data/0", offset=arena.append(content), size=len(content))
-        image = Image(
+        image = SnapshotIndex(
             files=[
                 SafetensorsFile(path=f"model-{rank}.safetensors", records=(record,)),
                 TorchFile(
@@ -48,6 +48,6 @@ def fill(slot: Slot, staged: Staged) -> Staged:
                 ),
             ]
         )
-        slot.image(rank).write_bytes(image.to_json())
-    slot.complete(staged)
+        slot.index_path(rank).write_bytes(image.to_json())
+    slot.complete_snapshot(staged)
     return staged

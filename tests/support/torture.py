@@ -20,12 +20,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, step_of
-from grpo_run.runtime.checkpoints.publishing import clean_partials
-from grpo_run.runtime.staging.drain_scheduler import next_to_drain
-from grpo_run.runtime.staging.drain_worker import Published, Request, answer
-from grpo_run.runtime.staging.slots import Slot, Staged, Staging
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
+from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain import handle_request
+from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.drain_policy import next_to_drain
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import hidden_main
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import ResumeRequest
@@ -108,17 +111,17 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
     import torch
     from transformers import set_seed
 
-    from grpo_run.runtime.staging.buffer import Arena
+    from grpo_run.runtime.staging.buffer import SnapshotBuffer
     from grpo_run.trainers.saving.snapshots import TAKEN, Snapshots
 
     trainer = _trainer()
-    allocate = Arena.allocate
+    allocate = SnapshotBuffer.allocate
 
-    def marked(self: Arena, size_bytes: int) -> int:
+    def marked(self: SnapshotBuffer, size_bytes: int) -> int:
         os.getppid()  # between two copies into memory
         return allocate(self, size_bytes)
 
-    Arena.allocate = marked  # type: ignore[method-assign]
+    SnapshotBuffer.allocate = marked  # type: ignore[method-assign]
     set_seed(save.step)  # Python's own generator is another one in every fork
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -138,19 +141,19 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
         warn_in_journal=lambda text: None,
         slot=SimpleNamespace(count=lambda: None),
     )
-    staged = Staged(
+    staged = StagedSnapshot(
         run_id=save.run_id, attempt=0, step=save.step, world_size=save.world_size, output_dir=str(save.output),
         train_call=call_in(save.output), scheduled=save.scheduled, limit=save.limit, versions={"torch": "2"},
         staged_at=0.0,
     )  # fmt: skip
-    outcome = Snapshots(session, Staging(save.staging)).take(trainer, staged, write)  # type: ignore[arg-type]
+    outcome = Snapshots(session, StagingArea(save.staging)).take(trainer, staged, write)  # type: ignore[arg-type]
     assert outcome == TAKEN, outcome
 
 
 def drain(staging: Path, index: int) -> None:
     """One request, by the code that the drainer runs."""
-    told = answer(Staging(staging), Request(slot=index), lambda written_bytes: None)
-    assert isinstance(told, Published), told
+    told = handle_request(StagingArea(staging), DrainRequest(slot=index), lambda written_bytes: None)
+    assert isinstance(told, DrainPublished), told
 
 
 def _saved(save: Save, stop: Stop | None, below: Sequence[Path], victim: int) -> Fall:
@@ -260,8 +263,8 @@ class Yard:
 
 def contents(path: Path) -> dict[str, str]:
     """The digests of a checkpoint whose every byte is what its manifest says."""
-    manifest = checkpoints.read_manifest(path)
-    checkpoints.verify(path, manifest)
+    manifest = read_manifest(path)
+    verify_digests(path, manifest.files)
     return {name: entry.blake3 for name, entry in manifest.files.items()}
 
 
@@ -272,7 +275,7 @@ def intact(output: Path) -> dict[str, dict[str, str]]:
 
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     """The checkpoint that a later attempt goes on from, found as the guard finds it."""
-    clean_partials(output)
+    clean_partial_directories(output)
     question = ResumeRequest(
         call=call_in(output), run_id=OUR_RUN, world_size=ranks, first_attempt=False, run_started_at=0.0,
         script_argument=None, resume_from=None, also_search=also_in,
@@ -283,9 +286,9 @@ def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     return choice.checkpoint.path if choice.checkpoint is not None else None
 
 
-def settle(staging: Path) -> list[Published]:
+def settle(staging: Path) -> list[DrainPublished]:
     """Make durable what the supervisor does before the next attempt, in its order."""
-    found = Staging(staging)
+    found = StagingArea(staging)
     done = []
     while True:
         due = next_to_drain(
@@ -293,14 +296,14 @@ def settle(staging: Path) -> list[Published]:
         )
         if due is None:
             return done
-        told = answer(found, Request(slot=due[1].index), lambda written_bytes: None)
-        assert isinstance(told, Published), told
+        told = handle_request(found, DrainRequest(slot=due[1].index), lambda written_bytes: None)
+        assert isinstance(told, DrainPublished), told
         done.append(told)
 
 
-def newest(staging: Path) -> tuple[Staged, Slot] | None:
+def newest(staging: Path) -> tuple[StagedSnapshot, StagingSlot] | None:
     """The newest complete snapshot."""
-    return next(iter(Staging(staging).snapshots()), None)
+    return next(iter(StagingArea(staging).snapshots()), None)
 
 
 def litter(output: Path) -> set[str]:
@@ -308,7 +311,7 @@ def litter(output: Path) -> set[str]:
     found = {path.name for path in output.iterdir() if step_of(path) is None}
     for path in output.iterdir():
         if step_of(path) is not None:
-            known = {MANIFEST, *checkpoints.read_manifest(path).files}
+            known = {MANIFEST, *read_manifest(path).files}
             found |= {
                 f"{path.name}/{file.relative_to(path)}"
                 for file in path.rglob("*")

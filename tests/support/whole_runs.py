@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import manifest
-from grpo_run.runtime.checkpoints.publishing import clean_partials
-from grpo_run.runtime.staging.slots import Staging, place
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
+from grpo_run.runtime.checkpoints.search import find_candidates
+from grpo_run.runtime.staging.area import StagingArea, staging_path
 from support.runs import Run, alive, descendants
 
 PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
@@ -43,7 +44,7 @@ def kill_all(run: Run) -> None:
 
 def memory_of(run: Run) -> Path:
     """Where its snapshots are; gone when the run has given the memory back."""
-    path = place(run.directory, json.loads((run.directory / "run.json").read_text())["run_id"])
+    path = staging_path(run.directory, json.loads((run.directory / "run.json").read_text())["run_id"])
     assert path is not None, "no memory-backed file system"
     return path
 
@@ -63,14 +64,14 @@ class Left:
 
 def what_is_left(run: Run, output: Path) -> Left:
     """Look; everything with a checkpoint's name must be whole. Nobody may be running."""
-    clean_partials(output)
+    clean_partial_directories(output)
     durable = 0
     if output.is_dir():
-        for candidate in manifest.candidates(output):
+        for candidate in find_candidates(output):
             assert candidate.manifest is not None, f"{candidate.path}: {candidate.problem}"
-            manifest.verify(candidate.path, candidate.manifest)
+            verify_digests(candidate.path, candidate.manifest.files)
             durable = max(durable, candidate.step)
-    snapshots = Staging(memory_of(run)).snapshots()
+    snapshots = StagingArea(memory_of(run)).snapshots()
     committed = max((event["step"] for event in run.events("step_committed")), default=0)
     return Left(
         snapshot=snapshots[0][0].step if snapshots else 0, durable=durable, committed=committed

@@ -38,7 +38,7 @@ PURE = (
     "runtime.errors",
     "runtime.launch.config",
     "runtime.launch.script",
-    "runtime.checkpoints.world_size",
+    "runtime.checkpoints.compatibility",
 )
 HEAVY = frozenset(
     {"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"}

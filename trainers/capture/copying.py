@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from grpo_run.runtime.staging.buffer import Arena
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
 
 PIECE_BYTES = 4 << 20
 """Moved at a time: less than half a millisecond, so that all threads end together and a signal is heard."""
@@ -36,7 +36,7 @@ def share_of_threads(local_ranks: int) -> int:
     return max(1, min(THREADS, len(os.sched_getaffinity(0)) // local_ranks))
 
 
-def copy_all(arena: Arena, copies: Iterable[Copy], *, threads: int) -> None:
+def copy_all(arena: SnapshotBuffer, copies: Iterable[Copy], *, threads: int) -> None:
     """Make every copy; returns when all are made. Other threads run meanwhile.
 
     Args:
@@ -73,7 +73,7 @@ def _move(pieces: Iterator[tuple[int, int, int]]) -> None:
         ctypes.memmove(target, source, size_bytes)
 
 
-def _pieces(arena: Arena, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
+def _pieces(arena: SnapshotBuffer, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
     """Target address, source address and size of what is moved at a time."""
     for copy in copies:
         assert copy.start + copy.size_bytes <= copy.storage.nbytes(), "a copy from beyond a storage"
@@ -83,7 +83,7 @@ def _pieces(arena: Arena, copies: Iterable[Copy]) -> Iterator[tuple[int, int, in
             yield target + done, source + done, min(PIECE_BYTES, copy.size_bytes - done)
 
 
-def _from_device(arena: Arena, copy: Copy) -> None:
+def _from_device(arena: SnapshotBuffer, copy: Copy) -> None:
     with arena.view(copy.offset, copy.size_bytes) as view:
         source = torch.empty(0, dtype=torch.uint8, device=copy.storage.device)
         source.set_(copy.storage, copy.start, (copy.size_bytes,), (1,))

@@ -25,17 +25,17 @@ import safetensors.torch
 import torch
 
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.staging.buffer import Arena
-from grpo_run.runtime.staging.index import Image, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.index import SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.trainers import upstream
 from grpo_run.trainers.capture import packing
 
 
 @dataclass(kw_only=True)
 class _Capture:
-    arena: Arena
+    arena: SnapshotBuffer
     root: str
-    image: Image
+    image: SnapshotIndex
     threads: int
     failure: NoRoomError | None = None
 
@@ -91,7 +91,7 @@ def _current() -> _Capture | None:
 
 
 @contextlib.contextmanager
-def captured(arena: Arena, root: Path, *, threads: int = 1) -> Iterator[Image]:
+def captured(arena: SnapshotBuffer, root: Path, *, threads: int = 1) -> Iterator[SnapshotIndex]:
     """Catch what this thread saves below `root`; yields the image, complete when the block has ended.
 
     Appends to the arena: call `arena.begin()` first to use its space again. After a save that finds no room nothing more is
@@ -105,7 +105,7 @@ def captured(arena: Arena, root: Path, *, threads: int = 1) -> Iterator[Image]:
         NoRoomError: at the block's end; the image is not whole.
     """
     assert _current() is None, "a thread captures one checkpoint at a time"
-    image = Image()
+    image = SnapshotIndex()
     with _installation.held():
         capture = _thread.capture = _Capture(
             arena=arena, root=os.path.realpath(root), image=image, threads=threads

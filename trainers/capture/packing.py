@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.staging.buffer import Arena, aligned
+from grpo_run.runtime.staging.buffer import SnapshotBuffer, aligned
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, TorchFile
 from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import Copy, copy_all
@@ -27,7 +27,13 @@ HEADER_ALIGNMENT_BYTES = 8
 
 
 def pack_torch(
-    arena: Arena, path: str, obj: Any, *, protocol: int, disable_byteorder_record: bool, threads: int = 1
+    arena: SnapshotBuffer,
+    path: str,
+    obj: Any,
+    *,
+    protocol: int,
+    disable_byteorder_record: bool,
+    threads: int = 1,
 ) -> TorchFile | None:
     """The archive that `torch.save` would write of `obj`, its bytes in `arena`; None when torch had better write it.
 
@@ -70,7 +76,7 @@ def pack_torch(
 
 
 def pack_safetensors(
-    arena: Arena, path: str, tensors: Any, metadata: Mapping[str, str] | None, *, threads: int = 1
+    arena: SnapshotBuffer, path: str, tensors: Any, metadata: Mapping[str, str] | None, *, threads: int = 1
 ) -> SafetensorsFile | None:
     """The file that `save_file` would write, its bytes in `arena`; None when safetensors had better write it.
 

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.trainers.hooks.requests import UserRequests
 from grpo_run.trainers.rank.session import Session
 
@@ -53,5 +53,5 @@ class Guard:
             # imports torch, which only the script may import first
             from grpo_run.trainers.saving.snapshots import Snapshots
 
-            self._snapshots = Snapshots(self.session, Staging(directory))
+            self._snapshots = Snapshots(self.session, StagingArea(directory))
         return self._snapshots

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.checkpoints.publishing import clean_partials
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.errors import Stopped
-from grpo_run.runtime.staging.slots import RESTORE
+from grpo_run.runtime.staging.area import RESTORE
 from grpo_run.trainers import upstream
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
@@ -57,7 +57,7 @@ def agree_on_resume(
     )
     if session.is_main:
         # restores the name of a checkpoint whose writer was killed between two renames
-        clean_partials(Path(call.output_dir))
+        clean_partial_directories(Path(call.output_dir))
     choice = agree(session, request)
     if choice.notice:
         session.warn(choice.notice)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.checkpoints import publishing
+from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.choice import choose
@@ -57,7 +57,7 @@ def reject(session: Session, rejected: RejectedCheckpoint) -> None:
     """Journal and print that a checkpoint is not used; rename a corrupt checkpoint of this run."""
     path, reason = rejected.path, rejected.reason
     own_corrupt = rejected.corrupt and rejected.own
-    renamed = publishing.reject(path, reason) if own_corrupt else None
+    renamed = reject_checkpoint(path, reason) if own_corrupt else None
     cause = {"cause": str(Cause.checkpoint_corrupt)} if rejected.corrupt else {}
     session.journal.write(
         "checkpoint_rejected",

@@ -14,16 +14,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import completeness
-from grpo_run.runtime.checkpoints.manifest import (
-    MANIFEST,
-    FoundCheckpoint,
-    candidates,
-    could_not_look,
-    find,
-    read_manifest,
-    verify,
-)
+from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
+from grpo_run.runtime.checkpoints.digests import is_read_error, verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint, find_candidates, find_checkpoints
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.trainers.resuming.fit import (
     check_model,
@@ -76,7 +70,7 @@ def choose(
 
 def _other_run_notice(request: ResumeRequest) -> str | None:
     """Return the message about checkpoints of another run in the output directory, or None."""
-    found = next(find(request.output_dir), None)
+    found = next(find_checkpoints(request.output_dir), None)
     if found is None or found.manifest.run_id == request.run_id:
         return None
     other = found.manifest.run_id
@@ -100,7 +94,7 @@ def _newest_of_run(
         UsageError: none of the checkpoints fits this run.
     """
     refusal: str | None = None
-    for candidate in candidates(request.output_dir, *request.also_search):
+    for candidate in find_candidates(request.output_dir, *request.also_search):
         path, step, manifest = candidate.path, candidate.step, candidate.manifest
         if manifest is None:
             # the manifest is invalid, so the run is not known; a corrupt checkpoint is corrupt for every run
@@ -113,9 +107,9 @@ def _newest_of_run(
         if manifest.run_id != run_id or not same_call:
             continue
         try:
-            verify(path, manifest)
+            verify_digests(path, manifest.files)
         except CheckpointError as error:
-            corrupt = not could_not_look(error)
+            corrupt = not is_read_error(error)
             report(RejectedCheckpoint(path=path, step=step, reason=str(error), corrupt=corrupt, own=own))
             continue
         check_model(request, path, manifest)
@@ -153,7 +147,7 @@ def _resume_from(
             if manifest.train_call.ordinal != request.call.ordinal:
                 choice = _newest_of_run(request, manifest.run_id, report, resharding_problem, own=False)
                 return choice or script_choice
-            verify(path, manifest)
+            verify_digests(path, manifest.files)
         except CheckpointError as error:
             raise UsageError(f"--resume-from {path}: {error}; name another checkpoint") from error
         check_model(request, path, manifest)
@@ -162,8 +156,8 @@ def _resume_from(
             raise UsageError(f"--resume-from {path}: {problem}; start {manifest.world_size} ranks")
         checkpoint = FoundCheckpoint(path=path, manifest=manifest)
         return ResumeChoice(argument=str(path), checkpoint=checkpoint, foreign=True, notice=notice)
-    if not (path / completeness.STATE).is_file():
-        raise UsageError(f"--resume-from {path}: not a checkpoint (it has no {completeness.STATE})")
+    if not (path / TRAINER_STATE).is_file():
+        raise UsageError(f"--resume-from {path}: not a checkpoint (it has no {TRAINER_STATE})")
     if path.resolve().parent != request.output_dir.resolve() and request.call.ordinal != 1:
         return script_choice
     missing = missing_files(path, request.world_size)

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints import completeness, world_size
+from grpo_run.runtime.checkpoints.compatibility import (
+    Batch,
+    describe_model_difference,
+    describe_world_size_change,
+    digest_model_shape,
+    explain_world_size_mismatch,
+)
+from grpo_run.runtime.checkpoints.completeness import count_ranks, find_problems, saved_tensors
 from grpo_run.runtime.checkpoints.manifest import Manifest
-from grpo_run.runtime.checkpoints.model_shape import difference, model_shape
-from grpo_run.runtime.checkpoints.world_size import Batch
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.resuming.request import ResumeRequest
 
@@ -36,8 +41,8 @@ def check_model(request: ResumeRequest, path: Path, manifest: Manifest) -> None:
     """
     if manifest.model_shape is None or not request.parameters:
         return
-    if model_shape(request.parameters) != manifest.model_shape:
-        what = difference(request.parameters, completeness.tensors(path))
+    if digest_model_shape(request.parameters) != manifest.model_shape:
+        what = describe_model_difference(request.parameters, saved_tensors(path))
         raise UsageError(
             f"{path} contains another model than the script has built: {what}; build the model that was"
             " saved, or start another run with --run-id"
@@ -62,25 +67,25 @@ def check_world_size(request: ResumeRequest, path: Path, manifest: Manifest) -> 
             per_device=manifest.per_device_train_batch_size,
             accumulation=manifest.gradient_accumulation_steps,
         )
-    refusal = world_size.refusal(
+    refusal = explain_world_size_mismatch(
         path.name,
         written_by=manifest.world_size,
         layout=manifest.layout,
-        written=saved_batch,
-        now=request.batch,
+        written_batch=saved_batch,
+        current_batch=request.batch,
         ranks=request.world_size,
     )
     if refusal is not None:
         raise UsageError(refusal)
     assert saved_batch is not None, "without the saved batch, another world size is refused"
-    return world_size.notice(
+    return describe_world_size_change(
         path.name, written_by=manifest.world_size, ranks=request.world_size, samples=saved_batch.samples
     )
 
 
 def missing_files(path: Path, ranks: int) -> str | None:
     """Return the missing or damaged files of a checkpoint without a manifest as one phrase, or None."""
-    missing = completeness.missing(path, ranks, deep=True)
+    missing = find_problems(path, ranks, verify_checksums=True)
     if not missing:
         return None
     more = len(missing) - MAX_LISTED_FILES
@@ -90,7 +95,7 @@ def missing_files(path: Path, ranks: int) -> str | None:
 def unverified_notice(path: Path, ranks: int) -> str:
     """Return the message for the user about a complete checkpoint without a manifest."""
     text = f"{path} has all required files but no manifest: accepted without verifying digests"
-    saved_by = completeness.ranks(path)
+    saved_by = count_ranks(path)
     if saved_by not in (None, ranks):
         text += (
             f"; it was saved by {saved_by} ranks and this run has {ranks}, and without a manifest it is not"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import FoundCheckpoint, TrainCall, read_manifest
-from grpo_run.runtime.checkpoints.model_shape import NamedShape
-from grpo_run.runtime.checkpoints.world_size import Batch
+from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
+from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, candidates, read_manifest, step_of, verify
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
+from grpo_run.runtime.checkpoints.search import find_candidates, step_of
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.trainers.resuming.fit import check_model, check_world_size, missing_files, unverified_notice
 from grpo_run.trainers.resuming.request import (
@@ -40,7 +42,7 @@ def choose_for_script(
         newest_step = step_of(path)
         if newest_step is None or path.resolve().parent != request.output_dir.resolve():
             return _exactly(request, path, resharding_problem)
-    paths = [candidate.path for candidate in candidates(request.output_dir)]
+    paths = [candidate.path for candidate in find_candidates(request.output_dir)]
     if not request.first_attempt:
         paths = [path for path in paths if path.stat().st_mtime < request.run_started_at]
     if not paths:
@@ -90,7 +92,7 @@ def _problem(request: ResumeRequest, path: Path, resharding_problem: ReshardingP
         return missing_files(path, request.world_size)
     try:
         manifest = read_manifest(path)
-        verify(path, manifest)
+        verify_digests(path, manifest.files)
     except CheckpointError as error:
         return str(error)
     check_model(request, path, manifest)

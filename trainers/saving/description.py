@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.checkpoints.model_shape import NamedShape, model_shape
-from grpo_run.runtime.checkpoints.world_size import Batch
+from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape, digest_model_shape
 
 
 def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
@@ -57,7 +56,7 @@ def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
         "per_device_train_batch_size": spread.per_device if spread else None,
         "gradient_accumulation_steps": spread.accumulation if spread else None,
         "layout": layout(trainer),
-        "model_shape": model_shape(shapes) if shapes else None,
+        "model_shape": digest_model_shape(shapes) if shapes else None,
     }
 
 

@@ -23,12 +23,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.checkpoints import rotation
-from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall
+from grpo_run.runtime.checkpoints.manifest import (
+    Identity,
+    TrainCall,
+    installed_versions,
+    read_manifest,
+    remove_manifest,
+    write_manifest,
+)
+from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.headroom import is_full
-from grpo_run.runtime.staging.slots import Staged
+from grpo_run.runtime.staging.slot import StagedSnapshot
 from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
@@ -172,7 +179,7 @@ class Saver:
 
     def _newest_bytes(self) -> int | None:
         """What the run's newest checkpoint on disk takes; None before the first."""
-        for found in checkpoints.find(self._output):
+        for found in find_checkpoints(self._output):
             if found.manifest.run_id == self._session.config.run_id:
                 return found.manifest.size_bytes
         return None
@@ -198,16 +205,16 @@ class Saver:
         last = self._snapshots.last if self._snapshots is not None else None
         if last is None:
             return False
-        staged: Staged = last[1]
+        staged: StagedSnapshot = last[1]
         return staged.scheduled and staged.step == step and staged.train_call == self._call
 
     def _is_durable(self, path: Path) -> bool:
         """Whether `path` holds a complete checkpoint of this run's call, not another's of the same number."""
         try:
-            manifest = checkpoints.read_manifest(path)
+            manifest = read_manifest(path)
         except CheckpointError:
             return False
-        return manifest.call_of_run == (self._session.config.run_id, self._call.ordinal)
+        return manifest.train_call_key == (self._session.config.run_id, self._call.ordinal)
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A checkpoint that the script, or a person, asked for."""
@@ -291,7 +298,7 @@ class Saver:
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, scheduled: bool) -> int:
         session, trainer = self._session, self._trainer
         assert self._snapshots is not None
-        staged = Staged(
+        staged = StagedSnapshot(
             attempt=session.settings.attempt,
             output_dir=self._call.output_dir,
             limit=trainer.args.save_total_limit,
@@ -351,7 +358,7 @@ class Saver:
         if self._agree_on_a_short_disk(path):
             return None
         if self._session.is_main:
-            checkpoints.withdraw(path)
+            remove_manifest(path)
         result = self._write(path, args, kwargs)
         self._session.votes.maximum(identity.step)  # every rank has written its files
         if self._session.is_main:
@@ -388,7 +395,7 @@ class Saver:
         return bool(session.votes.maximum(int(short)))
 
     def _publish(self, identity: Identity, path: Path, began: float) -> None:
-        manifest = checkpoints.write_manifest(path, identity)
+        manifest = write_manifest(path, identity)
         self._last_bytes = manifest.size_bytes
         self._session.journal.write(
             "checkpoint_published",
@@ -405,7 +412,7 @@ class Saver:
         self._session.journal.sync()
         # the best as it is now: the save may have found a better one
         limit, best = self._trainer.args.save_total_limit, self._best()
-        rotation.rotate(self._output, newest=path, limit=limit, best=best)
+        rotate(self._output, newest=path, limit=limit, best=best)
 
 
 def _free_bytes(folder: Path) -> float:
@@ -434,4 +441,4 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    return checkpoints.versions()
+    return installed_versions()

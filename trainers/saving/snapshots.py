@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.errors import CheckpointError, NoRoomError
-from grpo_run.runtime.staging import headroom as limits
-from grpo_run.runtime.staging.buffer import Arena
-from grpo_run.runtime.staging.slots import Slot, Staged, Staging
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.headroom import is_full, least_headroom
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import share_of_threads
 from grpo_run.trainers.capture.interception import captured
@@ -46,16 +47,16 @@ class Snapshots:
         staging: the run's.
     """
 
-    def __init__(self, session: Session, staging: Staging) -> None:
+    def __init__(self, session: Session, staging: StagingArea) -> None:
         self._session = session
         self.staging = staging
-        self._arenas: dict[int, Arena] = {}
+        self._arenas: dict[int, SnapshotBuffer] = {}
         self._preparing: threading.Thread | None = None
         self._threads = share_of_threads(session.local_world_size)
         self._warned_of_memory = False
         self.cost_seconds = 0.0
         """How long the last one blocked this rank."""
-        self.last: tuple[Slot, Staged] | None = None
+        self.last: tuple[StagingSlot, StagedSnapshot] | None = None
         """On rank 0, the last one taken."""
 
     def prepare(self, size_bytes: int) -> None:
@@ -73,13 +74,13 @@ class Snapshots:
     def _prepare(self, size_bytes: int) -> None:
         for slot in self.staging.slots[:2]:  # the newest stays while the next is written
             try:
-                arena = self._arenas[slot.index] = Arena(slot.arena(self._session.rank))
+                arena = self._arenas[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
                 arena.reserve(size_bytes)
             except (NoRoomError, CheckpointError, OSError):
                 return  # the first snapshot finds the same, and says so
 
     def take(
-        self, trainer: Any, staged: Staged, write: Callable[[Path], Any], expected_bytes: int = 0
+        self, trainer: Any, staged: StagedSnapshot, write: Callable[[Path], Any], expected_bytes: int = 0
     ) -> int:
         """Take one. Collective.
 
@@ -112,7 +113,7 @@ class Snapshots:
                     override_attributes(trainer, **elsewhere),
                 ):
                     write(folder)
-                slot.image(session.rank).write_bytes(image.to_json())
+                slot.index_path(session.rank).write_bytes(image.to_json())
                 outcome = TAKEN
             except (Exception, upstream.collective_save_error()) as error:
                 if not _is_no_room(error, slot.path):
@@ -121,9 +122,9 @@ class Snapshots:
                 session.warn_in_journal(str(error))
             outcome = int(session.votes.maximum(outcome))
             if outcome == TAKEN:
-                outcome = self._on_main(lambda: slot.complete(staged))
+                outcome = self._on_main(lambda: slot.complete_snapshot(staged))
             if outcome != TAKEN:
-                self._on_main(slot.withdraw)  # or a small file system would stay full
+                self._on_main(slot.begin_snapshot)  # or a small file system would stay full
             if session.is_main and outcome == TAKEN:
                 self.last = slot, staged
         self.cost_seconds = time.perf_counter() - began
@@ -147,7 +148,7 @@ class Snapshots:
             assert self.last is not None
             slot, staged = self.last
             # a slot that was given to another since was drained before
-            if slot.drained or slot.staged() != staged:
+            if slot.drained or slot.read_snapshot() != staged:
                 return FOUND
             return GAVE_UP if self.staging.troubled else WAITING
 
@@ -170,12 +171,12 @@ class Snapshots:
             arena.close()
         self._arenas.clear()
 
-    def _agree_on_slot(self, held: ExitStack, *, wait: bool) -> Slot | None:
+    def _agree_on_slot(self, held: ExitStack, *, wait: bool) -> StagingSlot | None:
         """Rank 0 chooses and locks one, for all."""
 
         def look() -> int:
             try:
-                slot = self.staging.choose(sacrifice=self.staging.troubled)
+                slot = self.staging.choose_slot(sacrifice=self.staging.troubled)
                 if slot is not None and held.enter_context(slot.locked()):
                     return FOUND + slot.index
             except OSError as error:  # somebody took the directory away
@@ -202,28 +203,28 @@ class Snapshots:
             if answer != WAITING:
                 return answer
 
-    def _arena(self, slot: Slot) -> Arena:
+    def _arena(self, slot: StagingSlot) -> SnapshotBuffer:
         if self._preparing is not None:
             self._preparing.join()
         if slot.index not in self._arenas:
             try:
-                self._arenas[slot.index] = Arena(slot.arena(self._session.rank))
+                self._arenas[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
             except CheckpointError as error:
                 raise NoRoomError(str(error)) from error
         return self._arenas[slot.index]
 
 
-def _empty(slot: Slot, folder: Path, expected_bytes: int) -> None:
-    slot.withdraw()
+def _empty(slot: StagingSlot, folder: Path, expected_bytes: int) -> None:
+    slot.begin_snapshot()
     folder.mkdir(parents=True)
-    room = limits.tightest(slot.path)
+    room = least_headroom(slot.path)
     if expected_bytes > slot.size_bytes() + room.usable_bytes:
         raise OSError(errno.ENOSPC, f"about {expected_bytes >> 20} MiB are needed, and {room.sentence}")
 
 
 def _is_no_room(error: BaseException, folder: Path) -> bool:
     causes = upstream.save_errors(error)
-    return any(isinstance(cause, NoRoomError) or limits.is_full(cause, folder) for cause in causes)
+    return any(isinstance(cause, NoRoomError) or is_full(cause, folder) for cause in causes)
 
 
 def finite(trainer: Any) -> bool:

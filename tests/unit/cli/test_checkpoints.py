@@ -13,7 +13,9 @@ from support.identities import identity
 
 from grpo_run.cli.checkpoints import size
 from grpo_run.cli.main import main
-from grpo_run.runtime.checkpoints import manifest, publishing
+from grpo_run.runtime.checkpoints.manifest import write_manifest
+from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
@@ -31,7 +33,7 @@ def out(here: Path) -> Path:
 def publish(folder: Path, step: int, run_id: str = "night") -> Path:
     """One of ours, on two ranks."""
     path = made.plain(folder, step)
-    manifest.write_manifest(path, identity(folder, step, run_id=run_id, world_size=2))
+    write_manifest(path, identity(folder, step, run_id=run_id, world_size=2))
     return path
 
 
@@ -103,7 +105,7 @@ def test_nothing_to_look_at_is_one_line_and_2(capsys: Captured, words: list[str]
 
 def test_all_sound_is_0(out: Path, capsys: Captured) -> None:
     """One checkpoint alone, or all of a directory; what lies aside is not asked."""
-    publishing.reject(made.plain(out, 60), "bad")
+    reject_checkpoint(made.plain(out, 60), "bad")
     assert main(["checkpoints", "verify", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 sound"
     assert main(["checkpoints", "verify", "out/checkpoint-20"]) == 0
@@ -160,18 +162,18 @@ def publish_with_best(folder: Path, step: int, best: str) -> Path:
     """One whose trainer knows an older best one."""
     path = made.plain(folder, step)
     (path / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_model_checkpoint": best}))
-    manifest.write_manifest(path, identity(folder, step, run_id="night", world_size=2))
+    write_manifest(path, identity(folder, step, run_id="night", world_size=2))
     return path
 
 
 def test_what_lies_aside_goes_only_when_asked(out: Path, capsys: Captured) -> None:
     """Rejected, and partial ones that nobody writes any more; another run's replaced one stays."""
-    publishing.reject(made.plain(out, 50), "bad")
+    reject_checkpoint(made.plain(out, 50), "bad")
     os.rename(made.plain(out, 60), out / ".checkpoint-60.partial-00ff")
     os.rename(publish(out, 70, run_id="other"), out / "replaced-checkpoint-70")
     main(["checkpoints", "prune", "out", "--keep", "4", "--yes"])
     assert len(os.listdir(out)) == 7
-    with publishing.partial_directory(out, 80) as busy:
+    with partial_directory(out, 80) as busy:
         assert main(["checkpoints", "prune", "out", "--keep", "4", "--yes", "--rejected"]) == 0
         assert busy.is_dir()
     assert sorted(os.listdir(out)) == [
@@ -189,7 +191,7 @@ def test_what_cannot_be_deleted_is_1(out: Path, capsys: Captured, monkeypatch: p
     monkeypatch.setattr("grpo_run.cli.checkpoints.shutil.rmtree", refuse)
     assert main(["checkpoints", "prune", "out", "--keep", "3", "--yes"]) == 1
     assert "could not delete" in capsys.readouterr().out
-    assert [found.manifest.step for found in manifest.find(out)] == [40, 30, 20]
+    assert [found.manifest.step for found in find_checkpoints(out)] == [40, 30, 20]
 
 
 def test_one_checkpoint_is_not_pruned(out: Path, capsys: Captured) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.identities import identity
 
 from grpo_run.cli.launch_options.resume_from import check_resume_from
-from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.run_directory import RunDirectory
 
@@ -26,7 +26,7 @@ def make_checkpoint(path: Path, run_id: str) -> None:
     """A published checkpoint of a run."""
     path.mkdir(parents=True)
     (path / "trainer_state.json").write_text("{}")
-    manifest.write_manifest(path, identity(step=5, run_id=run_id))
+    write_manifest(path, identity(step=5, run_id=run_id))
 
 
 @pytest.mark.parametrize("place", ["runs", "elsewhere"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from grpo_run.runtime.checkpoints.dcp_metadata import Unreadable, file_sizes
+from grpo_run.runtime.checkpoints.dcp_metadata import UnreadableMetadataError, read_file_sizes
 
 
 @pytest.fixture
@@ -31,15 +31,15 @@ def test_sizes_are_those_of_the_files(saved: Path) -> None:
     """To the byte, for what torch has written."""
     files = {file.name: file.stat().st_size for file in saved.glob("*.distcp")}
     assert files
-    assert file_sizes((saved / ".metadata").read_bytes()) == files
+    assert read_file_sizes((saved / ".metadata").read_bytes()) == files
 
 
 def test_a_cut_one_says_nothing(saved: Path) -> None:
     """At any length, one kind of error."""
     content = (saved / ".metadata").read_bytes()
     for length in range(0, len(content), 7):
-        with pytest.raises(Unreadable):
-            file_sizes(content[:length])
+        with pytest.raises(UnreadableMetadataError):
+            read_file_sizes(content[:length])
 
 
 class Evil:
@@ -52,6 +52,6 @@ class Evil:
 def test_nothing_in_it_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint may come from anywhere."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Unreadable):
-        file_sizes(pickle.dumps({"storage_data": Evil()}))
+    with pytest.raises(UnreadableMetadataError):
+        read_file_sizes(pickle.dumps({"storage_data": Evil()}))
     assert os.listdir(tmp_path) == []

@@ -9,14 +9,15 @@ from typing import Any
 from support import checkpoint_files as made
 from support.identities import identity
 
-from grpo_run.runtime.checkpoints import listing, manifest, publishing
-from grpo_run.runtime.checkpoints.listing import State
+from grpo_run.runtime.checkpoints.listing import CheckpointState, find_output_directories, list_checkpoints
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, write_manifest
+from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 
 
 def publish(folder: Path, step: int, **changes: Any) -> Path:
     """One of ours."""
     path = made.plain(folder, step)
-    manifest.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
+    write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
     return path
 
 
@@ -24,23 +25,23 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     """Newest step first."""
     publish(tmp_path, 90, scheduled=False)
     (publish(tmp_path, 80) / "model.safetensors").write_bytes(b"short")
-    (publish(tmp_path, 70) / manifest.MANIFEST).write_text("{")
+    (publish(tmp_path, 70) / MANIFEST).write_text("{")
     made.plain(tmp_path, 60)
     (made.plain(tmp_path, 50) / "optimizer.pt").unlink()
-    publishing.reject(made.plain(tmp_path, 40), "a reason")
+    reject_checkpoint(made.plain(tmp_path, 40), "a reason")
     os.rename(publish(tmp_path, 30), tmp_path / "replaced-checkpoint-30")
     os.rename(made.plain(tmp_path, 20), tmp_path / ".checkpoint-20.partial-00ff")
     (tmp_path / "runs").mkdir()
-    entries = listing.take(tmp_path)
+    entries = list_checkpoints(tmp_path)
     assert [(entry.step, entry.state) for entry in entries] == [
-        (90, State.published),
-        (80, State.damaged),
-        (70, State.damaged),
-        (60, State.complete),
-        (50, State.incomplete),
-        (40, State.rejected),
-        (30, State.replaced),
-        (20, State.partial),
+        (90, CheckpointState.published),
+        (80, CheckpointState.damaged),
+        (70, CheckpointState.damaged),
+        (60, CheckpointState.complete),
+        (50, CheckpointState.incomplete),
+        (40, CheckpointState.rejected),
+        (30, CheckpointState.replaced),
+        (20, CheckpointState.partial),
     ]
     problems = {entry.step: entry.problem or "" for entry in entries}
     assert "5 bytes" in problems[80]
@@ -48,7 +49,7 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     assert problems[40] == "a reason"
     assert entries[0].as_json()["scheduled"] is False
     assert [entry.ranks for entry in entries[:4]] == [2, 2, 2, 2]
-    assert all(entry.size_bytes > 0 and entry.when > 0 for entry in entries)
+    assert all(entry.size_bytes > 0 and entry.modified_at > 0 for entry in entries)
 
 
 def test_a_flipped_byte_is_seen_only_when_bytes_are_read(tmp_path: Path) -> None:
@@ -57,10 +58,10 @@ def test_a_flipped_byte_is_seen_only_when_bytes_are_read(tmp_path: Path) -> None
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    (looked,) = listing.take(tmp_path)
-    assert (looked.state, looked.verified) == (State.published, None)
-    (verified,) = listing.take(tmp_path, verify=True)
-    assert (verified.state, verified.verified) == (State.damaged, False)
+    (looked,) = list_checkpoints(tmp_path)
+    assert (looked.state, looked.verified) == (CheckpointState.published, None)
+    (verified,) = list_checkpoints(tmp_path, verify=True)
+    assert (verified.state, verified.verified) == (CheckpointState.damaged, False)
     assert "model.safetensors" in (verified.problem or "")
 
 
@@ -68,14 +69,14 @@ def test_one_checkpoint_can_be_named(tmp_path: Path) -> None:
     """Without its neighbours."""
     publish(tmp_path, 5)
     publish(tmp_path, 6)
-    (entry,) = listing.take(tmp_path / "checkpoint-5", verify=True)
+    (entry,) = list_checkpoints(tmp_path / "checkpoint-5", verify=True)
     assert (entry.step, entry.verified) == (5, True)
 
 
 def test_nothing_is_an_empty_list(tmp_path: Path) -> None:
     """Of a directory that is not there, too."""
-    assert listing.take(tmp_path) == []
-    assert listing.take(tmp_path / "none") == []
+    assert list_checkpoints(tmp_path) == []
+    assert list_checkpoints(tmp_path / "none") == []
 
 
 def test_a_runs_directories_come_from_its_journal() -> None:
@@ -87,4 +88,4 @@ def test_a_runs_directories_come_from_its_journal() -> None:
         {"event": "checkpoint_published"},
         {"event": "run_ended", "path": "/c/x"},
     ]
-    assert listing.output_directories(records) == [Path("/b"), Path("/a")]
+    assert find_output_directories(records) == [Path("/b"), Path("/a")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -12,39 +13,50 @@ from support import checkpoint_files as made
 from support.identities import identity
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from grpo_run.runtime.checkpoints import manifest, publishing
+from grpo_run.runtime.checkpoints import publishing
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.publishing import (
+    REASON,
+    clean_partial_directories,
+    is_abandoned,
+    partial_directory,
+    publish,
+    reject_checkpoint,
+)
+from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.runtime.errors import CheckpointError
 
 
 def fill(path: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> None:
     """A complete checkpoint in a directory that is there."""
     (path / "model.safetensors").write_bytes(content)
-    manifest.write_manifest(path, identity(run_id=run_id))
+    write_manifest(path, identity(run_id=run_id))
 
 
 def published(folder: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> Path:
     """checkpoint-5 of a run, published."""
     final = folder / "checkpoint-5"
-    with publishing.partial_directory(folder, 5) as partial:
+    with partial_directory(folder, 5) as partial:
         fill(partial, run_id=run_id, content=content)
-        publishing.publish(partial, final)
+        publish(partial, final)
     return final
 
 
 def sound(path: Path) -> bytes:
     """The weights of a checkpoint that verifies."""
-    manifest.verify(path, manifest.read_manifest(path))
+    verify_digests(path, read_manifest(path).files)
     return (path / "model.safetensors").read_bytes()
 
 
 def test_a_partial_directory_is_no_checkpoint_for_anyone(tmp_path: Path) -> None:
     """Neither for us nor for transformers, however complete it is; published, it is one for both."""
-    with publishing.partial_directory(tmp_path / "out", 5) as partial:
+    with partial_directory(tmp_path / "out", 5) as partial:
         fill(partial)
-        assert list(manifest.find(tmp_path / "out")) == []
+        assert list(find_checkpoints(tmp_path / "out")) == []
         assert get_last_checkpoint(str(tmp_path / "out")) is None
-        publishing.publish(partial, tmp_path / "out" / "checkpoint-5")
-    assert [found.path.name for found in manifest.find(tmp_path / "out")] == ["checkpoint-5"]
+        publish(partial, tmp_path / "out" / "checkpoint-5")
+    assert [found.path.name for found in find_checkpoints(tmp_path / "out")] == ["checkpoint-5"]
     assert get_last_checkpoint(str(tmp_path / "out")) == str(tmp_path / "out" / "checkpoint-5")
     assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-5"]
     assert sorted(os.listdir(tmp_path / "out" / "checkpoint-5")) == ["MANIFEST.json", "model.safetensors"]
@@ -54,7 +66,7 @@ def test_what_was_not_published_is_removed(tmp_path: Path) -> None:
     """Also when writing failed."""
 
     def write() -> None:
-        with publishing.partial_directory(tmp_path, 5) as partial:
+        with partial_directory(tmp_path, 5) as partial:
             (partial / "half").write_bytes(b"h")
             raise OSError("full")
 
@@ -66,10 +78,10 @@ def test_what_was_not_published_is_removed(tmp_path: Path) -> None:
 def test_without_a_manifest_nothing_is_published(tmp_path: Path) -> None:
     """And what was there stays."""
     final = published(tmp_path)
-    with publishing.partial_directory(tmp_path, 5) as partial:
+    with partial_directory(tmp_path, 5) as partial:
         (partial / "model.safetensors").write_bytes(b"half")
         with pytest.raises(CheckpointError):
-            publishing.publish(partial, final)
+            publish(partial, final)
     assert sound(final) == b"weights"
 
 
@@ -127,18 +139,18 @@ def test_a_file_system_without_locks_is_written_to(
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(publishing.fcntl, "flock", flock)
-    with publishing.partial_directory(tmp_path, 5) as partial:
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with partial_directory(tmp_path, 5) as partial:
         fill(partial)
-        assert publishing.clean_partials(tmp_path) == []
-        assert not publishing.is_abandoned(partial)
-        publishing.publish(partial, tmp_path / "checkpoint-5")
+        assert clean_partial_directories(tmp_path) == []
+        assert not is_abandoned(partial)
+        publish(partial, tmp_path / "checkpoint-5")
     assert sound(tmp_path / "checkpoint-5") == b"weights"
-    dead, descriptor = publishing._make(tmp_path, 6)
+    dead, descriptor = publishing._create_partial(tmp_path, 6)
     os.close(descriptor)
     for path in (dead / publishing.LOCK, dead):
         os.utime(path, (1e9, 1e9))
-    assert publishing.clean_partials(tmp_path) == [dead]
+    assert clean_partial_directories(tmp_path) == [dead]
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
@@ -146,9 +158,9 @@ def test_a_directory_that_cannot_be_had_is_an_error_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left of the tries."""
-    monkeypatch.setattr(publishing, "_locked", lambda *args, **options: None)
-    with pytest.raises(OSError, match="could be made"):
-        publishing._make(tmp_path, 5)
+    monkeypatch.setattr(publishing, "_lock", lambda *args, **options: None)
+    with pytest.raises(OSError, match="could be created"):
+        publishing._create_partial(tmp_path, 5)
     assert os.listdir(tmp_path) == []
 
 
@@ -162,9 +174,9 @@ def test_what_cannot_be_put_aside_does_not_fail_what_is_published(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "_rename_to_free", refuse)
+        patch.setattr(publishing, "_rename_to_free_name", refuse)
         assert sound(published(tmp_path, content=b"new")) == b"new"
-    publishing.clean_partials(tmp_path)
+    clean_partial_directories(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "replaced-checkpoint-5"]
     assert sound(tmp_path / "replaced-checkpoint-5") == b"old"
 
@@ -189,14 +201,14 @@ def test_killed_at_any_rename_neither_is_lost(tmp_path: Path, monkeypatch: pytes
             real(source, target)
 
         descriptor = None
-        path, descriptor = publishing._make(folder, 5)
+        path, descriptor = publishing._create_partial(folder, 5)
         fill(path, content=b"new")
         with monkeypatch.context() as patch:
             patch.setattr(publishing.os, "rename", rename)
             with pytest.raises(Killed):
-                publishing.publish(path, folder / "checkpoint-5")
+                publish(path, folder / "checkpoint-5")
         os.close(descriptor)  # the kernel does, of a process that is gone
-        publishing.clean_partials(folder)
+        clean_partial_directories(folder)
         assert sound(folder / "checkpoint-5") == (b"old" if deadly < 3 else b"new")
         assert not [name for name in os.listdir(folder) if name.startswith(".")]
     assert sound(tmp_path / "3" / "replaced-checkpoint-5") == b"old"
@@ -212,27 +224,27 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: 
             raise OSError(5, "Input/output error")
         real(source, target)
 
-    with publishing.partial_directory(tmp_path, 5) as partial:
+    with partial_directory(tmp_path, 5) as partial:
         fill(partial, content=b"new")
         monkeypatch.setattr(publishing.os, "rename", rename)
         with pytest.raises(OSError, match="Input/output"):
-            publishing.publish(partial, final)
+            publish(partial, final)
     assert sound(final) == b"weights"
 
 
 def test_only_abandoned_partials_are_cleaned(tmp_path: Path) -> None:
     """The lock tells them apart, not their age."""
-    with publishing.partial_directory(tmp_path, 5) as busy:
-        dead, descriptor = publishing._make(tmp_path, 5)
+    with partial_directory(tmp_path, 5) as busy:
+        dead, descriptor = publishing._create_partial(tmp_path, 5)
         os.close(descriptor)
         bare = tmp_path / ".checkpoint-7.partial-00ff"
         bare.mkdir()
-        assert publishing.is_abandoned(dead)
-        assert not publishing.is_abandoned(busy)
-        assert sorted(publishing.clean_partials(tmp_path)) == sorted([dead, bare])
+        assert is_abandoned(dead)
+        assert not is_abandoned(busy)
+        assert sorted(clean_partial_directories(tmp_path)) == sorted([dead, bare])
         assert busy.is_dir()
         fill(busy)
-        publishing.publish(busy, tmp_path / "checkpoint-5")
+        publish(busy, tmp_path / "checkpoint-5")
     assert sound(tmp_path / "checkpoint-5") == b"weights"
 
 
@@ -242,9 +254,9 @@ def test_cleaning_leaves_everything_else_alone(tmp_path: Path) -> None:
     names = [".checkpoint-5.partial-notes", ".cache", "rejected-checkpoint-3", "checkpoint-9"]
     for name in names:
         (tmp_path / name).mkdir()
-    assert publishing.clean_partials(tmp_path) == []
+    assert clean_partial_directories(tmp_path) == []
     assert sorted(os.listdir(tmp_path)) == sorted([*names, "checkpoint-5"])
-    assert publishing.clean_partials(tmp_path / "none") == []
+    assert clean_partial_directories(tmp_path / "none") == []
 
 
 def test_a_rejected_checkpoint_is_kept_and_nobodys_checkpoint(tmp_path: Path) -> None:
@@ -252,11 +264,11 @@ def test_a_rejected_checkpoint_is_kept_and_nobodys_checkpoint(tmp_path: Path) ->
     names = []
     for _ in range(2):
         path = made.plain(tmp_path, 9)
-        moved = publishing.reject(path, "model.safetensors does not match its digest")
+        moved = reject_checkpoint(path, "model.safetensors does not match its digest")
         assert moved is not None
         names.append(moved.name)
         assert not path.exists()
-        reason = json.loads((moved / publishing.REASON).read_text())
+        reason = json.loads((moved / REASON).read_text())
         assert (reason["reason"], reason["was"]) == (
             "model.safetensors does not match its digest",
             str(path),
@@ -282,7 +294,7 @@ def test_what_cannot_be_renamed_is_no_error(
         raise error
 
     monkeypatch.setattr(publishing.os, "rename", refuse)
-    assert publishing.reject(path, "bad") is None
+    assert reject_checkpoint(path, "bad") is None
     assert path.is_dir()
 
 
@@ -293,4 +305,4 @@ def test_a_reason_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(publishing, "write_json", full)
-    assert publishing.reject(made.plain(tmp_path, 9), "bad") == tmp_path / "rejected-checkpoint-9"
+    assert reject_checkpoint(made.plain(tmp_path, 9), "bad") == tmp_path / "rejected-checkpoint-9"

@@ -11,9 +11,11 @@ import pytest
 from support.identities import identity
 from transformers.trainer_utils import rotate_checkpoints
 
-from grpo_run.runtime.checkpoints import manifest as checkpoints
 from grpo_run.runtime.checkpoints import publishing, rotation
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, Manifest, mark_finished, write_manifest
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import step_of
 
 
 def saved(
@@ -31,16 +33,16 @@ def saved(
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
     what = identity(folder, step, run_id=run_id, ordinal=ordinal, scheduled=scheduled)
-    checkpoints.write_manifest(path, what)
+    write_manifest(path, what)
     if finished:
-        checkpoints.mark_finished(path)
+        mark_finished(path)
     os.utime(path, (1e9 + age, 1e9 + age))
     return path
 
 
 def left(folder: Path) -> list[int]:
     """Steps of what is there."""
-    return sorted(step for path in folder.iterdir() if (step := checkpoints.step_of(path)) is not None)
+    return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None)
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1])
@@ -165,7 +167,7 @@ def test_what_is_no_checkpoint_is_not_looked_at(tmp_path: Path) -> None:
 def test_the_scripts_own_checkpoints_are_rotated_as_ever(tmp_path: Path) -> None:
     """Without a manifest, or with one that was changed."""
     (tmp_path / "checkpoint-1").mkdir()
-    (saved(tmp_path, 2) / checkpoints.MANIFEST).write_text("{")
+    (saved(tmp_path, 2) / MANIFEST).write_text("{")
     rotate(tmp_path, newest=saved(tmp_path, 3, age=10.0), limit=1, best=None)
     assert left(tmp_path) == [3]
 
@@ -190,7 +192,7 @@ def test_one_that_is_gone_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pyt
     newest = saved(tmp_path, 3, age=30.0)
     read = rotation.read_manifest
 
-    def gone_after(path: Path) -> checkpoints.Manifest:
+    def gone_after(path: Path) -> Manifest:
         manifest = read(path)
         if path.name == "checkpoint-1":
             shutil.rmtree(path)
@@ -212,7 +214,7 @@ def test_a_crash_in_the_midst_leaves_nothing_that_looks_like_a_checkpoint(
         rotate(tmp_path, newest=newest, limit=1, best=None)
     assert left(tmp_path) == [2]
     assert len(os.listdir(tmp_path)) == 2
-    publishing.clean_partials(tmp_path)
+    clean_partial_directories(tmp_path)
     assert os.listdir(tmp_path) == ["checkpoint-2"]
 
 

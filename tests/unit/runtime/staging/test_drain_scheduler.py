@@ -6,6 +6,7 @@ staging and disk are real, the clock is turned by hand.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,21 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import fill, snapshot
 
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.staging import drain_scheduler
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain import handle_request
+from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainProgress, DrainRequest
+from grpo_run.runtime.staging.drain_policy import next_to_drain
 from grpo_run.runtime.staging.drain_scheduler import (
     DURABLE_SECONDS,
-    LOOK_SECONDS,
+    POLL_SECONDS,
     RETRY_SECONDS,
     STALL_SECONDS,
-    Drains,
-    next_to_drain,
+    DrainScheduler,
 )
-from grpo_run.runtime.staging.drain_worker import Failed, Progress, Request, answer
-from grpo_run.runtime.staging.slots import Slot, Staged, Staging
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 
-Answers = Callable[[Request], list[Any]]
-FULL = Failed(slot=0, step=5, reason="No space left on device", full=True)
+Answers = Callable[[DrainRequest], list[Any]]
+FULL = DrainFailed(slot=0, step=5, reason="No space left on device", full=True)
 DIES = EOFError()
 """An answer that is the end of the connection."""
 
@@ -43,21 +46,21 @@ class World:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.out = folder / "out"
-        self.staging = Staging(folder / "memory")
+        self.staging = StagingArea(folder / "memory")
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.warnings: list[str] = []
-        self.requests: list[Request] = []
+        self.requests: list[DrainRequest] = []
         self.processes: list[SimpleNamespace] = []
         self.answers: Answers = self.really
         self.refuses_to_start: OSError | None = None
         self._queue: list[Any] = []
         context = SimpleNamespace(Pipe=self._pipe, Process=self._process)
-        monkeypatch.setattr(drain_scheduler.multiprocessing, "get_context", lambda method: context)
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
         self.drains = self.begin()
 
-    def begin(self) -> Drains:
+    def begin(self) -> DrainScheduler:
         """A supervisor takes the run up."""
-        return Drains(
+        return DrainScheduler(
             self.staging,
             write=lambda name, **fields: self.events.append((name, fields)),
             warn=self.warnings.append,
@@ -65,24 +68,24 @@ class World:
             clock=lambda: self.now,
         )
 
-    def really(self, request: Request) -> list[Any]:
+    def really(self, request: DrainRequest) -> list[Any]:
         """Do what the drainer does."""
-        return [answer(self.staging, request, lambda written: None)]
+        return [handle_request(self.staging, request, lambda written: None)]
 
-    def full(self, request: Request) -> list[Any]:
+    def full(self, request: DrainRequest) -> list[Any]:
         """Do it in memory; the disk is full."""
         return self.really(request) if request.restore is not None else [FULL]
 
-    def hangs(self, request: Request) -> list[Any]:
+    def hangs(self, request: DrainRequest) -> list[Any]:
         """Do it in memory; the disk does not answer."""
         return self.really(request) if request.restore is not None else []
 
-    def look(self, seconds: float = LOOK_SECONDS) -> None:
+    def look(self, seconds: float = POLL_SECONDS) -> None:
         """Time passes, and the supervisor looks."""
         self.now += seconds
-        self.drains.look()
+        self.drains.poll()
 
-    def take(self, index: int, step: int, **changes: Any) -> Staged:
+    def take(self, index: int, step: int, **changes: Any) -> StagedSnapshot:
         """A rank has taken a snapshot."""
         return fill(self.staging.slots[index], snapshot(self.out, step, **changes))
 
@@ -99,7 +102,7 @@ class World:
     @property
     def trouble(self) -> bool:
         """Ranks are told that nobody should wait for the disk."""
-        return Staging(self.staging.path).troubled
+        return StagingArea(self.staging.path).troubled
 
     def named(self, name: str) -> list[dict[str, Any]]:
         """Events of that name."""
@@ -138,7 +141,7 @@ class World:
         if self.refuses_to_start is not None:
             raise self.refuses_to_start
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: DrainRequest) -> None:
         self.requests.append(request)
         self._queue += self.answers(request)
 
@@ -168,10 +171,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 # ---- what is next, as a function ----
 
 
-def entries(*flags: tuple[bool, bool]) -> tuple[list[tuple[Staged, Slot]], Callable[[Staged, Slot], bool]]:
+def entries(
+    *flags: tuple[bool, bool],
+) -> tuple[list[tuple[StagedSnapshot, StagingSlot]], Callable[[StagedSnapshot, StagingSlot], bool]]:
     """Snapshots newest first, of (scheduled, done); and what tells those that are done."""
     found = [
-        (snapshot(Path("/out"), 100 - index, scheduled=scheduled), Slot(index, Path(f"/slot{index}")))
+        (snapshot(Path("/out"), 100 - index, scheduled=scheduled), StagingSlot(index, Path(f"/slot{index}")))
         for index, (scheduled, _) in enumerate(flags)
     ]
     return found, lambda staged, slot: flags[slot.index][1]
@@ -184,7 +189,7 @@ FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
 def test_what_is_done_is_never_next(flags: list[tuple[bool, bool]], newest_first: bool, old: bool) -> None:
     """And what the script asked for is as long as there is any; a snapshot of ours only when it is the newest."""
     snapshots, done = entries(*flags)
-    due = next_to_drain(snapshots, done=done, newest_first=newest_first, old=old)
+    due = next_to_drain(snapshots, done=done, newest_first=newest_first, overdue=old)
     wanted = [entry for entry in snapshots if entry[0].scheduled and not done(*entry)]
     if due is None:
         assert not wanted
@@ -254,7 +259,7 @@ def test_one_request_is_under_way_at_a_time(world: World) -> None:
     world.take(1, 6)
     before = world.now
     for _ in range(5):
-        world.drains.look()
+        world.drains.poll()
     assert world.now == before
     world.look()
     assert world.slots == [0]
@@ -265,9 +270,9 @@ def test_looks_are_not_more_frequent_than_worth_it(world: World) -> None:
     """The supervisor looks ten times a second; the slots need not be read so often."""
     world.look()
     world.take(0, 5)
-    world.look(LOOK_SECONDS / 2)
+    world.look(POLL_SECONDS / 2)
     assert world.requests == []
-    world.look(LOOK_SECONDS / 2)
+    world.look(POLL_SECONDS / 2)
     assert world.slots == [0]
 
 
@@ -278,7 +283,7 @@ def test_a_full_disk_is_one_alert_and_tried_again(world: World) -> None:
     """Ranks are told not to wait; when there is room again it is written and they are told that too."""
     frees = iter(range(10, 1000))
     world.answers = lambda request: [
-        Failed(slot=0, step=5, reason=f"{next(frees)} MiB may be taken", full=True)
+        DrainFailed(slot=0, step=5, reason=f"{next(frees)} MiB may be taken", full=True)
     ]
     world.take(0, 5)
     world.look()
@@ -312,9 +317,9 @@ def test_a_failure_is_not_tried_again_at_once(world: World) -> None:
     world.look()
     world.look()
     world.take(1, 6)
-    world.look(RETRY_SECONDS - 2 * LOOK_SECONDS)
+    world.look(RETRY_SECONDS - 2 * POLL_SECONDS)
     assert len(world.requests) == 1
-    world.look(3 * LOOK_SECONDS)
+    world.look(3 * POLL_SECONDS)
     assert len(world.requests) == 2
 
 
@@ -324,7 +329,7 @@ def test_trouble_of_another_kind_is_another_alert(world: World) -> None:
     world.take(0, 5)
     world.look()
     world.look()
-    world.answers = lambda request: [Failed(slot=0, step=5, reason="Read-only file system", full=False)]
+    world.answers = lambda request: [DrainFailed(slot=0, step=5, reason="Read-only file system", full=False)]
     world.look(RETRY_SECONDS)
     world.look()
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["disk_full", "unknown"]
@@ -341,7 +346,7 @@ def test_a_stall_is_said_once_and_waited_out(world: World) -> None:
     for _ in range(5):
         world.look(STALL_SECONDS)
     assert len(world.warnings) == 1
-    assert "has not moved" in world.warnings[0]
+    assert "has made no progress" in world.warnings[0]
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["checkpoint_stall"]
     assert world.trouble
     assert not world.processes[0].killed
@@ -358,7 +363,7 @@ def test_a_slow_disk_is_no_stall(world: World) -> None:
     world.take(0, 5)
     world.look()
     for written in range(10):
-        world.say(Progress(written_bytes=written))
+        world.say(DrainProgress(written_bytes=written))
         world.look(STALL_SECONDS - 1.0)
     assert world.warnings == []
     assert not world.trouble
@@ -411,7 +416,7 @@ def test_a_process_that_cannot_be_started_does_not_end_the_supervisor(world: Wor
 
 def test_a_slot_that_a_rank_took_first_is_no_trouble(world: World) -> None:
     """The disk has done nothing wrong."""
-    world.answers = lambda request: [Failed(slot=0, step=None, reason="the slot is empty", full=False)]
+    world.answers = lambda request: [DrainFailed(slot=0, step=None, reason="the slot is empty", full=False)]
     world.take(0, 5)
     world.look()
     world.look()
@@ -423,7 +428,7 @@ def test_a_broken_snapshot_does_not_stand_in_the_way(world: World) -> None:
     """It is given up, with an alert, and the next is written; the disk is not blamed."""
     world.take(0, 5)
     world.take(1, 6)
-    world.staging.slots[0].image(0).write_text("{")
+    world.staging.slots[0].index_path(0).write_text("{")
     for _ in range(6):
         world.look()
     assert world.durable == ["checkpoint-6"]
@@ -453,7 +458,7 @@ def test_before_a_restart_the_newest_is_made_durable_first(world: World) -> None
     world.take(0, 5)
     world.take(1, 9, scheduled=False)
     world.take(2, 7, scheduled=False)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert world.slots == [1]
     assert world.durable == ["checkpoint-9"]
     world.look()
@@ -466,15 +471,15 @@ def test_before_a_restart_the_newest_is_made_durable_first(world: World) -> None
 
 def test_a_request_under_way_is_waited_for(world: World) -> None:
     """As long as it moves."""
-    said = iter([[Progress(written_bytes=1)]])
+    said = iter([[DrainProgress(written_bytes=1)]])
     world.answers = lambda request: next(said, [])
     world.take(0, 5)
     world.look()
     world.answers = world.really
     request = world.requests[0]
-    world.say(Progress(written_bytes=2))
+    world.say(DrainProgress(written_bytes=2))
     world.say(world.really(request)[0])
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert world.slots == [0]
     assert world.durable == ["checkpoint-5"]
 
@@ -486,9 +491,9 @@ def test_what_the_disk_does_not_take_is_restored_in_memory(world: World, disk: s
     world.take(0, 5)
     world.take(1, 9, scheduled=False)
     before = world.now
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     path = world.staging.restore / "checkpoint-9"
-    checkpoints.verify(path, checkpoints.read_manifest(path))
+    verify_digests(path, read_manifest(path).files)
     assert world.durable == []
     assert world.trouble
     assert [fields["durable"] for fields in world.named("checkpoint_published")] == [False]
@@ -501,7 +506,7 @@ def test_at_the_end_nothing_is_restored(world: World, disk: str) -> None:
     """Nobody would load it; it stays where it is."""
     world.answers = getattr(world, disk)
     world.take(1, 9)
-    world.drains.settle(restore=False)
+    world.drains.flush(restore=False)
     assert not world.staging.restore.exists()
     world.drains.close()
     assert world.staging.snapshots()
@@ -514,7 +519,7 @@ def test_a_process_that_hangs_is_killed(world: World) -> None:
     world.take(0, 9)
     world.look()
     world.processes[0].stubborn = True
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert world.processes[0].killed
     assert len(world.processes) >= 2
     assert (world.staging.restore / "checkpoint-9").is_dir()
@@ -524,9 +529,9 @@ def test_what_is_restored_already_is_not_restored_again(world: World) -> None:
     """Another failure before the next snapshot."""
     world.answers = world.full
     world.take(0, 9)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     asked = len(world.requests)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert len(world.requests) == asked
 
 
@@ -535,10 +540,10 @@ def test_another_snapshot_of_the_same_step_is_restored_anew(world: World, later:
     """A later attempt's or call's: the one in memory has its name and is not it."""
     world.answers = world.full
     world.take(0, 9)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     staged = world.take(1, 9, **later)
-    world.drains.settle(restore=True)
-    manifest = checkpoints.read_manifest(world.staging.restore / "checkpoint-9")
+    world.drains.flush(restore=True)
+    manifest = read_manifest(world.staging.restore / "checkpoint-9")
     assert manifest.train_call == staged.train_call
     assert [request.slot for request in world.requests if request.restore] == [0, 1]
 
@@ -547,9 +552,9 @@ def test_an_older_restored_one_makes_room(world: World) -> None:
     """Memory for one is enough."""
     world.answers = world.full
     world.take(0, 8)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     world.take(1, 9)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert os.listdir(world.staging.restore) == ["checkpoint-9"]
 
 
@@ -558,7 +563,7 @@ def test_settling_gives_up_in_the_end(world: World) -> None:
     world.answers = lambda request: [FULL]
     world.take(0, 5)
     world.take(1, 9)
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert len(world.requests) <= 4
     assert not world.drains.busy
 
@@ -567,8 +572,8 @@ def test_a_broken_newest_leaves_the_others(world: World) -> None:
     """The next one may be whole."""
     world.take(0, 5)
     world.take(1, 9)
-    world.staging.slots[1].arena(0).unlink()
-    world.drains.settle(restore=True)
+    world.staging.slots[1].buffer_path(0).unlink()
+    world.drains.flush(restore=True)
     assert world.durable == ["checkpoint-5"]
     assert not world.trouble
 
@@ -583,11 +588,13 @@ def test_settling_waits_as_long_as_bytes_move(world: World) -> None:
     def slow(seconds: float) -> bool:
         polls[0] += 1
         world.now += STALL_SECONDS - 1.0
-        world.say(Progress(written_bytes=polls[0]) if polls[0] < 100 else world.really(world.requests[0])[0])
+        world.say(
+            DrainProgress(written_bytes=polls[0]) if polls[0] < 100 else world.really(world.requests[0])[0]
+        )
         return poll(seconds)
 
     world._poll = slow  # type: ignore[method-assign]
-    world.drains.settle(restore=True)
+    world.drains.flush(restore=True)
     assert world.durable == ["checkpoint-9"]
     assert world.warnings == []
 
@@ -596,8 +603,8 @@ def test_a_stall_is_said_with_its_length(world: World) -> None:
     """Seconds without a byte."""
     world.answers = world.hangs
     world.take(0, 9)
-    world.drains.settle(restore=False)
-    assert f"has not moved for {STALL_SECONDS:.0f} s" in world.warnings[0]
+    world.drains.flush(restore=False)
+    assert f"has made no progress for {STALL_SECONDS:.0f} s" in world.warnings[0]
 
 
 def test_a_connection_that_is_gone_is_a_lost_request(world: World) -> None:
@@ -605,10 +612,10 @@ def test_a_connection_that_is_gone_is_a_lost_request(world: World) -> None:
     world.answers = lambda request: []
     world.take(0, 9)
     world.look()
-    world.drains._connection = None
+    world.drains.worker.stop(0.0)
     world.look()
     assert not world.drains.busy
-    assert "no process" in world.warnings[0]
+    assert "drain worker died" in world.warnings[0]
 
 
 # ---- what others have published ----
@@ -617,10 +624,10 @@ def test_a_connection_that_is_gone_is_a_lost_request(world: World) -> None:
 def test_a_snapshot_of_ours_below_a_durable_checkpoint_is_not_drained(world: World) -> None:
     """A newer one is there to resume from; and nothing keeps the memory."""
     world.take(0, 5, scheduled=False)
-    world.drains.note_published(1, 6)
+    world.drains.record_published(1, 6)
     world.look(DURABLE_SECONDS)
-    world.drains.settle(restore=True)
-    world.drains.settle(restore=False)
+    world.drains.flush(restore=True)
+    world.drains.flush(restore=False)
     assert world.requests == []
     world.drains.close()
     assert not world.staging.path.exists()
@@ -636,15 +643,15 @@ def test_another_durable_checkpoint_supersedes_nothing(
 ) -> None:
     """An earlier step's, another call's, or one from before the run went back."""
     staged = world.take(0, 5, scheduled=False)
-    world.drains.note_published(call, step, taken_at=staged.staged_at + later)
-    world.drains.settle(restore=True)
+    world.drains.record_published(call, step, taken_at=staged.staged_at + later)
+    world.drains.flush(restore=True)
     assert world.durable == ["checkpoint-5"]
 
 
 def test_what_the_script_asked_for_is_drained_whatever_is_newer(world: World) -> None:
     """It is the script's to have."""
     world.take(0, 5)
-    world.drains.note_published(1, 9)
+    world.drains.record_published(1, 9)
     world.look()
     world.look()
     assert world.durable == ["checkpoint-5"]
@@ -657,7 +664,7 @@ def test_the_memory_is_given_back_when_all_is_durable(world: World) -> None:
     """Superseded snapshots do not count."""
     world.take(0, 5)
     world.take(1, 4, scheduled=False)
-    world.drains.settle(restore=False)
+    world.drains.flush(restore=False)
     world.drains.close()
     assert not world.staging.path.exists()
     assert world.warnings == []
@@ -670,7 +677,9 @@ def test_what_counts_and_is_not_durable_keeps_the_memory(world: World, scheduled
     world.take(0, 9, scheduled=scheduled)
     world.drains.close()
     assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
-    assert world.warnings == [f"what could not be written to disk is kept in memory, in {world.staging.path}"]
+    assert world.warnings == [
+        f"snapshots that could not be written to disk are kept in memory, in {world.staging.path}"
+    ]
 
 
 def test_what_the_script_asked_for_keeps_the_memory(world: World) -> None:
@@ -685,8 +694,8 @@ def test_what_the_script_asked_for_keeps_the_memory(world: World) -> None:
 def test_a_broken_snapshot_does_not_keep_the_memory(world: World) -> None:
     """Nothing could ever be made of it."""
     world.take(0, 9)
-    world.staging.slots[0].image(0).write_text("{")
-    world.drains.settle(restore=False)
+    world.staging.slots[0].index_path(0).write_text("{")
+    world.drains.flush(restore=False)
     world.drains.close()
     assert not world.staging.path.exists()
 

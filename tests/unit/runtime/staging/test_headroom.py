@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.staging import headroom
-from grpo_run.runtime.staging.headroom import Room, cgroup_rooms, machine_room, rooms, tightest
+from grpo_run.runtime.staging.headroom import (
+    Headroom,
+    cgroup_headroom,
+    least_headroom,
+    machine_headroom,
+    measure_headroom,
+)
 
 
 def group(folder: Path, **files: str) -> None:
@@ -29,34 +35,34 @@ def group(folder: Path, **files: str) -> None:
 )
 def test_a_reserve_is_kept(total: int, free: int, usable: int) -> None:
     """Between 64 MiB and 4 GiB, 5 % in between; never less than nothing is left."""
-    assert Room(name="a limit", free_bytes=free, total_bytes=total).usable_bytes == usable
+    assert Headroom(name="a limit", free_bytes=free, total_bytes=total).usable_bytes == usable
 
 
 def test_this_machine_says_something(tmp_path: Path) -> None:
     """The file system and the memory are there on every machine, and the tightest is one of them all."""
-    found = rooms(tmp_path)
+    found = measure_headroom(tmp_path)
     assert [limit.name for limit in found[:2]] == [f"the file system of {tmp_path}", "the machine's memory"]
     assert all(0 <= limit.free_bytes <= limit.total_bytes for limit in found[:2])
-    assert tightest(tmp_path).name in {limit.name for limit in found}
+    assert least_headroom(tmp_path).name in {limit.name for limit in found}
 
 
 def test_the_tightest_is_what_leaves_least(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By what may be taken, not by what is free."""
-    wide = Room(name="wide", free_bytes=4 << 30, total_bytes=1000 << 30)
-    narrow = Room(name="narrow", free_bytes=3 << 30, total_bytes=4 << 30)
-    monkeypatch.setattr(headroom, "rooms", lambda folder: [narrow, wide])
-    assert tightest(tmp_path) is wide
+    wide = Headroom(name="wide", free_bytes=4 << 30, total_bytes=1000 << 30)
+    narrow = Headroom(name="narrow", free_bytes=3 << 30, total_bytes=4 << 30)
+    monkeypatch.setattr(headroom, "measure_headroom", lambda folder: [narrow, wide])
+    assert least_headroom(tmp_path) is wide
 
 
 def test_memory_is_what_the_kernel_could_give() -> None:
     """MemAvailable, not MemFree."""
-    found = machine_room(b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
-    assert found == Room(name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024)
+    found = machine_headroom(b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
+    assert found == Headroom(name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024)
 
 
 def test_a_kernel_that_does_not_say_is_no_limit() -> None:
     """Then the file system's word is all there is."""
-    assert machine_room(b"MemTotal: 1000 kB\n") is None
+    assert machine_headroom(b"MemTotal: 1000 kB\n") is None
 
 
 def test_version_2_limits_are_read_from_every_ancestor(tmp_path: Path) -> None:
@@ -65,9 +71,9 @@ def test_version_2_limits_are_read_from_every_ancestor(tmp_path: Path) -> None:
     group(outer, memory__max="1000\n", memory__current="700\n", memory__stat="anon 5\ninactive_file 50\n")
     group(middle, memory__max="max\n", memory__current="700\n")
     group(inner, memory__max="900\n", memory__current="200\n")
-    assert cgroup_rooms(b"0::/job/step/rank\n", tmp_path) == [
-        Room(name=f"the memory cgroup {inner}", free_bytes=700, total_bytes=900),
-        Room(name=f"the memory cgroup {outer}", free_bytes=350, total_bytes=1000),
+    assert cgroup_headroom(b"0::/job/step/rank\n", tmp_path) == [
+        Headroom(name=f"the memory cgroup {inner}", free_bytes=700, total_bytes=900),
+        Headroom(name=f"the memory cgroup {outer}", free_bytes=350, total_bytes=1000),
     ]
 
 
@@ -85,19 +91,19 @@ def test_version_1_limits_are_read(tmp_path: Path) -> None:
         memory__limit_in_bytes="9223372036854771712\n",
         memory__usage_in_bytes="5\n",
     )
-    assert cgroup_rooms(b"9:cpu:/elsewhere\n4:hugetlb,memory:/job\n0::/\n", tmp_path) == [
-        Room(name=f"the memory cgroup {inner}", free_bytes=0, total_bytes=900)
+    assert cgroup_headroom(b"9:cpu:/elsewhere\n4:hugetlb,memory:/job\n0::/\n", tmp_path) == [
+        Headroom(name=f"the memory cgroup {inner}", free_bytes=0, total_bytes=900)
     ]
 
 
 def test_a_containers_own_group_is_found_at_the_root(tmp_path: Path) -> None:
     """The path names a folder of the host, which is not there."""
     group(tmp_path, memory__max="1000\n", memory__current="100\n")
-    (found,) = cgroup_rooms(b"0::/docker/abc\n", tmp_path)
+    (found,) = cgroup_headroom(b"0::/docker/abc\n", tmp_path)
     assert found.free_bytes == 900
 
 
 def test_a_path_above_the_root_stays_inside(tmp_path: Path) -> None:
     """A namespace shows groups outside of it with leading dots."""
     group(tmp_path, memory__max="1000\n", memory__current="100\n")
-    assert len(cgroup_rooms(b"0::/../other\n", tmp_path)) <= 2
+    assert len(cgroup_headroom(b"0::/../other\n", tmp_path)) <= 2

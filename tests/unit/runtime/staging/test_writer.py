@@ -12,34 +12,38 @@ import torch
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging import writer
-from grpo_run.runtime.staging.buffer import Arena, ArenaReader
-from grpo_run.runtime.staging.index import Image, Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.writer import write_files
 
 CONTENT = b"0123456789" * 100
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[ArenaReader]:
+def reader(tmp_path: Path) -> Iterator[SnapshotBufferReader]:
     """An arena that holds CONTENT at 0."""
-    with Arena(tmp_path / "arena") as arena:
+    with SnapshotBuffer(tmp_path / "arena") as arena:
         arena.append(CONTENT)
-    with ArenaReader(tmp_path / "arena") as reading:
+    with SnapshotBufferReader(tmp_path / "arena") as reading:
         yield reading
 
 
-def weights(path: str, size: int = len(CONTENT)) -> Image:
+def weights(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
     """An image of one file whose bytes are the arena's."""
-    return Image(files=[SafetensorsFile(path=path, records=(Record(name="file", offset=0, size=size),))])
+    return SnapshotIndex(
+        files=[SafetensorsFile(path=path, records=(Record(name="file", offset=0, size=size),))]
+    )
 
 
-def archive(path: str, size: int = len(CONTENT)) -> Image:
+def archive(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
     """An image of one archive of one record."""
     record = Record(name="data/0", offset=0, size=size)
-    return Image(files=[TorchFile(path=path, records=(record,), compute_crc32=True, storage_alignment=64)])
+    return SnapshotIndex(
+        files=[TorchFile(path=path, records=(record,), compute_crc32=True, storage_alignment=64)]
+    )
 
 
-def test_folders_are_made_and_files_replaced(reader: ArenaReader, tmp_path: Path) -> None:
+def test_folders_are_made_and_files_replaced(reader: SnapshotBufferReader, tmp_path: Path) -> None:
     """Also one that is longer than what comes."""
     old = tmp_path / "out/sub/model.safetensors"
     old.parent.mkdir(parents=True)
@@ -54,7 +58,7 @@ def test_folders_are_made_and_files_replaced(reader: ArenaReader, tmp_path: Path
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 @pytest.mark.parametrize("image", [weights("model.safetensors"), archive("optimizer.pt")])
 def test_rights_are_what_the_umask_leaves(
-    reader: ArenaReader, tmp_path: Path, image: Image, umask: int, mode: int
+    reader: SnapshotBufferReader, tmp_path: Path, image: SnapshotIndex, umask: int, mode: int
 ) -> None:
     """As the libraries do."""
     before = os.umask(umask)
@@ -67,7 +71,7 @@ def test_rights_are_what_the_umask_leaves(
 
 @pytest.mark.parametrize("make", [weights, archive])
 def test_our_own_folder_is_for_its_owner_alone(
-    reader: ArenaReader, tmp_path: Path, make: Callable[[str], Image]
+    reader: SnapshotBufferReader, tmp_path: Path, make: Callable[[str], SnapshotIndex]
 ) -> None:
     """It holds states of random generators and of the data."""
     (path,) = write_files(make("grpo_run/rank0.pt"), reader, tmp_path)
@@ -75,7 +79,9 @@ def test_our_own_folder_is_for_its_owner_alone(
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_progress_adds_up(reader: ArenaReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_adds_up(
+    reader: SnapshotBufferReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In parts where the format allows it."""
     monkeypatch.setattr(writer, "CHUNK_BYTES", 300)
     seen: list[int] = []
@@ -88,21 +94,23 @@ def test_progress_adds_up(reader: ArenaReader, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("make", [weights, archive])
-def test_a_record_outside_of_the_arena_is_refused(reader: ArenaReader, tmp_path: Path, make: object) -> None:
+def test_a_record_outside_of_the_arena_is_refused(
+    reader: SnapshotBufferReader, tmp_path: Path, make: object
+) -> None:
     """Instead of reading memory that is not there."""
     assert callable(make)
-    with pytest.raises(CheckpointError, match="is not inside"):
+    with pytest.raises(CheckpointError, match="but a record has"):
         write_files(make("file", size=1 << 40), reader, tmp_path)
 
 
-def test_a_destination_that_is_a_folder_is_an_error(reader: ArenaReader, tmp_path: Path) -> None:
+def test_a_destination_that_is_a_folder_is_an_error(reader: SnapshotBufferReader, tmp_path: Path) -> None:
     """It is the system's, with the path."""
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(IsADirectoryError):
         write_files(weights("model.safetensors"), reader, tmp_path)
 
 
-def test_a_full_disk_is_an_error(reader: ArenaReader) -> None:
+def test_a_full_disk_is_an_error(reader: SnapshotBufferReader) -> None:
     """From either writer; nothing is reported as written."""
     seen: list[int] = []
     with pytest.raises(OSError, match="No space left"):

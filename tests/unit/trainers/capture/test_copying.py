@@ -10,17 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_run.runtime.staging.buffer import Arena
-from grpo_run.runtime.staging.headroom import Room
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.trainers.capture import copying
 from grpo_run.trainers.capture.copying import Copy, copy_all, share_of_threads
 
 
 @pytest.fixture(scope="module")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SnapshotBuffer]:
     """An arena with room."""
     path = tmp_path_factory.mktemp("memory") / "arena"
-    with Arena(path, room=lambda folder: Room(name="wide", free_bytes=1 << 40, total_bytes=1 << 40)) as made:
+    with SnapshotBuffer(
+        path, measure=lambda folder: Headroom(name="wide", free_bytes=1 << 40, total_bytes=1 << 40)
+    ) as made:
         yield made
 
 
@@ -36,7 +38,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     threads=st.integers(1, 5),
 )
 def test_every_byte_arrives_and_no_other_changes(
-    arena: Arena, parts: list[tuple[int, int]], threads: int
+    arena: SnapshotBuffer, parts: list[tuple[int, int]], threads: int
 ) -> None:
     """Sizes that pieces do not divide, empty ones, and parts from the midst of a storage."""
     arena.begin()
@@ -55,7 +57,7 @@ def test_every_byte_arrives_and_no_other_changes(
             assert bytes(view) == content
 
 
-def test_what_lies_on_a_device_is_copied_by_torch(arena: Arena) -> None:
+def test_what_lies_on_a_device_is_copied_by_torch(arena: SnapshotBuffer) -> None:
     """The same bytes, from the midst of a storage too; here the device is the processor."""
     arena.begin()
     content = torch.arange(250, dtype=torch.uint8)
@@ -65,7 +67,9 @@ def test_what_lies_on_a_device_is_copied_by_torch(arena: Arena) -> None:
         assert bytes(view) == bytes(range(50, 150))
 
 
-def test_without_a_thread_to_be_had_all_is_copied(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_to_be_had_all_is_copied(
+    arena: SnapshotBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container may limit them; a save does not fail for it."""
 
     def refuse(self: threading.Thread) -> None:
@@ -80,7 +84,7 @@ def test_without_a_thread_to_be_had_all_is_copied(arena: Arena, monkeypatch: pyt
         assert bytes(view) == bytes(range(250))
 
 
-def test_the_copying_threads_are_gone_afterwards(arena: Arena) -> None:
+def test_the_copying_threads_are_gone_afterwards(arena: SnapshotBuffer) -> None:
     """A data loader forked later must not find locks of threads that it does not have."""
     arena.begin()
     before = threading.active_count()

@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.staging.buffer import Arena, ArenaReader
-from grpo_run.runtime.staging.headroom import Room
+from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers.capture import interception
 from grpo_run.trainers.capture.interception import captured
@@ -27,15 +27,15 @@ from grpo_run.trainers.capture.interception import captured
 STATE = {"weight": torch.arange(100.0)}
 
 
-def wide(folder: Path) -> Room:
+def wide(folder: Path) -> Headroom:
     """A limit that never binds."""
-    return Room(name="a wide limit", free_bytes=1 << 40, total_bytes=1 << 40)
+    return Headroom(name="a wide limit", free_bytes=1 << 40, total_bytes=1 << 40)
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Iterator[Arena]:
+def arena(tmp_path: Path) -> Iterator[SnapshotBuffer]:
     """An empty arena."""
-    with Arena(tmp_path / "arena", room=wide) as made:
+    with SnapshotBuffer(tmp_path / "arena", measure=wide) as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def _libraries_are_as_before() -> Iterator[None]:
     assert (torch.save, torch.serialization.save, safetensors.torch.save_file) == before
 
 
-def test_what_lies_below_the_root_is_caught(arena: Arena, root: Path, tmp_path: Path) -> None:
+def test_what_lies_below_the_root_is_caught(arena: SnapshotBuffer, root: Path, tmp_path: Path) -> None:
     """By any of the libraries' names, into the arena and not to the folder; materialized it is the same."""
     (root / "sub").mkdir()
     with captured(arena, root) as image:
@@ -64,7 +64,7 @@ def test_what_lies_below_the_root_is_caught(arena: Arena, root: Path, tmp_path: 
         safetensors.torch.save_file(STATE, str(root / "model.safetensors"), metadata={"format": "pt"})
     assert image.paths == ["optimizer.pt", "sub/scheduler.pt", "model.safetensors"]
     assert [path.name for path in root.rglob("*")] == ["sub"]
-    with ArenaReader(arena.path) as reader:
+    with SnapshotBufferReader(arena.path) as reader:
         write_files(image, reader, root)
     (tmp_path / "direct").mkdir()
     torch.save(STATE, tmp_path / "direct/optimizer.pt")
@@ -74,7 +74,7 @@ def test_what_lies_below_the_root_is_caught(arena: Arena, root: Path, tmp_path: 
 
 
 def test_what_lies_elsewhere_passes_through(
-    arena: Arena, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arena: SnapshotBuffer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the root, in a folder of a longer name, through dots and links, in files opened by the caller."""
     (tmp_path / "checkpoint-55").mkdir()
@@ -101,7 +101,9 @@ def test_what_lies_elsewhere_passes_through(
     assert (tmp_path / "beside.safetensors").stat().st_size
 
 
-def test_a_relative_path_is_caught(arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_caught(
+    arena: SnapshotBuffer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An output directory is often given so; a link to the root is the root."""
     monkeypatch.chdir(root.parent)
     (root.parent / "latest").symlink_to(root.name)
@@ -111,7 +113,7 @@ def test_a_relative_path_is_caught(arena: Arena, root: Path, monkeypatch: pytest
     assert image.paths == ["a.pt", "b.pt"]
 
 
-def test_a_chosen_pickle_or_format_passes_through(arena: Arena, root: Path) -> None:
+def test_a_chosen_pickle_or_format_passes_through(arena: SnapshotBuffer, root: Path) -> None:
     """They are the caller's own."""
     other = ModuleType("other_pickle")
     vars(other).update(vars(pickle))
@@ -124,7 +126,7 @@ def test_a_chosen_pickle_or_format_passes_through(arena: Arena, root: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_cannot_be_put_down_exactly_is_written_by_the_library(arena: Arena, root: Path) -> None:
+def test_what_cannot_be_put_down_exactly_is_written_by_the_library(arena: SnapshotBuffer, root: Path) -> None:
     """Into the folder, where it is found with the other files."""
     with captured(arena, root) as image:
         torch.save(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), root / "quantized.pt")
@@ -169,7 +171,7 @@ class Unpicklable:
     ],
     ids=lambda value: None,
 )
-def test_a_failure_is_the_librarys_own(arena: Arena, root: Path, save: Any) -> None:
+def test_a_failure_is_the_librarys_own(arena: SnapshotBuffer, root: Path, save: Any) -> None:
     """Kind and words; what was caught before is untouched, and what comes after is caught."""
     expected = failing(lambda: save(root))
     with captured(arena, root) as image:
@@ -177,12 +179,12 @@ def test_a_failure_is_the_librarys_own(arena: Arena, root: Path, save: Any) -> N
         assert failing(lambda: save(root)) == expected
         torch.save(STATE, root / "after.pt")
     assert image.paths == ["before.pt", "after.pt"]
-    with ArenaReader(arena.path) as reader:
+    with SnapshotBufferReader(arena.path) as reader:
         for path in write_files(image, reader, root):
             assert torch.equal(torch.load(path, weights_only=True)["weight"], STATE["weight"])
 
 
-def test_what_leaves_the_block_restores_the_libraries(arena: Arena, root: Path) -> None:
+def test_what_leaves_the_block_restores_the_libraries(arena: SnapshotBuffer, root: Path) -> None:
     """Also a stop of the whole script; the image keeps what was complete."""
     original = torch.save
     try:
@@ -197,7 +199,7 @@ def test_what_leaves_the_block_restores_the_libraries(arena: Arena, root: Path) 
     assert (root / "b.pt").exists()
 
 
-def test_another_threads_saves_pass_through(arena: Arena, root: Path) -> None:
+def test_another_threads_saves_pass_through(arena: SnapshotBuffer, root: Path) -> None:
     """Even below the root: nobody knows whether they belong to the checkpoint."""
 
     def save() -> None:
@@ -213,7 +215,7 @@ def test_another_threads_saves_pass_through(arena: Arena, root: Path) -> None:
     assert sorted(path.name for path in root.iterdir()) == ["other.pt", "other.safetensors"]
 
 
-def test_two_threads_may_capture_at_once(arena: Arena, root: Path, tmp_path: Path) -> None:
+def test_two_threads_may_capture_at_once(arena: SnapshotBuffer, root: Path, tmp_path: Path) -> None:
     """Each its own; the libraries are restored by the last, whichever began first."""
     original = torch.save
     entered, leave = threading.Event(), threading.Event()
@@ -221,7 +223,10 @@ def test_two_threads_may_capture_at_once(arena: Arena, root: Path, tmp_path: Pat
     (tmp_path / "second").mkdir()
 
     def second() -> None:
-        with Arena(tmp_path / "second.arena", room=wide) as own, captured(own, tmp_path / "second") as image:
+        with (
+            SnapshotBuffer(tmp_path / "second.arena", measure=wide) as own,
+            captured(own, tmp_path / "second") as image,
+        ):
             entered.set()
             leave.wait(30)
             torch.save(STATE, tmp_path / "second/b.pt")
@@ -240,7 +245,7 @@ def test_two_threads_may_capture_at_once(arena: Arena, root: Path, tmp_path: Pat
 
 
 def test_names_that_modules_keep_are_replaced_and_restored(
-    arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch
+    arena: SnapshotBuffer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PEFT, accelerate and transformers each hold `save_file` under a name of their own."""
     holder: Any = ModuleType("peft.peft_model")
@@ -252,7 +257,7 @@ def test_names_that_modules_keep_are_replaced_and_restored(
     assert holder.safe_save_file is kept
 
 
-def test_a_name_taken_meanwhile_goes_on_working(arena: Arena, root: Path) -> None:
+def test_a_name_taken_meanwhile_goes_on_working(arena: SnapshotBuffer, root: Path) -> None:
     """A module that is first imported during a checkpoint keeps the replacement for ever."""
     with captured(arena, root):
         from torch import save
@@ -264,7 +269,7 @@ def test_a_name_taken_meanwhile_goes_on_working(arena: Arena, root: Path) -> Non
 
 
 def test_a_replacement_made_meanwhile_is_left(
-    arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch
+    arena: SnapshotBuffer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else's patch is not ours to take away."""
     calls: list[str] = []
@@ -276,7 +281,7 @@ def test_a_replacement_made_meanwhile_is_left(
     assert calls == ["theirs"]
 
 
-def test_the_last_save_of_a_path_counts(arena: Arena, root: Path) -> None:
+def test_the_last_save_of_a_path_counts(arena: SnapshotBuffer, root: Path) -> None:
     """Whether caught or not: a file is in the image or in the folder, never in both."""
     (root / "stale.pt").write_bytes(b"of an earlier attempt")
     with captured(arena, root) as image:
@@ -291,7 +296,7 @@ def test_the_last_save_of_a_path_counts(arena: Arena, root: Path) -> None:
 
 def test_no_room_is_raised_at_the_end(tmp_path: Path, root: Path) -> None:
     """The save goes on to its end, for the sake of ranks that wait in it; what was caught before stays whole."""
-    small = Room(name="a small limit", free_bytes=(64 << 20) + (4 << 20), total_bytes=100 << 20)
+    small = Headroom(name="a small limit", free_bytes=(64 << 20) + (4 << 20), total_bytes=100 << 20)
 
     def save_all() -> str:
         torch.save(STATE, root / "fits.pt")
@@ -300,7 +305,7 @@ def test_no_room_is_raised_at_the_end(tmp_path: Path, root: Path) -> None:
         return "to the end"
 
     reached = None
-    with Arena(tmp_path / "small", room=lambda folder: small) as arena:
+    with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as arena:
         with pytest.raises(NoRoomError, match="a small limit"), captured(arena, root) as image:
             reached = save_all()
         assert image.paths == ["fits.pt"]
@@ -308,7 +313,9 @@ def test_no_room_is_raised_at_the_end(tmp_path: Path, root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_a_full_file_system_is_no_room(arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_system_is_no_room(
+    arena: SnapshotBuffer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by the reservation, before any byte is copied."""
 
     def full(descriptor: int, offset: int, size: int) -> None:
@@ -320,7 +327,7 @@ def test_a_full_file_system_is_no_room(arena: Arena, root: Path, monkeypatch: py
     assert image.files == []
 
 
-def test_one_thread_captures_once_at_a_time(arena: Arena, root: Path) -> None:
+def test_one_thread_captures_once_at_a_time(arena: SnapshotBuffer, root: Path) -> None:
     """A checkpoint inside of a checkpoint is an error of ours; the outer one goes on."""
     with captured(arena, root) as image:
         with pytest.raises(AssertionError, match="one checkpoint at a time"), captured(arena, root):
@@ -330,7 +337,7 @@ def test_one_thread_captures_once_at_a_time(arena: Arena, root: Path) -> None:
     assert interception._current() is None
 
 
-def test_the_replacements_look_like_the_originals(arena: Arena, root: Path) -> None:
+def test_the_replacements_look_like_the_originals(arena: SnapshotBuffer, root: Path) -> None:
     """Some ask for a function's signature before they call it."""
     import inspect
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.staging.buffer import GROWTH_BYTES, Arena, ArenaReader
-from grpo_run.runtime.staging.headroom import Room
-from grpo_run.runtime.staging.index import Image, parse_image
+from grpo_run.runtime.staging.buffer import GROWTH_BYTES, SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.headroom import Headroom
+from grpo_run.runtime.staging.index import SnapshotIndex, parse_index
 from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers.capture import copying
 from grpo_run.trainers.capture.packing import pack_safetensors, pack_torch
@@ -36,9 +36,9 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def wide(folder: Path) -> Room:
+def wide(folder: Path) -> Headroom:
     """A limit that never binds."""
-    return Room(name="a wide limit", free_bytes=1 << 40, total_bytes=1 << 40)
+    return Headroom(name="a wide limit", free_bytes=1 << 40, total_bytes=1 << 40)
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -51,26 +51,26 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Iterator[Arena]:
+def arena(tmp_path: Path) -> Iterator[SnapshotBuffer]:
     """An empty arena."""
-    with Arena(tmp_path / "arena", room=wide) as made:
+    with SnapshotBuffer(tmp_path / "arena", measure=wide) as made:
         yield made
 
 
-def written(image: Image, arena: Arena, folder: Path) -> dict[str, bytes]:
+def written(image: SnapshotIndex, arena: SnapshotBuffer, folder: Path) -> dict[str, bytes]:
     """The image's files, through JSON and a reader's mapping."""
-    with ArenaReader(arena.path) as reader:
-        paths = write_files(parse_image(image.to_json()), reader, folder)
+    with SnapshotBufferReader(arena.path) as reader:
+        paths = write_files(parse_index(image.to_json()), reader, folder)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture
-def torch_copy(arena: Arena, tmp_path: Path) -> Made:
+def torch_copy(arena: SnapshotBuffer, tmp_path: Path) -> Made:
     """Bytes of the archive by way of the arena; None when it is left to torch."""
 
     def make(obj: Any, name: str = "optimizer.pt", protocol: int = 2) -> bytes | None:
         file = pack_torch(arena, name, obj, protocol=protocol, disable_byteorder_record=False)
-        return None if file is None else written(Image(files=[file]), arena, tmp_path / "copy")[name]
+        return None if file is None else written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")[name]
 
     return make
 
@@ -89,14 +89,14 @@ def torch_direct(tmp_path: Path) -> Made:
 
 
 @pytest.fixture
-def safe_copy(arena: Arena, tmp_path: Path) -> Made:
+def safe_copy(arena: SnapshotBuffer, tmp_path: Path) -> Made:
     """Bytes of the weights by way of the arena; None when they are left to safetensors."""
 
     def make(tensors: Any, metadata: Any = None) -> bytes | None:
         file = pack_safetensors(arena, "model.safetensors", tensors, metadata)
         if file is None:
             return None
-        return written(Image(files=[file]), arena, tmp_path / "copy")["model.safetensors"]
+        return written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")["model.safetensors"]
 
     return make
 
@@ -174,14 +174,14 @@ def test_an_object_comes_out_as_torch_writes_it(
 @pytest.mark.parametrize(
     "name", ["optimizer.pt", "no_suffix", "two.dots.pt", "höher.pt", "sub/rng_state_0.pth"]
 )
-def test_the_archive_is_named_after_its_file(arena: Arena, tmp_path: Path, name: str) -> None:
+def test_the_archive_is_named_after_its_file(arena: SnapshotBuffer, tmp_path: Path, name: str) -> None:
     """As torch names it, which it does in another way beyond ASCII."""
     file = pack_torch(arena, name, [torch.ones(3)], protocol=2, disable_byteorder_record=False)
     assert file is not None
     direct = tmp_path / "direct" / name
     direct.parent.mkdir(parents=True)
     torch.save([torch.ones(3)], direct)
-    assert written(Image(files=[file]), arena, tmp_path / "copy")[name] == direct.read_bytes()
+    assert written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")[name] == direct.read_bytes()
 
 
 def test_torchs_settings_are_kept(torch_copy: Made, torch_direct: Made) -> None:
@@ -226,13 +226,13 @@ def test_a_tensor_made_while_pickling_is_kept(torch_copy: Made, torch_direct: Ma
     ],
     ids=["unpicklable", "lambda", "quantized", "nested", "two types of one storage"],
 )
-def test_what_torch_must_do_itself_is_left_to_it(arena: Arena, make: Callable[[], Any]) -> None:
+def test_what_torch_must_do_itself_is_left_to_it(arena: SnapshotBuffer, make: Callable[[], Any]) -> None:
     """Nothing has been appended by then."""
     assert pack_torch(arena, "x.pt", make(), protocol=2, disable_byteorder_record=False) is None
-    assert (arena.used_bytes, arena.held_bytes) == (0, 0)
+    assert arena.held_bytes == 0
 
 
-def test_a_save_without_data_is_left_to_torch(arena: Arena) -> None:
+def test_a_save_without_data_is_left_to_torch(arena: SnapshotBuffer) -> None:
     """Who asks for it wants holes in the file."""
     with torch.serialization.skip_data():
         assert pack_torch(arena, "x.pt", [torch.ones(3)], protocol=2, disable_byteorder_record=False) is None
@@ -245,7 +245,7 @@ def test_packing_does_not_leave_torch_skipping_data(torch_copy: Made, torch_dire
     assert torch_copy(torch.ones(1000)) == direct == torch_direct(torch.ones(1000))
 
 
-def test_later_changes_do_not_reach_the_arena(arena: Arena, tmp_path: Path) -> None:
+def test_later_changes_do_not_reach_the_arena(arena: SnapshotBuffer, tmp_path: Path) -> None:
     """The rank trains on while the file is written."""
     weight = torch.zeros(1000)
     archive = pack_torch(arena, "x.pt", weight, protocol=2, disable_byteorder_record=False)
@@ -253,7 +253,7 @@ def test_later_changes_do_not_reach_the_arena(arena: Arena, tmp_path: Path) -> N
     assert archive is not None
     assert weights is not None
     weight.fill_(1)
-    written(Image(files=[archive, weights]), arena, tmp_path / "copy")
+    written(SnapshotIndex(files=[archive, weights]), arena, tmp_path / "copy")
     assert not torch.load(tmp_path / "copy/x.pt", weights_only=True).any()
     assert not safetensors.torch.load_file(tmp_path / "copy/x.safetensors")["weight"].any()
 
@@ -307,7 +307,7 @@ def test_a_tensor_whose_memory_was_given_back_is_left_to_safetensors(safe_copy: 
 
 
 def test_several_threads_make_the_same_files(
-    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arena: SnapshotBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's and safetensors', in pieces that no tensor's size is a multiple of."""
     monkeypatch.setattr(copying, "PIECE_BYTES", 1000)
@@ -320,7 +320,7 @@ def test_several_threads_make_the_same_files(
     assert one is not None
     assert other is not None
     assert None not in safe
-    made = written(Image(files=[one, other, *safe]), arena, tmp_path / "copy")  # type: ignore[list-item]
+    made = written(SnapshotIndex(files=[one, other, *safe]), arena, tmp_path / "copy")  # type: ignore[list-item]
     assert made["1.safetensors"] == made["4.safetensors"] == safetensors.torch.save(state)
     torch.save(state, tmp_path / "a.pt")
     torch.save(state, tmp_path / "b.pt")
@@ -363,22 +363,24 @@ def test_many_metadata_are_all_there(safe_copy: Made) -> None:
     ],
     ids=lambda value: None,
 )
-def test_what_safetensors_must_do_itself_is_left_to_it(arena: Arena, tensors: Any, metadata: Any) -> None:
+def test_what_safetensors_must_do_itself_is_left_to_it(
+    arena: SnapshotBuffer, tensors: Any, metadata: Any
+) -> None:
     """It says what is wrong, or writes it in its own way; nothing has been appended by then."""
     assert pack_safetensors(arena, "x.safetensors", tensors, metadata) is None
-    assert (arena.used_bytes, arena.held_bytes) == (0, 0)
+    assert arena.held_bytes == 0
 
 
 def test_no_room_is_said_and_nothing_is_appended(tmp_path: Path) -> None:
     """Not after half of it has been copied."""
-    small = Room(name="a small limit", free_bytes=(64 << 20) + GROWTH_BYTES, total_bytes=100 << 20)
-    with Arena(tmp_path / "small", room=lambda folder: small) as arena:
+    small = Headroom(name="a small limit", free_bytes=(64 << 20) + GROWTH_BYTES, total_bytes=100 << 20)
+    with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as arena:
         state = {"fits": torch.ones(1000), "does not": torch.ones(GROWTH_BYTES)}
         with pytest.raises(NoRoomError, match="a small limit"):
             pack_torch(arena, "x.pt", state, protocol=2, disable_byteorder_record=False)
         with pytest.raises(NoRoomError, match="a small limit"):
             pack_safetensors(arena, "x.safetensors", state, None)
-        assert arena.used_bytes == 0
+        assert arena.allocate(0) == 0
         assert pack_torch(
             arena, "x.pt", {"fits": torch.ones(1000)}, protocol=2, disable_byteorder_record=False
         )
@@ -386,7 +388,7 @@ def test_no_room_is_said_and_nothing_is_appended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [(10, 3_000_000, 10), (3_000_000, 100, 2_000_000)])
 def test_an_arena_used_again_gives_the_last_snapshot(
-    arena: Arena, torch_direct: Made, tmp_path: Path, sizes: tuple[int, ...]
+    arena: SnapshotBuffer, torch_direct: Made, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     """Whether the one before was larger or smaller."""
     for size in sizes:
@@ -394,7 +396,7 @@ def test_an_arena_used_again_gives_the_last_snapshot(
         obj = {"step": size, "weight": torch.arange(size)}
         file = pack_torch(arena, "x.pt", obj, protocol=2, disable_byteorder_record=False)
         assert file is not None
-        copy = written(Image(files=[file]), arena, tmp_path / "copy")["x.pt"]
+        copy = written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")["x.pt"]
         assert copy == torch_direct(obj, name="x.pt")
 
 
@@ -433,10 +435,13 @@ def test_any_structure_comes_out_as_torch_writes_it(
     """Whatever is in it."""
     folder = tmp_path_factory.mktemp("structure")
     torch.save(obj, folder / "x.pt")
-    with Arena(folder / "arena", room=wide) as arena:
+    with SnapshotBuffer(folder / "arena", measure=wide) as arena:
         file = pack_torch(arena, "x.pt", obj, protocol=2, disable_byteorder_record=False)
         assert file is not None
-        assert written(Image(files=[file]), arena, folder / "copy")["x.pt"] == (folder / "x.pt").read_bytes()
+        assert (
+            written(SnapshotIndex(files=[file]), arena, folder / "copy")["x.pt"]
+            == (folder / "x.pt").read_bytes()
+        )
 
 
 @given(
@@ -458,10 +463,10 @@ def test_any_weights_come_out_as_safetensors_writes_them(
     """Whatever their names, types and shapes."""
     tensors = {name: filled(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
     folder = tmp_path_factory.mktemp("weights")
-    with Arena(folder / "arena", room=wide) as arena:
+    with SnapshotBuffer(folder / "arena", measure=wide) as arena:
         file = pack_safetensors(arena, "x.safetensors", tensors, metadata)
         assert file is not None
-        copy = written(Image(files=[file]), arena, folder / "copy")["x.safetensors"]
+        copy = written(SnapshotIndex(files=[file]), arena, folder / "copy")["x.safetensors"]
     assert copy == safetensors.torch.save(tensors, metadata)
 
 

@@ -10,8 +10,7 @@ import pytest
 from support.identities import identity
 from support.resuming import STARTED_AT, Save, plain
 
-from grpo_run.runtime.checkpoints import manifest
-from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished, write_manifest
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 
@@ -29,9 +28,9 @@ def save(output: Path) -> Save:
 
     def make(step: int, *, folder: Path = output, finished: bool = False, **changes: Any) -> Path:
         path = plain(folder, step)
-        manifest.write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
+        write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
         if finished:
-            manifest.mark_finished(path)
+            mark_finished(path)
         return path
 
     return make

@@ -11,8 +11,8 @@ import pytest
 from support import checkpoint_files
 from support.identities import identity
 
-from grpo_run.runtime.checkpoints import manifest, publishing
-from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.resuming import agreement
 from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
@@ -32,7 +32,7 @@ def resume_request(tmp_path: Path) -> ResumeRequest:
 def publish(resume_request: ResumeRequest, step: int) -> Path:
     """Write a checkpoint of the call."""
     path = checkpoint_files.plain(Path(resume_request.call.output_dir), step)
-    manifest.write_manifest(path, identity(step=step, train_call=resume_request.call, world_size=2))
+    write_manifest(path, identity(step=step, train_call=resume_request.call, world_size=2))
     return path
 
 
@@ -59,7 +59,7 @@ def test_other_ranks_use_the_choice_of_rank_zero(session: Any, resume_request: R
     older, _ = publish(resume_request, 5), publish(resume_request, 10)
     choice = ResumeChoice(
         argument=str(older),
-        checkpoint=manifest.FoundCheckpoint(path=older, manifest=manifest.read_manifest(older)),
+        checkpoint=FoundCheckpoint(path=older, manifest=read_manifest(older)),
         notice="é…",
     )
     session.is_main, session.rank, session.votes = False, 1, Votes(choice.to_text(), rank=1)
@@ -113,7 +113,7 @@ def test_a_read_only_file_system_does_not_fail_the_resume(
     """A corrupt checkpoint that cannot be renamed is rejected again at every resume, with a message."""
     older, bad = publish(resume_request, 5), publish(resume_request, 10)
     (bad / "model.safetensors").write_bytes(b"other")
-    monkeypatch.setattr(publishing, "reject", lambda path, reason: None)
+    monkeypatch.setattr(agreement, "reject_checkpoint", lambda path, reason: None)
     session.votes = Votes()
     assert agreement.agree(session, resume_request).argument == str(older)
     (record,) = events()

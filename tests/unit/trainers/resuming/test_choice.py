@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.resuming import Ask, Rejected, Save, flip_a_byte, plain, remove_a_file
 
-from grpo_run.runtime.checkpoints import manifest
+from grpo_run.runtime.checkpoints import digests
+from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file
 from grpo_run.runtime.checkpoints.manifest import MANIFEST
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.resuming.choice import choose
@@ -218,14 +219,14 @@ def test_a_read_error_does_not_mark_a_checkpoint_as_corrupt(
 ) -> None:
     """The older checkpoint is chosen; the newer one is not renamed."""
     older, newest = save(5), save(10)
-    real = manifest.digest
+    real = digest_file
 
-    def digest(path: Path) -> manifest.FileEntry:
+    def digest(path: Path) -> FileEntry:
         if path.parent == newest:
             raise OSError(116, "Stale file handle")
         return real(path)
 
-    monkeypatch.setattr(manifest, "digest", digest)
+    monkeypatch.setattr(digests, "digest_file", digest)
     seen: list[RejectedCheckpoint] = []
     assert choose(resume_request, seen.append).argument == str(older)
     assert [one.corrupt for one in seen] == [False]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.resuming import Ask, Rejected, Save
 
-from grpo_run.runtime.checkpoints.model_shape import model_shape
-from grpo_run.runtime.checkpoints.world_size import Batch
+from grpo_run.runtime.checkpoints.compatibility import Batch, digest_model_shape
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.resuming.request import ResumeRequest
 
@@ -41,7 +40,7 @@ def test_another_batch_is_refused_with_the_settings_that_fit(
     ):
         ask(smaller)
     save(20)
-    with pytest.raises(UsageError, match="does not say with what batch: start 2 ranks"):
+    with pytest.raises(UsageError, match="batch it was written with is unknown: start 2 ranks"):
         ask(smaller)
 
 
@@ -76,7 +75,7 @@ SHAPES = (("weight", (4, 2), "float32"),)
 
 def test_another_model_is_refused_before_loading(resume_request: ResumeRequest, ask: Ask, save: Save) -> None:
     """The message names the parameter that differs; the same model is accepted."""
-    path = save(10, model_shape=model_shape(SHAPES))
+    path = save(10, model_shape=digest_model_shape(SHAPES))
     assert ask(replace(resume_request, parameters=SHAPES)).argument == str(path)
     other = (("weight", (4, 3), "float32"),)
     for changes in (
@@ -84,5 +83,7 @@ def test_another_model_is_refused_before_loading(resume_request: ResumeRequest, 
         {"run_id": "run-9", "resume_from": "run-1"},
         {"run_id": "run-9", "resume_from": str(path)},
     ):
-        with pytest.raises(UsageError, match=r"weight is \[4, 2\] there and \[4, 3\] here"):
+        with pytest.raises(
+            UsageError, match=r"weight has shape \[4, 2\] in the checkpoint and \[4, 3\] in the model"
+        ):
             ask(replace(resume_request, parameters=other, **changes))

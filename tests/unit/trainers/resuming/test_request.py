@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.resuming import Ask, Save
 
-from grpo_run.runtime.checkpoints import publishing
+from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.resuming.request import ResumeChoice, ResumeRequest
 
@@ -29,7 +29,7 @@ def test_a_serialized_choice_is_equal_on_another_rank(
     )
     assert from_script.argument == "b"
     text = ask(resume_request).to_text()
-    publishing.reject(Path(ask(resume_request).argument), "gone")  # type: ignore[arg-type]
+    reject_checkpoint(Path(ask(resume_request).argument), "gone")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError):
         ResumeChoice.from_text(text, script_argument=None)
     with pytest.raises(CheckpointError):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.checkpoints.world_size import Batch
+from grpo_run.runtime.checkpoints.compatibility import Batch
 from grpo_run.trainers.saving import description
 
 

@@ -17,10 +17,12 @@ import torch
 from support.identities import identity
 from transformers import TrainerCallback
 
-from grpo_run.runtime.checkpoints import manifest as checkpoints
-from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.staging.drain_worker import Published, Request, answer
-from grpo_run.runtime.staging.slots import Staging
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain import handle_request
+from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
 from grpo_run.trainers.saving import saver
 from grpo_run.trainers.saving import snapshots as snapshot_module
 from grpo_run.trainers.saving.cadence import Cadence
@@ -146,8 +148,10 @@ class Guarded:
     def drain(self) -> Path:
         """The supervisor makes the newest durable."""
         staging = self.snapshots.staging
-        answered = answer(staging, Request(slot=staging.snapshots()[0][1].index), lambda written: None)
-        assert isinstance(answered, Published), answered
+        answered = handle_request(
+            staging, DrainRequest(slot=staging.snapshots()[0][1].index), lambda written: None
+        )
+        assert isinstance(answered, DrainPublished), answered
         return Path(answered.path)
 
     def spoil(self) -> None:
@@ -179,7 +183,7 @@ def direct(tmp_path: Path, session: Any, call: TrainCall) -> Guarded:
 @pytest.fixture
 def staged(tmp_path: Path, session: Any, call: TrainCall) -> Iterator[Guarded]:
     """The usual way."""
-    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
     yield Guarded(Trainer(tmp_path / "out"), session, call, snapshots)
     snapshots.close()
 
@@ -221,8 +225,8 @@ def named(events: Events, name: str) -> list[dict[str, Any]]:
 def test_a_saved_checkpoint_is_published(direct: Guarded, call: TrainCall, events: Events) -> None:
     """With a manifest that holds, and a line in the journal."""
     path = direct.save(5)
-    manifest = checkpoints.read_manifest(path)
-    checkpoints.verify(path, manifest)
+    manifest = read_manifest(path)
+    verify_digests(path, manifest.files)
     assert (manifest.run_id, manifest.step, manifest.world_size, manifest.train_call) == ("run-1", 5, 1, call)
     assert (manifest.global_batch, manifest.layout) == (8, "ddp")
     assert manifest.scheduled
@@ -243,10 +247,10 @@ def test_a_checkpoint_being_written_again_is_none(direct: Guarded) -> None:
     """A kill in the middle must not leave an old manifest over new bytes."""
     path = direct.save(5)
     found: list[bool] = []
-    direct.trainer.during = lambda path: found.append((path / checkpoints.MANIFEST).exists())
+    direct.trainer.during = lambda path: found.append((path / MANIFEST).exists())
     direct.save(5)
     assert found == [False]
-    assert (path / checkpoints.MANIFEST).exists()
+    assert (path / MANIFEST).exists()
 
 
 def test_old_checkpoints_go_only_when_the_new_one_is_complete(direct: Guarded) -> None:
@@ -259,7 +263,7 @@ def test_old_checkpoints_go_only_when_the_new_one_is_complete(direct: Guarded) -
     assert there == [True]
     assert direct.trainer.seen[-1][2] is None
     assert not first.exists()
-    assert checkpoints.read_manifest(second).step == 10
+    assert read_manifest(second).step == 10
 
 
 def test_the_best_checkpoint_stays(direct: Guarded) -> None:
@@ -280,7 +284,7 @@ def test_nothing_is_published_before_all_ranks_have_written(
     at_barrier: list[tuple[bool, bool]] = []
 
     def maximum(value: int) -> int:
-        at_barrier.append(((path / "exact.json").exists(), (path / checkpoints.MANIFEST).exists()))
+        at_barrier.append(((path / "exact.json").exists(), (path / MANIFEST).exists()))
         return value
 
     monkeypatch.setattr(session.votes, "maximum", maximum)
@@ -293,7 +297,7 @@ def test_only_the_main_rank_publishes(direct: Guarded, session: Any, events: Eve
     session.is_main = False
     path = direct.save(5)
     assert (path / "weights.pt").exists()
-    assert not (path / checkpoints.MANIFEST).exists()
+    assert not (path / MANIFEST).exists()
     assert events() == []
 
 
@@ -321,9 +325,9 @@ def test_without_room_for_another_nothing_is_begun(
         (6, "disk_full"), (7, "disk_full"),
     ]  # fmt: skip
     assert len([text for text in session.notified if "is not saved" in text]) == 1
-    checkpoints.verify(older, checkpoints.read_manifest(older))
+    verify_digests(older, read_manifest(older).files)
     free_bytes.append(published["size_bytes"])
-    assert checkpoints.read_manifest(direct.save(8)).step == 8
+    assert read_manifest(direct.save(8)).step == 8
 
 
 def test_all_ranks_take_rank_0s_word_for_the_disk(
@@ -436,7 +440,7 @@ def test_a_save_that_failed_publishes_nothing(either: Guarded, events: Events) -
     either.trainer.during = fail
     with pytest.raises(PermissionError):
         either.save(5)
-    assert list(checkpoints.find(Path(either.trainer.args.output_dir))) == []
+    assert list(find_checkpoints(Path(either.trainer.args.output_dir))) == []
     assert named(events, "checkpoint_published") == named(events, "checkpoint_staged") == []
     assert either.trainer.args.save_total_limit == 3
     assert either.trainer.args.save_only_model is True
@@ -529,8 +533,8 @@ def test_a_save_goes_to_memory_and_becomes_the_same_on_disk(
     ((entry, _),) = staged.snapshots.staging.snapshots()
     assert (entry.limit, entry.attempt, entry.run_id) == (3, 0, "run-1")
     assert staged.drain() == path
-    manifest = checkpoints.read_manifest(path)
-    checkpoints.verify(path, manifest)
+    manifest = read_manifest(path)
+    verify_digests(path, manifest.files)
     assert {"weights.pt", "trainer_state.json", "exact.json"} == set(manifest.files)
     assert (manifest.train_call, manifest.global_batch, manifest.scheduled) == (call, 8, True)
     assert torch.equal(torch.load(path / "weights.pt")["weight"], staged.trainer.model.weight)
@@ -542,7 +546,7 @@ def test_a_relative_directory_is_where_the_script_ran(
 ) -> None:
     """The drainer runs elsewhere, and scripts change their directory."""
     monkeypatch.chdir(tmp_path)
-    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
     call = TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir="out")
     guarded = Guarded(Trainer(Path("out")), session, call, snapshots)
     guarded.save(5)
@@ -556,9 +560,9 @@ def test_without_room_in_memory_it_is_saved_directly(
     staged: Guarded, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And said; nobody is told of a snapshot."""
-    staged.snapshots.staging.slots[0].arena(0).symlink_to("nowhere")
+    staged.snapshots.staging.slots[0].buffer_path(0).symlink_to("nowhere")
     path = staged.save(5)
-    checkpoints.verify(path, checkpoints.read_manifest(path))
+    verify_digests(path, read_manifest(path).files)
     assert staged.staged == []
     assert memory_warnings(staged) == [5]
     assert staged.taken == []
@@ -571,7 +575,7 @@ def test_what_is_read_while_it_is_saved_is_saved_directly(staged: Guarded, setti
     """The trainer's own method uploads it, or looks whether the best one is there."""
     vars(staged.trainer.args).update(setting)
     path = staged.save(5)
-    assert checkpoints.read_manifest(path).step == 5
+    assert read_manifest(path).step == 5
     assert staged.staged == []
 
 
@@ -605,7 +609,7 @@ def test_a_script_that_reads_what_was_saved_finds_it_on_disk(
     staged.trainer.callback_handler.callbacks = [Looks(), Copies()]
     polls += [lambda: None, staged.drain, lambda: None]
     path = staged.save(5)
-    checkpoints.verify(path, checkpoints.read_manifest(path))
+    verify_digests(path, read_manifest(path).files)
     assert len(staged.trainer.seen) == 1
 
 
@@ -651,7 +655,7 @@ def test_a_snapshot_is_taken_when_it_is_due(staged: Guarded, events: Events) -> 
     assert named(events, "checkpoint_staged")[0]["scheduled"] is False
     assert [step for step, _ in staged.taken] == [5]
     path = staged.drain()
-    assert not checkpoints.read_manifest(path).scheduled
+    assert not read_manifest(path).scheduled
 
 
 def test_a_step_that_was_saved_needs_no_snapshot(staged: Guarded) -> None:
@@ -675,7 +679,7 @@ def test_a_step_saved_directly_needs_no_snapshot(staged: Guarded) -> None:
 def test_a_snapshot_without_room_is_no_checkpoint(staged: Guarded, tmp_path: Path) -> None:
     """It is done without, and said."""
     for slot in staged.snapshots.staging.slots:
-        slot.arena(0).symlink_to("nowhere")
+        slot.buffer_path(0).symlink_to("nowhere")
     staged.step(5)
     assert staged.staged == []
     assert not (tmp_path / "out").exists()
@@ -686,7 +690,7 @@ def test_a_snapshot_without_room_is_no_checkpoint(staged: Guarded, tmp_path: Pat
 
 def test_memory_is_tried_again_after_a_while(staged: Guarded) -> None:
     """A copy that is given up costs as much as one that is not, so not at every step; but a shortage may pass."""
-    link = staged.snapshots.staging.slots[0].arena(0)
+    link = staged.snapshots.staging.slots[0].buffer_path(0)
     link.symlink_to("nowhere")
     staged.step(5)
     link.unlink()
@@ -701,7 +705,7 @@ def test_memory_is_tried_again_after_a_while(staged: Guarded) -> None:
 def test_missing_memory_is_warned_of_once_per_attempt(staged: Guarded) -> None:
     """The first warning states the consequence; later snapshots fail for the same reason."""
     for slot in staged.snapshots.staging.slots:
-        slot.arena(0).symlink_to("nowhere")
+        slot.buffer_path(0).symlink_to("nowhere")
     staged.step(5)
     staged.step(5 + saver.RETRY_STEPS)
     assert memory_warnings(staged) == [5]
@@ -711,7 +715,7 @@ def test_the_chosen_interval_is_printed_and_journaled(
     tmp_path: Path, session: Any, call: TrainCall, events: Events
 ) -> None:
     """By rank 0, once two snapshots have shown what they cost."""
-    snapshots = Snapshots(session, Staging(tmp_path / "memory"))
+    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
     made = Saver(
         Trainer(tmp_path / "out"), session, call, snapshots=snapshots, collect_vote=lambda: None,
         exact=SimpleNamespace(),  # type: ignore[arg-type]
@@ -784,7 +788,7 @@ def test_the_end_is_saved_when_the_schedule_did_not(direct: Guarded) -> None:
     direct.trainer.state.global_step = 7
     path = direct.saver.finish()
     assert path is not None
-    assert checkpoints.read_manifest(path).step == 7
+    assert read_manifest(path).step == 7
     assert direct.trainer.seen == [(direct.trainer.model_wrapped, None, None)]
     assert direct.saver.finish() == path
     assert len(direct.trainer.seen) == 1
@@ -796,7 +800,7 @@ def test_an_end_in_memory_is_waited_for(staged: Guarded, polls: list[Callable[[]
     polls += [lambda: None, staged.drain, lambda: None]
     path = staged.saver.finish()
     assert path is not None
-    assert checkpoints.read_manifest(path).step == 5
+    assert read_manifest(path).step == 5
     assert len(staged.trainer.seen) == 1
     assert staged.session.notified == []
 
@@ -811,7 +815,7 @@ def test_an_end_that_nothing_holds_is_saved_and_waited_for(
     path = staged.saver.finish()
     assert path is not None
     assert path.name == "checkpoint-7"
-    assert checkpoints.read_manifest(path).scheduled
+    assert read_manifest(path).scheduled
 
 
 def test_an_end_that_only_a_snapshot_holds_is_saved(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
@@ -821,7 +825,7 @@ def test_an_end_that_only_a_snapshot_holds_is_saved(staged: Guarded, polls: list
     polls += [staged.drain, lambda: None]
     path = staged.saver.finish()
     assert path is not None
-    assert checkpoints.read_manifest(path).scheduled
+    assert read_manifest(path).scheduled
 
 
 def test_an_end_that_the_disk_does_not_take_is_left_to_the_supervisor(
@@ -851,10 +855,10 @@ def test_another_ones_checkpoint_is_not_taken_for_the_end(
     path = Path(call.output_dir) / "checkpoint-7"
     path.mkdir(parents=True)
     (path / "old.bin").write_bytes(b"old")
-    checkpoints.write_manifest(path, identity(call.output_dir, 7, **other))
+    write_manifest(path, identity(call.output_dir, 7, **other))
     direct.trainer.state.global_step = 7
     assert direct.saver.finish() == path
-    manifest = checkpoints.read_manifest(path)
+    manifest = read_manifest(path)
     assert (manifest.run_id, manifest.train_call.ordinal) == ("run-1", 1)
 
 

@@ -18,8 +18,10 @@ from support.slots import snapshot
 from torch.distributed.checkpoint import CheckpointException
 
 from grpo_run.runtime.errors import NoRoomError
-from grpo_run.runtime.staging.drain_worker import Published, Request, answer
-from grpo_run.runtime.staging.slots import Slot, Staging
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain import handle_request
+from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.slot import StagingSlot
 from grpo_run.trainers.saving import snapshots as module
 from grpo_run.trainers.saving.snapshots import NO_ROOM, NO_SLOT, TAKEN, Snapshots, finite
 
@@ -82,7 +84,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def snapshots(session: Any, tmp_path: Path) -> Any:
     """A rank's snapshots, in an empty staging."""
-    made = Snapshots(session, Staging(tmp_path / "memory"))
+    made = Snapshots(session, StagingArea(tmp_path / "memory"))
     yield made
     made.close()
 
@@ -103,7 +105,7 @@ def steps(snapshots: Snapshots) -> list[int]:
     return [staged.step for staged, _ in snapshots.staging.snapshots()]
 
 
-def busy(slot: Slot) -> bool:
+def busy(slot: StagingSlot) -> bool:
     """Whether somebody holds the slot, asked through a descriptor of our own."""
     descriptor = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -125,10 +127,12 @@ def test_what_was_taken_becomes_what_the_trainer_would_have_written(
     assert take(snapshots, trainer) == TAKEN
     slot, staged = snapshots.last or (None, None)
     assert slot is not None
-    assert staged == slot.staged() == snapshot(out, 5)
+    assert staged == slot.read_snapshot() == snapshot(out, 5)
     assert os.listdir(slot.files / "checkpoint-5") == ["trainer_state.json"]
     trainer.weights = torch.zeros(1000)  # training goes on
-    assert isinstance(answer(snapshots.staging, Request(slot=slot.index), lambda n: None), Published)
+    assert isinstance(
+        handle_request(snapshots.staging, DrainRequest(slot=slot.index), lambda n: None), DrainPublished
+    )
     direct = Trainer(tmp_path / "direct")
     (direct.output / "checkpoint-5").mkdir(parents=True)
     direct.write(direct.output / "checkpoint-5")
@@ -169,8 +173,8 @@ def test_memory_is_used_again(snapshots: Snapshots, trainer: Trainer) -> None:
     for step in range(1, 8):
         assert take(snapshots, trainer, step, scheduled=False) == TAKEN
         for slot in snapshots.staging.slots:
-            if slot.arena(0).exists():
-                kept.add((slot.index, slot.arena(0).stat().st_ino))
+            if slot.buffer_path(0).exists():
+                kept.add((slot.index, slot.buffer_path(0).stat().st_ino))
     assert [index for index, _ in sorted(kept)] == [0, 1]
     assert steps(snapshots) == [7, 6]
 
@@ -179,7 +183,7 @@ def test_the_slot_is_held_while_it_is_written(snapshots: Snapshots, trainer: Tra
     """And let go afterwards; until then it is no snapshot."""
     slot = snapshots.staging.slots[0]
     during: list[tuple[bool, Any]] = []
-    trainer.during = lambda: during.append((busy(slot), slot.staged()))
+    trainer.during = lambda: during.append((busy(slot), slot.read_snapshot()))
     take(snapshots, trainer)
     assert during == [(True, None)]
     assert not busy(slot)
@@ -190,12 +194,14 @@ def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have(
 ) -> None:
     """An agreement before and after the writing."""
     slot = snapshots.staging.slots[0]
-    slot.withdraw()
+    slot.begin_snapshot()
     (slot.files / "old").write_bytes(b"old")
     order: list[Any] = []
 
     def maximum(value: int) -> int:
-        order.append((sorted(os.listdir(slot.files)), slot.image(0).exists(), slot.staged() is not None))
+        order.append(
+            (sorted(os.listdir(slot.files)), slot.index_path(0).exists(), slot.read_snapshot() is not None)
+        )
         return value
 
     monkeypatch.setattr(session.votes, "maximum", maximum)
@@ -208,7 +214,7 @@ def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have(
         (["checkpoint-5"], True, False),
         (["checkpoint-5"], True, True),
     ]
-    assert slot.staged() is not None
+    assert slot.read_snapshot() is not None
 
 
 def test_only_rank_0_chooses_empties_and_declares(
@@ -223,8 +229,8 @@ def test_only_rank_0_chooses_empties_and_declares(
     held: list[bool] = []
     trainer.during = lambda: held.append(busy(slot))
     assert take(snapshots, trainer) == TAKEN
-    assert slot.image(0).exists()
-    assert slot.staged() is None
+    assert slot.index_path(0).exists()
+    assert slot.read_snapshot() is None
     assert held == [False]
     assert snapshots.last is None
 
@@ -241,7 +247,7 @@ def test_memory_that_was_taken_away_is_no_room(
     def withdraw(slot: Any) -> None:
         raise gone
 
-    monkeypatch.setattr(type(snapshots.staging.slots[0]), "withdraw", withdraw)
+    monkeypatch.setattr(type(snapshots.staging.slots[0]), "begin_snapshot", withdraw)
     assert take(snapshots, trainer) == NO_ROOM
     assert "no snapshot" in events()[-1]["text"]
 
@@ -316,7 +322,7 @@ def test_an_arena_that_cannot_be_had_is_no_room(
     snapshots: Snapshots, trainer: Trainer, tmp_path: Path
 ) -> None:
     """Something else has its name."""
-    (snapshots.staging.slots[0].arena(0)).symlink_to(tmp_path / "elsewhere")
+    (snapshots.staging.slots[0].buffer_path(0)).symlink_to(tmp_path / "elsewhere")
     assert take(snapshots, trainer) == NO_ROOM
 
 
@@ -394,8 +400,8 @@ def test_what_was_drained_and_given_away_is_durable(
     take(snapshots, trainer)
     assert snapshots.last is not None
     slot, _ = snapshots.last
-    slot.withdraw()
-    slot.complete(snapshot(trainer.output, 6))
+    slot.begin_snapshot()
+    slot.complete_snapshot(snapshot(trainer.output, 6))
     assert snapshots.wait_durable()
 
 

@@ -18,21 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import fill, snapshot
 
+from grpo_run.runtime import files
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.staging import slots as module
-from grpo_run.runtime.staging.slots import DRAINED, SLOTS, STAGED, Slot, Staging, place
+from grpo_run.runtime.staging.area import SLOTS, StagingArea, staging_path
+from grpo_run.runtime.staging.slot import DRAINED, STAGED, StagingSlot
 
 OUT = Path("/out")
 
 
 @pytest.fixture
-def staging(tmp_path: Path) -> Staging:
+def staging(tmp_path: Path) -> StagingArea:
     """Three empty slots."""
-    return Staging(tmp_path / "run")
+    return StagingArea(tmp_path / "run")
 
 
 @contextmanager
-def held(slot: Slot) -> Iterator[None]:
+def held(slot: StagingSlot) -> Iterator[None]:
     """Somebody else holds the slot, through a descriptor of their own."""
     descriptor = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -42,49 +43,49 @@ def held(slot: Slot) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_only_the_user_may_look_into_it(staging: Staging) -> None:
+def test_only_the_user_may_look_into_it(staging: StagingArea) -> None:
     """Weights and prompts lie there."""
     for path in (staging.path, *(slot.path for slot in staging.slots)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    staging.slots[0].withdraw()
-    staging.slots[0].complete(snapshot(OUT))
+    staging.slots[0].begin_snapshot()
+    staging.slots[0].complete_snapshot(snapshot(OUT))
     staging.slots[0].mark_drained()
     assert stat.S_IMODE(staging.slots[0].files.stat().st_mode) == 0o700
     for name in (STAGED, DRAINED):
         assert stat.S_IMODE((staging.slots[0].path / name).stat().st_mode) == 0o600
 
 
-def test_what_was_declared_is_read(staging: Staging) -> None:
+def test_what_was_declared_is_read(staging: StagingArea) -> None:
     """All of it; also by who opens the directory later."""
     staged = snapshot(OUT, 7, limit=2, best="checkpoint-3", scheduled=False)
     slot = staging.slots[1]
-    slot.withdraw()
-    assert slot.staged() is None
-    slot.complete(staged)
-    assert slot.staged() == staged
-    assert Staging(staging.path).snapshots() == [(staged, slot)]
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
+    slot.complete_snapshot(staged)
+    assert slot.read_snapshot() == staged
+    assert StagingArea(staging.path).snapshots() == [(staged, slot)]
 
 
-def test_what_is_being_written_is_no_snapshot(staging: Staging) -> None:
+def test_what_is_being_written_is_no_snapshot(staging: StagingArea) -> None:
     """Nor drained; and its files are gone."""
     slot = staging.slots[0]
     fill(slot, snapshot(OUT, 5))
     slot.mark_drained()
     assert slot.drained
     assert staging.snapshots()
-    slot.withdraw()
-    assert slot.staged() is None
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
     assert not slot.drained
     assert staging.snapshots() == []
     assert list(slot.files.iterdir()) == []
 
 
-def test_a_slot_written_again_is_read_again(staging: Staging) -> None:
+def test_a_slot_written_again_is_read_again(staging: StagingArea) -> None:
     """What was read before is not kept for the new content."""
     slot = staging.slots[0]
     for step in (5, 6):
-        slot.withdraw()
-        slot.complete(snapshot(OUT, step))
+        slot.begin_snapshot()
+        slot.complete_snapshot(snapshot(OUT, step))
         assert [staged.step for staged, _ in staging.snapshots()] == [step]
 
 
@@ -98,7 +99,7 @@ def test_a_slot_written_again_is_read_again(staging: Staging) -> None:
         ({"step": 9, "staged_at": 1.0}, {"step": 9, "staged_at": 2.0}),
     ],
 )
-def test_the_newest_comes_first(staging: Staging, older: dict[str, Any], newer: dict[str, Any]) -> None:
+def test_the_newest_comes_first(staging: StagingArea, older: dict[str, Any], newer: dict[str, Any]) -> None:
     """By attempt, call, step and time: an attempt that goes back stages earlier steps, and calls, again."""
     fill(staging.slots[0], snapshot(OUT, **newer))
     fill(staging.slots[1], snapshot(OUT, **older))
@@ -124,60 +125,60 @@ VALID = json.loads(snapshot(OUT).model_dump_json())
         json.dumps(VALID).encode()[:-20],
     ],
 )
-def test_what_cannot_be_read_is_no_snapshot(staging: Staging, content: bytes) -> None:
+def test_what_cannot_be_read_is_no_snapshot(staging: StagingArea, content: bytes) -> None:
     """It is named to who asks for it, passed over otherwise, and the slot is there to be written again."""
     slot = staging.slots[0]
     (slot.path / STAGED).write_bytes(content)
     with pytest.raises(CheckpointError, match=STAGED):
-        slot.staged()
+        slot.read_snapshot()
     assert staging.snapshots() == []
-    assert staging.choose() == slot
+    assert staging.choose_slot() == slot
 
 
-def test_a_folder_in_the_place_of_the_file_is_no_snapshot(staging: Staging) -> None:
+def test_a_folder_in_the_place_of_the_file_is_no_snapshot(staging: StagingArea) -> None:
     """Nothing raises."""
     (staging.slots[0].path / STAGED).mkdir()
-    assert staging.slots[0].staged() is None
+    assert staging.slots[0].read_snapshot() is None
     assert staging.snapshots() == []
 
 
-def test_unknown_fields_are_let_pass(staging: Staging) -> None:
+def test_unknown_fields_are_let_pass(staging: StagingArea) -> None:
     """A later release may say more."""
     (staging.slots[0].path / STAGED).write_text(json.dumps(VALID | {"more": 1}))
-    assert staging.slots[0].staged() == snapshot(OUT)
+    assert staging.slots[0].read_snapshot() == snapshot(OUT)
 
 
 # ---- which slot is next ----
 
 
-def test_drained_first_then_superseded_then_empty(staging: Staging) -> None:
+def test_drained_first_then_superseded_then_empty(staging: StagingArea) -> None:
     """Memory that is there already is used again before more is taken."""
     first, second, third = staging.slots
-    assert staging.choose() == first
+    assert staging.choose_slot() == first
     fill(first, snapshot(OUT, 1, scheduled=False))
-    assert staging.choose() == second
+    assert staging.choose_slot() == second
     fill(second, snapshot(OUT, 2, scheduled=False))
-    assert staging.choose() == first
+    assert staging.choose_slot() == first
     second.mark_drained()
-    assert staging.choose() == second
+    assert staging.choose_slot() == second
     with held(second):
-        assert staging.choose() == first
+        assert staging.choose_slot() == first
         with held(first):
-            assert staging.choose() == third
+            assert staging.choose_slot() == third
             with held(third):
-                assert staging.choose() is None
+                assert staging.choose_slot() is None
 
 
-def test_what_the_script_asked_for_waits_for_the_disk(staging: Staging) -> None:
+def test_what_the_script_asked_for_waits_for_the_disk(staging: StagingArea) -> None:
     """Unless told otherwise, and then the oldest goes; the newest never does."""
     for step, slot in enumerate(staging.slots):
         fill(slot, snapshot(OUT, step))
-    assert staging.choose() is None
-    assert staging.choose(sacrifice=True) == staging.slots[0]
+    assert staging.choose_slot() is None
+    assert staging.choose_slot(sacrifice=True) == staging.slots[0]
     with held(staging.slots[0]):
-        assert staging.choose(sacrifice=True) == staging.slots[1]
+        assert staging.choose_slot(sacrifice=True) == staging.slots[1]
         with held(staging.slots[1]):
-            assert staging.choose(sacrifice=True) is None
+            assert staging.choose_slot(sacrifice=True) is None
 
 
 STATE = st.one_of(
@@ -196,20 +197,20 @@ def test_what_is_needed_is_never_given_away(
 ) -> None:
     """Not what somebody holds, not the newest that is not on disk, and no checkpoint of the script's by default."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        staging = Staging(Path(folder))
+        staging = StagingArea(Path(folder))
         there = {}
         for slot, state, step in zip(staging.slots, states, steps, strict=True):
             if state is None:
                 continue
             there[slot.index] = (step, state)
-            slot.withdraw()
-            slot.complete(snapshot(OUT, step, scheduled=state["scheduled"]))
+            slot.begin_snapshot()
+            slot.complete_snapshot(snapshot(OUT, step, scheduled=state["scheduled"]))
             if state["drained"]:
                 slot.mark_drained()
             if state["busy"]:
                 stack.enter_context(held(slot))
         newest = max(there, key=lambda index: there[index][0], default=None)
-        chosen = staging.choose(sacrifice=sacrifice)
+        chosen = staging.choose_slot(sacrifice=sacrifice)
 
         def may_go(index: int) -> bool:
             if index not in there:
@@ -230,7 +231,7 @@ def test_what_is_needed_is_never_given_away(
 # ---- locks ----
 
 
-def test_one_holds_a_slot_at_a_time(staging: Staging) -> None:
+def test_one_holds_a_slot_at_a_time(staging: StagingArea) -> None:
     """Through whichever descriptor; the others slots are free."""
     slot = staging.slots[0]
     with slot.locked() as mine, slot.locked() as other:
@@ -242,7 +243,7 @@ def test_one_holds_a_slot_at_a_time(staging: Staging) -> None:
         assert mine is False
 
 
-def test_who_did_not_get_a_slot_does_not_free_it(staging: Staging) -> None:
+def test_who_did_not_get_a_slot_does_not_free_it(staging: StagingArea) -> None:
     """The end of a try that failed is not the end of the other's hold."""
     slot = staging.slots[0]
     with held(slot):
@@ -251,7 +252,7 @@ def test_who_did_not_get_a_slot_does_not_free_it(staging: Staging) -> None:
         assert slot.busy
 
 
-def test_a_failure_inside_lets_go(staging: Staging) -> None:
+def test_a_failure_inside_lets_go(staging: StagingArea) -> None:
     """Whatever it is."""
 
     def fail() -> None:
@@ -263,7 +264,7 @@ def test_a_failure_inside_lets_go(staging: Staging) -> None:
     assert not staging.slots[0].busy
 
 
-def test_the_death_of_who_holds_it_frees_a_slot(staging: Staging) -> None:
+def test_the_death_of_who_holds_it_frees_a_slot(staging: StagingArea) -> None:
     """The kernel lets go."""
     slot = staging.slots[0]
     ready, say_ready = os.pipe()
@@ -286,7 +287,7 @@ def test_the_death_of_who_holds_it_frees_a_slot(staging: Staging) -> None:
     assert not slot.busy
 
 
-def test_a_child_forked_meanwhile_does_not_keep_a_slot(staging: Staging) -> None:
+def test_a_child_forked_meanwhile_does_not_keep_a_slot(staging: StagingArea) -> None:
     """It has the descriptor too: data loaders and reward functions fork when they like."""
     slot = staging.slots[0]
     wait, go = os.pipe()
@@ -304,7 +305,9 @@ def test_a_child_forked_meanwhile_does_not_keep_a_slot(staging: Staging) -> None
     assert not busy
 
 
-def test_a_slot_is_waited_for_until_the_deadline(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_waited_for_until_the_deadline(
+    staging: StagingArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And taken as soon as it is free."""
     slot, now = staging.slots[0], [0.0]
     stack = ExitStack()
@@ -314,7 +317,7 @@ def test_a_slot_is_waited_for_until_the_deadline(staging: Staging, monkeypatch: 
         if now[0] > 2.0:
             stack.close()
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     stack.enter_context(held(slot))
     with slot.locked(wait_seconds=1.0) as mine:
         assert not mine
@@ -327,9 +330,9 @@ def test_a_slot_is_waited_for_until_the_deadline(staging: Staging, monkeypatch: 
 # ---- what else lies there ----
 
 
-def test_trouble_is_seen_by_all_until_it_is_over(staging: Staging) -> None:
+def test_trouble_is_seen_by_all_until_it_is_over(staging: StagingArea) -> None:
     """Ranks look at the same file."""
-    rank = Staging(staging.path)
+    rank = StagingArea(staging.path)
     assert not rank.troubled
     staging.set_trouble("the disk is full")
     assert rank.troubled
@@ -339,7 +342,7 @@ def test_trouble_is_seen_by_all_until_it_is_over(staging: Staging) -> None:
     assert not rank.troubled
 
 
-def test_the_memory_is_given_back(staging: Staging) -> None:
+def test_the_memory_is_given_back(staging: StagingArea) -> None:
     """All of it, twice if need be."""
     fill(staging.slots[0], snapshot(OUT))
     assert staging.size_bytes() > 0
@@ -354,21 +357,21 @@ def test_a_place_is_the_runs_own(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a")
     root = tmp_path / "shm"
     root.mkdir()
-    mine = place(tmp_path / "a", "exp", root)
+    mine = staging_path(tmp_path / "a", "exp", root)
     assert mine is not None
     assert mine.parent == root / f"grpo-run-{os.getuid()}"
     assert stat.S_IMODE(mine.parent.stat().st_mode) == 0o700
-    assert place(tmp_path / "link", "exp", root) == mine
-    assert place(tmp_path / "link" / ".." / "a", "exp", root) == mine
-    assert place(tmp_path / "b", "exp", root) != mine
+    assert staging_path(tmp_path / "link", "exp", root) == mine
+    assert staging_path(tmp_path / "link" / ".." / "a", "exp", root) == mine
+    assert staging_path(tmp_path / "b", "exp", root) != mine
     assert mine.name.startswith("exp-")
 
 
 def test_a_long_name_still_has_a_place(tmp_path: Path) -> None:
     """A file's name has 255 bytes."""
-    found = place(tmp_path, "\N{GOTHIC LETTER AHSA}" * 200, tmp_path)
+    found = staging_path(tmp_path, "\N{GOTHIC LETTER AHSA}" * 200, tmp_path)
     assert found is not None
-    Staging(found)
+    StagingArea(found)
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o704, 0o770, 0o777])
@@ -377,14 +380,14 @@ def test_a_place_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> 
     mine = tmp_path / f"grpo-run-{os.getuid()}"
     mine.mkdir()
     mine.chmod(mode)
-    assert place(tmp_path, "run-1", tmp_path) is None
+    assert staging_path(tmp_path, "run-1", tmp_path) is None
 
 
 def test_a_place_that_somebody_else_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system in memory is everybody's: a name can be taken before."""
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     (tmp_path / "grpo-run-4711").mkdir(mode=0o700)
-    assert place(tmp_path, "run-1", tmp_path) is None
+    assert staging_path(tmp_path, "run-1", tmp_path) is None
 
 
 def test_a_link_or_a_file_in_the_place_is_refused(tmp_path: Path) -> None:
@@ -394,15 +397,15 @@ def test_a_link_or_a_file_in_the_place_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / f"grpo-run-{os.getuid()}"
     for target in (good, tmp_path / "nowhere"):
         mine.symlink_to(target)
-        assert place(tmp_path, "run-1", tmp_path) is None
+        assert staging_path(tmp_path, "run-1", tmp_path) is None
         mine.unlink()
     mine.write_bytes(b"")
-    assert place(tmp_path, "run-1", tmp_path) is None
+    assert staging_path(tmp_path, "run-1", tmp_path) is None
 
 
 def test_without_such_a_file_system_there_is_no_place(tmp_path: Path) -> None:
     """Checkpoints are then written directly."""
-    assert place(tmp_path, "run-1", tmp_path / "missing") is None
+    assert staging_path(tmp_path, "run-1", tmp_path / "missing") is None
 
 
 # ---- whose it is ----
@@ -418,11 +421,11 @@ def run_directory(tmp_path: Path) -> Path:
 
 def test_the_next_supervisor_finds_what_the_last_one_left(tmp_path: Path, run_directory: Path) -> None:
     """On the same machine nothing is lost."""
-    staging = Staging(tmp_path / "memory" / "night")
+    staging = StagingArea(tmp_path / "memory" / "night")
     staging.claim(0, run_directory)
     fill(staging.slots[0], snapshot(OUT))
-    again = Staging(staging.path)
-    assert again.is_of(1)
+    again = StagingArea(staging.path)
+    assert again.belongs_to(1)
     again.claim(1, run_directory)
     assert len(again.snapshots()) == 1
 
@@ -432,14 +435,14 @@ def test_what_another_run_or_an_older_supervisor_left_is_not_ours(
     supervisors: int, tmp_path: Path, run_directory: Path
 ) -> None:
     """Its directory was deleted and made again, or it went on elsewhere since: old weights must not come back."""
-    staging = Staging(tmp_path / "memory" / "night")
+    staging = StagingArea(tmp_path / "memory" / "night")
     staging.claim(0, run_directory)
     fill(staging.slots[0], snapshot(OUT))
-    again = Staging(staging.path)
+    again = StagingArea(staging.path)
     again.claim(supervisors, run_directory)
     assert again.snapshots() == []
-    assert again.choose() is not None
-    assert again.is_of(supervisors + 1)
+    assert again.choose_slot() is not None
+    assert again.belongs_to(supervisors + 1)
 
 
 def test_memory_of_runs_that_are_gone_is_given_back(tmp_path: Path, run_directory: Path) -> None:
@@ -448,7 +451,7 @@ def test_memory_of_runs_that_are_gone_is_given_back(tmp_path: Path, run_director
     elsewhere = tmp_path / "unmounted" / "runs" / "far"
     deleted = tmp_path / "runs" / "deleted"
     for name, directory in (("deleted", deleted), ("far", elsewhere)):
-        Staging(memory / name).claim(0, directory)
-    Staging(memory / "nobody")
-    Staging(memory / "night").claim(0, run_directory)
+        StagingArea(memory / name).claim(0, directory)
+    StagingArea(memory / "nobody")
+    StagingArea(memory / "night").claim(0, run_directory)
     assert sorted(path.name for path in memory.iterdir()) == ["far", "night", "nobody"]

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.checkpoints.world_size import Batch, notice, refusal
+from grpo_run.runtime.checkpoints.compatibility import (
+    Batch,
+    describe_world_size_change,
+    explain_world_size_mismatch,
+)
 
 EIGHT = Batch(ranks=2, per_device=4, accumulation=1)
 
@@ -16,17 +20,18 @@ EIGHT = Batch(ranks=2, per_device=4, accumulation=1)
 def refused(**changes: Any) -> str | None:
     """checkpoint-40 of two ranks, gone on from by one."""
     fields: dict[str, Any] = {
-        "written_by": 2, "layout": "ddp", "written": EIGHT, "now": Batch(ranks=1, per_device=4, accumulation=1),
-        "ranks": 1,
+        "written_by": 2, "layout": "ddp", "written_batch": EIGHT,
+        "current_batch": Batch(ranks=1, per_device=4, accumulation=1), "ranks": 1,
     }  # fmt: skip
-    return refusal("checkpoint-40", **(fields | changes))
+    return explain_world_size_mismatch("checkpoint-40", **(fields | changes))
 
 
 def test_the_sentence_says_what_fits() -> None:
     """Every way to the same batch."""
     assert refused() == (
-        "checkpoint-40 was written by 2 ranks x 4 samples x 1 accumulation = 8 a step;"
-        " 1 rank x 4 samples x 1 accumulation = 4 a step:"
+        "checkpoint-40 was written with 2 ranks x per_device_train_batch_size 4 x gradient_accumulation_steps 1"
+        " = 8 samples per optimizer step, but this run has 1 rank x per_device_train_batch_size 4"
+        " x gradient_accumulation_steps 1 = 4 samples per optimizer step:"
         " set per_device_train_batch_size=8 or gradient_accumulation_steps=2, or start 2 ranks"
     )
 
@@ -35,13 +40,13 @@ def test_the_sentence_says_what_fits() -> None:
 def test_replicated_state_with_the_same_batch_is_allowed(layout: str | None) -> None:
     """However it is spread."""
     for now in (Batch(ranks=1, per_device=8, accumulation=1), Batch(ranks=1, per_device=2, accumulation=4)):
-        assert refused(layout=layout, now=now) is None
+        assert refused(layout=layout, current_batch=now) is None
 
 
 @pytest.mark.parametrize("layout", ["deepspeed-zero2", "deepspeed-zero3", "fsdp2", "tensor-parallel"])
 def test_state_cut_over_ranks_is_refused(layout: str) -> None:
     """Whatever the batch; the number that fits is named."""
-    text = refused(layout=layout, now=Batch(ranks=1, per_device=8, accumulation=1))
+    text = refused(layout=layout, current_batch=Batch(ranks=1, per_device=8, accumulation=1))
     assert text is not None
     assert layout in text
     assert text.endswith("start 2 ranks")
@@ -50,10 +55,10 @@ def test_state_cut_over_ranks_is_refused(layout: str) -> None:
 def test_the_same_number_of_ranks_is_never_refused() -> None:
     """A batch that was changed on purpose, or a manifest that does not say."""
     assert refused(ranks=2) is None
-    assert refused(ranks=2, layout="fsdp2", written=None) is None
+    assert refused(ranks=2, layout="fsdp2", written_batch=None) is None
 
 
-@pytest.mark.parametrize("unknown", [{"written": None}, {"now": None}])
+@pytest.mark.parametrize("unknown", [{"written_batch": None}, {"current_batch": None}])
 def test_an_unknown_batch_is_refused(unknown: dict[str, None]) -> None:
     """Nothing is guessed."""
     text = refused(**unknown)
@@ -69,7 +74,7 @@ def test_what_is_proposed_fits(written: tuple[int, int, int], now: tuple[int, in
     """Each setting named gives the batch that was written."""
     before = Batch(ranks=written[0], per_device=written[1], accumulation=written[2])
     mine = Batch(ranks=now[0], per_device=now[1], accumulation=now[2])
-    text = refused(written=before, written_by=before.ranks, now=mine, ranks=mine.ranks)
+    text = refused(written_batch=before, written_by=before.ranks, current_batch=mine, ranks=mine.ranks)
     if text is None:
         assert before.ranks == mine.ranks or before.samples == mine.samples
         return
@@ -88,6 +93,6 @@ def test_what_is_proposed_fits(written: tuple[int, int, int], now: tuple[int, in
 
 def test_the_notice_says_what_is_kept_and_what_not() -> None:
     """The order of the data is; random numbers are not."""
-    text = notice("checkpoint-40", written_by=2, ranks=1, samples=8)
+    text = describe_world_size_change("checkpoint-40", written_by=2, ranks=1, samples=8)
     assert "same 8 samples in the same order" in text
     assert "random numbers" in text

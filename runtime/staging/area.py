@@ -1,0 +1,178 @@
+"""The staging area: three slots on a memory-backed file system, where one run keeps its newest snapshots.
+
+    <memory>/grpo-run-<uid>/<run-id>-<digest>/            mode 0700
+      slot0/ slot1/ slot2/
+        lock                   held while the slot is written or drained; released by the kernel if the holder dies
+        STAGED.json            written last, by rename; without it the slot holds no snapshot
+        DRAINED                the snapshot is on disk as a checkpoint
+        rank0.arena rank0.json snapshot buffer of rank 0 and its index (`buffer.py`, `index.py`)
+        files/                 the other files of the checkpoint, as the trainer wrote them
+      RUN.json                 the run directory and the number of the supervisor that uses the area
+      TROUBLE.json             present while checkpoints cannot be written to disk
+      restore/                 a checkpoint written here to resume from, because the disk is full or stuck
+
+Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be drained, one
+can hold the newest snapshot and one can be written at any time. Ranks write (`trainers.saving`), the drain worker
+reads. Does not copy tensors or write checkpoints. Works on one node only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT, write_json
+from grpo_run.runtime.staging.slot import STAGED, StagedSnapshot, StagingSlot
+
+SLOTS = 3
+TROUBLE = "TROUBLE.json"
+OWNER = "RUN.json"
+RESTORE = "restore"
+
+
+class StagingArea:
+    """The staging slots of one run on this node.
+
+    Args:
+        path: the run's directory in memory; created if it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._cache: dict[int, tuple[tuple[int, int], StagedSnapshot]] = {}
+        self.slots = tuple(StagingSlot(index, path / f"slot{index}") for index in range(SLOTS))
+        self._create()
+
+    def _create(self) -> None:
+        for folder in (self.path, *(slot.path for slot in self.slots)):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def restore(self) -> Path:
+        """The directory used in place of `output_dir` if the disk is full or stuck."""
+        return self.path / RESTORE
+
+    def snapshots(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
+        """Return the complete snapshots, newest first. Unreadable ones are skipped."""
+        found = []
+        for slot in self.slots:
+            staged = self._read(slot)
+            if staged is not None:
+                found.append((staged, slot))
+        return sorted(found, key=lambda entry: entry[0].order, reverse=True)
+
+    def _read(self, slot: StagingSlot) -> StagedSnapshot | None:
+        """Return the snapshot in a slot; parse its file only if it changed."""
+        try:
+            status = os.stat(slot.path / STAGED)
+            version = (status.st_mtime_ns, status.st_ino)
+            cached = self._cache.get(slot.index)
+            if cached is None or cached[0] != version:
+                staged = slot.read_snapshot()
+                if staged is None:
+                    return None
+                cached = self._cache[slot.index] = version, staged
+        except (OSError, CheckpointError):
+            return None  # an unreadable slot counts as empty and is written again
+        return cached[1]
+
+    @property
+    def troubled(self) -> bool:
+        """Checkpoints cannot be written to disk at present, so nothing should wait for it."""
+        return (self.path / TROUBLE).exists()
+
+    def set_trouble(self, sentence: str | None) -> None:
+        """Record why checkpoints cannot be written to disk, or with None that they can be written again."""
+        if sentence is None:
+            (self.path / TROUBLE).unlink(missing_ok=True)
+            return
+        with suppress(OSError):  # memory may be full too; ranks then wait for the disk until their deadline
+            write_json(self.path / TROUBLE, {"sentence": sentence})
+
+    def choose_slot(self, *, sacrifice: bool = False) -> StagingSlot | None:
+        """Return the slot to write next, or None if every slot is needed or locked.
+
+        Prefers a drained slot, whose memory is allocated already, then one whose snapshot a newer one supersedes, then
+        an empty one. Never returns the newest snapshot, or a scheduled one that is not on disk.
+
+        Args:
+            sacrifice: allow scheduled snapshots that are not on disk, oldest first.
+        """
+        snapshots = self.snapshots()
+        complete = {slot.index for _, slot in snapshots}
+        drained = [slot for _, slot in snapshots if slot.drained]
+        superseded = [slot for staged, slot in snapshots[1:] if not slot.drained and not staged.scheduled]
+        empty = [slot for slot in self.slots if slot.index not in complete]
+        older = [slot for _, slot in reversed(snapshots[1:])] if sacrifice else []
+        return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)
+
+    def claim(self, supervisors: int, run_directory: Path) -> None:
+        """Take over the area for the run's next supervisor.
+
+        Snapshots that do not belong to the run's previous supervisor are deleted: they may be of a deleted run of the
+        same name, or older than what the run did since on another machine. Areas of deleted runs are removed.
+
+        Args:
+            supervisors: how many supervisors the run's journal records before this one.
+            run_directory: the run's directory.
+        """
+        if not self.belongs_to(supervisors):
+            self.clear()
+            self._create()
+        write_json(
+            self.path / OWNER, {"supervisors": supervisors + 1, "run_directory": str(run_directory.resolve())}
+        )
+        for other in self.path.parent.iterdir():
+            directory = _read_owner(other).get("run_directory")
+            if not isinstance(directory, str):
+                continue
+            owner = Path(directory)
+            # a missing parent means an unmounted disk, not a deleted run
+            if owner.parent.exists() and not owner.exists():
+                shutil.rmtree(other, ignore_errors=True)
+
+    def belongs_to(self, supervisors: int) -> bool:
+        """Return True if the run's latest supervisor, number `supervisors` in its journal, used this area."""
+        return _read_owner(self.path).get("supervisors") == supervisors
+
+    def clear(self) -> None:
+        """Delete the area and free its memory."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def size_bytes(self) -> int:
+        """Return the memory that all slots use."""
+        return sum(slot.size_bytes() for slot in self.slots)
+
+
+def _read_owner(path: Path) -> dict[str, Any]:
+    try:
+        owner = json.loads((path / OWNER).read_bytes())
+    except (OSError, ValueError):
+        return {}  # being created, or not a staging area
+    return owner if isinstance(owner, dict) else {}
+
+
+def staging_path(run_directory: Path, run_id: str, root: Path = SHARED_MEMORY_ROOT) -> Path | None:
+    """Return the directory of a run's staging area, or None without a usable memory-backed file system.
+
+    Args:
+        run_directory: distinguishes runs of the same id.
+        root: where the memory-backed file system is mounted.
+    """
+    own_folder = root / f"grpo-run-{os.getuid()}"
+    try:
+        own_folder.mkdir(exist_ok=True, mode=0o700)
+        status = own_folder.lstat()
+    except OSError:
+        return None
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+        return None  # the root is world-writable: do not trust a folder that another user can change
+    digest = hashlib.sha256(os.fsencode(run_directory.resolve())).hexdigest()[:12]
+    return own_folder / f"{run_id[:48]}-{digest}"

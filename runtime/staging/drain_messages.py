@@ -1,0 +1,67 @@
+"""Messages between the supervisor and the drain worker. They are pickled and sent over a connection. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainRequest:
+    """Write the snapshot in a slot as a checkpoint.
+
+    Attributes:
+        slot: index of the slot.
+        restore: write the checkpoint into this directory in memory, so that a rank can resume from it; None writes it
+            to the snapshot's own `output_dir`.
+    """
+
+    slot: int
+    restore: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainProgress:
+    """The current request has written this many bytes so far."""
+
+    written_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainPublished:
+    """The checkpoint is published with its manifest.
+
+    Attributes:
+        train_call: ordinal of its `train()` call.
+        durable: it is on disk, not in memory.
+        removed: older checkpoints that rotation deleted.
+    """
+
+    slot: int
+    step: int
+    train_call: int
+    path: str
+    scheduled: bool
+    size_bytes: int
+    seconds: float
+    durable: bool
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainFailed:
+    """The checkpoint was not published, and no partial files are visible.
+
+    Attributes:
+        step: None if the slot held no snapshot or was locked.
+        full: the disk has no free space.
+        broken: the snapshot in memory cannot be read, so a retry cannot succeed.
+    """
+
+    slot: int
+    step: int | None
+    reason: str
+    full: bool
+    broken: bool = False
+
+
+DrainReply = DrainProgress | DrainPublished | DrainFailed

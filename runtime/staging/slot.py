@@ -1,0 +1,133 @@
+"""One staging slot: the place for one snapshot in memory, its lock, and the record that declares it complete.
+
+Ranks write a slot (`trainers.saving`), the drain worker reads it. Which slot is used is decided in `area.py`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pydantic
+
+from grpo_run.runtime.checkpoints.manifest import Identity
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.files import lock_exclusively, write_json
+
+STAGED = "STAGED.json"
+DRAINED = "DRAINED"
+SCHEMA = 1
+
+
+class StagedSnapshot(Identity):
+    """The contents of `STAGED.json`: what a snapshot is, and where and how it becomes a checkpoint on disk.
+
+    A snapshot that is not `scheduled` is written to disk only when it is needed for recovery.
+
+    Attributes:
+        attempt: number of the attempt that took it.
+        output_dir: where its checkpoint belongs.
+        limit: the script's `save_total_limit`.
+        best: directory name of the script's best checkpoint so far.
+        staged_at: when it was taken, in seconds since the epoch.
+    """
+
+    schema_version: int = SCHEMA
+    attempt: int
+    output_dir: str
+    limit: int | None = None
+    best: str | None = None
+    staged_at: float
+
+    @property
+    def order(self) -> tuple[int, int, int, float]:
+        """Sort key, newer is greater. The attempt comes first: a later attempt may repeat an earlier step or call."""
+        return (self.attempt, self.train_call.ordinal, self.step, self.staged_at)
+
+
+@dataclass(frozen=True)
+class StagingSlot:
+    """The directory for one snapshot. Methods that change it require the caller to hold its lock."""
+
+    index: int
+    path: Path
+
+    @property
+    def files(self) -> Path:
+        """The directory that stands in for the trainer's `output_dir`."""
+        return self.path / "files"
+
+    def buffer_path(self, rank: int) -> Path:
+        """Return the file of one rank's snapshot buffer."""
+        return self.path / f"rank{rank}.arena"
+
+    def index_path(self, rank: int) -> Path:
+        """Return the file of one rank's snapshot index."""
+        return self.path / f"rank{rank}.json"
+
+    def read_snapshot(self) -> StagedSnapshot | None:
+        """Return the complete snapshot in this slot, or None.
+
+        Raises:
+            CheckpointError: `STAGED.json` is not valid.
+        """
+        try:
+            raw = (self.path / STAGED).read_bytes()
+        except OSError:
+            return None
+        try:
+            staged = StagedSnapshot.model_validate_json(raw)
+        except pydantic.ValidationError as error:
+            raise CheckpointError(f"{self.path / STAGED}: {error.errors()[0]['msg']}") from error
+        if staged.schema_version != SCHEMA:
+            raise CheckpointError(f"{self.path / STAGED} has schema {staged.schema_version}, not {SCHEMA}")
+        return staged
+
+    @property
+    def drained(self) -> bool:
+        """The snapshot is on disk as a checkpoint."""
+        return (self.path / DRAINED).exists()
+
+    def mark_drained(self) -> None:
+        """Record that the snapshot is on disk."""
+        (self.path / DRAINED).touch(0o600)
+
+    def begin_snapshot(self) -> None:
+        """Discard the present snapshot before another one is written."""
+        (self.path / STAGED).unlink(missing_ok=True)
+        (self.path / DRAINED).unlink(missing_ok=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+        self.files.mkdir(mode=0o700)
+
+    def complete_snapshot(self, staged: StagedSnapshot) -> None:
+        """Declare the snapshot complete, after all ranks have written."""
+        write_json(self.path / STAGED, staged.model_dump())
+
+    @contextmanager
+    def locked(self, wait_seconds: float = 0.0) -> Iterator[bool]:
+        """Hold the slot's lock in the block. Yields False if another process still holds it after `wait_seconds`."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        acquired = False
+        try:
+            acquired = lock_exclusively(descriptor, wait_seconds)
+            yield acquired
+        finally:
+            if acquired:
+                # closing is not enough: a child forked meanwhile shares the lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    @property
+    def busy(self) -> bool:
+        """The slot is being written or drained now."""
+        with self.locked() as acquired:
+            return not acquired
+
+    def size_bytes(self) -> int:
+        """Return the memory that the slot's files use."""
+        return sum(file.stat().st_blocks * 512 for file in self.path.rglob("*") if file.is_file())
