@@ -1,56 +1,57 @@
-"""Every private name of transformers, TRL and torch that the guard leans on, and the versions it was tested with.
+"""Private names of transformers, TRL, torch and safetensors that `trainers` uses, and the check of their versions.
 
-One place, so that a contract test (`tests/unit/trainers/test_upstream.py`) says at once what a new release moved.
-Read by whoever in `trainers` needs one, and by `cli.launch`. Importing it imports none of those libraries.
+All such names are here, so that a contract test (`tests/unit/trainers/test_upstream.py`) reports what a new release
+changed. Used throughout `trainers`, and by `cli` for the version check. Importing this module imports none of the
+libraries.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from grpo_run.runtime.errors import UntestedVersionError
 
-TESTED = {
-    "torch": SpecifierSet(">=2.13,<2.14"),
-    "transformers": SpecifierSet(">=5.23,<5.24"),
-    "trl": SpecifierSet(">=1.16,<1.17"),
-    "accelerate": SpecifierSet(">=1.15,<1.16"),
-}
+DISTRIBUTION = "grpo-run"
+"""Name of this project's own distribution, whose requirements are the tested versions."""
+CHECKED_LIBRARIES = ("torch", "transformers", "trl", "accelerate")
+"""Libraries whose private names are used, so that a version outside the tested range may break a run."""
 
 SAVE_CHECKPOINT = "_save_checkpoint"
-"""Trainer method (model, trial): writes one checkpoint, a collective under DeepSpeed and FSDP."""
+"""Trainer method (model, trial): write one checkpoint. Collective under DeepSpeed and FSDP."""
 OUTPUT_DIR = "_get_output_dir"
-"""Trainer method (trial): the directory in which a checkpoint's directory is made."""
+"""Trainer method (trial): return the parent directory of checkpoint directories."""
 AFTER_STEP = "_maybe_log_save_evaluate"
-"""Trainer method, called after each optimizer step and at an epoch's end: logs, evaluates, saves."""
+"""Trainer method, called after each optimizer step and at the end of an epoch: log, evaluate, save."""
 RUN_EPOCH = "_run_epoch"
-"""Trainer method: one pass over the data; replaced to restore a finished call without training."""
+"""Trainer method: train one epoch. Replaced to restore a finished call without training."""
 GENERATE_AND_SCORE = "_generate_and_score_completions"
 GENERATE = "_generate"
 CALCULATE_REWARDS = "_calculate_rewards"
-"""GRPO and RLOO methods, wrapped as they are and never unpacked."""
+"""GRPO and RLOO methods; wrapped to mark their phases."""
 LOAD_RNG = "_load_rng_state"
-"""Trainer method (checkpoint): loads this rank's random number generators."""
+"""Trainer method (checkpoint): load the state of this rank's random number generators."""
 FINALIZE = "_finalize_training"
-"""Trainer method (trial, num_train_samples, start_time): the average loss and speed of a call."""
+"""Trainer method (trial, num_train_samples, start_time): compute the average loss and speed of a call."""
 PENDING_LOSS = "_tr_loss"
 TOTAL_LOSS = "_total_loss_scalar"
 LAST_LOGGED_STEP = "_globalstep_last_logged"
 FIRST_STEP = "_initial_global_step"
-"""Trainer attributes, set when a call's loop begins: what the next log line and the final average are made of."""
+"""Trainer attributes that are reset when training starts; the next log line and the final average use them."""
 TRAINER_ATTRIBUTES = (PENDING_LOSS, TOTAL_LOSS, LAST_LOGGED_STEP, FIRST_STEP)
 MICRO_STEP = "_step"
 BUFFERED_INPUTS = "_buffered_inputs"
-"""GRPO and RLOO attributes: forward passes so far, and the micro-batches of the rollout in use."""
+"""GRPO and RLOO attributes: the number of forward passes so far, and the micro-batches of the current rollout."""
 METRICS = "_metrics"
 COMPLETION_LOGS = "_logs"
 TABLES = (METRICS, COMPLETION_LOGS, "_pending_extra_logs", "_pending_metrics")
-"""GRPO and RLOO attributes (SFT has the first): what is gathered for the next log line."""
+"""GRPO and RLOO attributes that collect values for the next log line. SFT has the first."""
 TRAIN_TOKENS = "_total_train_tokens"
-"""SFT, GRPO and RLOO attribute, a number that grows; SFT logs it."""
+"""SFT, GRPO and RLOO attribute: a running count of tokens, which SFT logs."""
 TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
 
@@ -77,7 +78,10 @@ COLLECTIVE_METHODS = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
-"""Methods of torch's ProcessGroup that issue one collective of the group's sequence; what a release lacks is not wrapped."""
+"""ProcessGroup methods that issue one collective and advance the group's sequence number.
+
+A method that the installed release does not have is not wrapped.
+"""
 OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - {
     "allreduce",
     "allreduce_coalesced",
@@ -85,46 +89,60 @@ OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - {
     "broadcast",
     "reduce",
 }
-"""Of these, the ones called as (outputs, inputs)."""
+"""Collective methods whose first two arguments are (outputs, inputs)."""
 GROUP_SEQUENCE = "_get_sequence_number_for_group"
-"""ProcessGroup and backend method: how many collectives the group has been given."""
+"""ProcessGroup and backend method: return the number of collectives issued on the group."""
 WORKER_SERVER = "_WorkerServer"
-"""Torch's HTTP server on a unix socket, answering from C++ threads."""
+"""Torch's HTTP server on a unix socket. It answers from C++ threads."""
 
 
 def sequence_number(group: Any) -> int:
-    """How many collectives a process group (or backend) has been given by this rank."""
+    """Return how many collectives this rank has issued on a process group or backend."""
     return int(getattr(group, GROUP_SEQUENCE)())
 
 
-def check_versions(*, allow_untested: bool, tested: dict[str, SpecifierSet] | None = None) -> list[str]:
-    """Compare what is installed with what was tested.
-
-    Returns:
-        With `allow_untested`, a sentence for each library outside its range.
+def tested_versions() -> dict[str, SpecifierSet]:
+    """Return the tested version range of each checked library, as this project's own requirements declare it.
 
     Raises:
-        UntestedVersionError: a library is missing, or outside its range and that was not allowed.
+        PackageNotFoundError: the project is not installed.
     """
-    strange = []
-    for name, range_ in (tested or TESTED).items():
+    requirements = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
+    ranges = {one.name: one.specifier for one in requirements if one.marker is None}
+    return {name: ranges[name] for name in CHECKED_LIBRARIES}
+
+
+def check_versions(*, allow_untested: bool, tested: Mapping[str, SpecifierSet] | None = None) -> list[str]:
+    """Compare the installed versions with the tested ranges.
+
+    Args:
+        tested: the ranges by library; those of `tested_versions` if not given.
+
+    Returns:
+        With `allow_untested`, one sentence for each library outside its range.
+
+    Raises:
+        UntestedVersionError: a library is missing, or is outside its range and `allow_untested` is not set.
+    """
+    outside = []
+    for name, range_ in (tested_versions() if tested is None else tested).items():
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             raise UntestedVersionError(f"{name} is not installed; install {name}{range_}") from None
-        if not range_.contains(found.split("+")[0], prereleases=True):
-            strange.append(f"{name} {found} is outside the tested range {range_}")
-    if strange and not allow_untested:
+        if not range_.contains(installed.split("+")[0], prereleases=True):
+            outside.append(f"{name} {installed} is outside the tested range {range_}")
+    if outside and not allow_untested:
         raise UntestedVersionError(
-            "; ".join(strange) + "; install a tested version, or go on with --allow-untested"
+            "; ".join(outside) + "; install a tested version, or pass --allow-untested to use this one"
         )
-    return strange
+    return outside
 
 
-# ---- what writes tensors to files, for `interception.py` and `packing.py` ----
+# ---- functions that write tensors to files, for `capture` ----
 
 TORCH_SAVE = (("torch", "save"), ("torch.serialization", "save"))
-"""Where `torch.save` is looked up by those who call it: module and name."""
+"""Modules and names under which callers look up `torch.save`."""
 SAFETENSORS_SAVE = (
     ("safetensors.torch", "save_file"),
     ("transformers.modeling_utils", "safe_save_file"),
@@ -132,7 +150,7 @@ SAFETENSORS_SAVE = (
     ("accelerate.utils.other", "safe_save_file"),
     ("peft.peft_model", "safe_save_file"),
 )
-"""The same for `safetensors.torch.save_file`, of which some keep a name of their own."""
+"""Modules and names under which callers look up `safetensors.torch.save_file`."""
 SAFETENSORS_TYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -154,24 +172,26 @@ SAFETENSORS_TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Torch's types and safetensors' names for them, in the order in which safetensors lays them out in a file."""
+"""Torch's dtypes and safetensors' names for them, in the order in which safetensors stores them in a file."""
 
 
 def archive_records(
     obj: Any, pickle_module: Any, protocol: int, disable_byteorder_record: bool
 ) -> list[tuple[str, bytes | int]]:
-    """The records of the archive that `torch.save` would write, in order: their bytes, or for a storage its size.
+    """Return the records of the archive that `torch.save` would write, in order.
+
+    Each record is its name and its content; for a storage, its size in bytes instead of the content.
 
     Raises:
-        Exception: whatever pickling raises; and RuntimeError for tensors that torch cannot pickle without
-            touching their data (quantized, nested).
+        Exception: whatever pickling raises; RuntimeError for tensors that torch cannot pickle without reading
+            their data (quantized, nested).
     """
     import torch
 
     records: list[tuple[str, bytes | int]] = []
 
     class Writer:
-        """As much of torch's PyTorchFileWriter as `_save` uses."""
+        """The part of torch's `PyTorchFileWriter` that `_save` uses."""
 
         def write_record(self, name: str, data: bytes | str, size: int) -> None:
             records.append((name, data.encode() if isinstance(data, str) else data))
@@ -186,21 +206,21 @@ def archive_records(
 
 
 def archive_settings() -> tuple[bool, int]:
-    """Whether `torch.save` computes checksums, and to how many bytes it aligns storages."""
+    """Return whether `torch.save` computes checksums, and the alignment of storages in bytes."""
     from torch.utils.serialization import config
 
     return config.save.compute_crc32, config.save.storage_alignment
 
 
 def skips_data() -> bool:
-    """Whether the caller has told torch to leave the storages' bytes out."""
+    """Return whether the caller has told torch to omit the content of storages."""
     import torch
 
     return bool(torch.serialization._serialization_tls.skip_data)
 
 
 def check_safetensors(tensors: Any) -> None:
-    """Safetensors' own checks before it writes: names, kinds, layouts, shared memory.
+    """Run the checks that safetensors makes before writing: names, types, layouts, shared memory.
 
     Raises:
         ValueError: not a dictionary of dense tensors.
@@ -212,14 +232,17 @@ def check_safetensors(tensors: Any) -> None:
 
 
 def collective_save_error() -> type[BaseException]:
-    """What torch's distributed checkpoint raises on every rank when one could not write; it is no `Exception`."""
+    """Return the error that torch's distributed checkpoint raises on every rank if one rank cannot write.
+
+    It derives from `BaseException`, not from `Exception`.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     return CheckpointException
 
 
 def save_errors(error: BaseException) -> list[BaseException]:
-    """What a save failed of: the error itself, or each rank's that a `collective_save_error` has collected."""
+    """Return the causes of a failed save: the error itself, or each rank's error in a `collective_save_error`."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     if not isinstance(error, CheckpointException):
@@ -228,9 +251,9 @@ def save_errors(error: BaseException) -> list[BaseException]:
 
 
 def local_part(parameter: Any) -> Any:
-    """What this rank holds of a parameter: under ZeRO-3 (`ds_tensor`) and as a DTensor only a part of it.
+    """Return this rank's part of a parameter: its shard under ZeRO-3 (`ds_tensor`) or of a DTensor, else all of it.
 
-    Neither copied nor detached.
+    The result is neither copied nor detached.
     """
     part = getattr(parameter, "ds_tensor", parameter)
     return part.to_local() if hasattr(part, "to_local") else part

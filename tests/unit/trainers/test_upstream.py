@@ -1,4 +1,4 @@
-"""Every private name of transformers and TRL that the guard leans on is still there; versions are compared."""
+"""Every private name of the libraries that `trainers` uses still exists, and versions are checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from grpo_run.trainers import upstream
 
 @functools.cache
 def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
-    """The methods that a class defines itself, from the installed source: importing it would cost seconds."""
+    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None
@@ -37,30 +37,30 @@ def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
-    """Names of the positional parameters."""
+    """Return the names of the positional parameters."""
     return [argument.arg for argument in function.args.args]
 
 
 @pytest.mark.parametrize("name", [*upstream.TRAINER_METHODS, "train", "evaluate", "training_step"])
 def test_the_trainer_has_the_method(name: str) -> None:
-    """What the guard wraps or replaces."""
+    """The guard wraps or replaces it."""
     assert name in methods("transformers", "trainer.py", "Trainer")
 
 
-def test_a_checkpoint_is_saved_by_model_and_trial() -> None:
-    """The guard saves one itself when the script's schedule did not."""
+def test_the_checkpoint_method_takes_model_and_trial() -> None:
+    """The guard calls it to save the last step."""
     save = methods("transformers", "trainer.py", "Trainer")[upstream.SAVE_CHECKPOINT]
     assert parameters(save) == ["self", "model", "trial"]
 
 
-def test_train_takes_what_the_guard_passes_on() -> None:
-    """The checkpoint and the trial by position."""
+def test_train_takes_checkpoint_and_trial_by_position() -> None:
+    """The guard passes both on."""
     train = methods("transformers", "trainer.py", "Trainer")["train"]
     assert parameters(train)[:3] == ["self", "resume_from_checkpoint", "trial"]
 
 
-def test_rotation_is_a_function_of_its_own() -> None:
-    """The guard holds it back and calls it when the new checkpoint is published."""
+def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
+    """The guard defers rotation until the new checkpoint is published."""
     spec = find_spec("transformers")
     assert spec is not None
     assert spec.origin is not None
@@ -73,31 +73,39 @@ def test_rotation_is_a_function_of_its_own() -> None:
 
 @pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
 @pytest.mark.parametrize("method", upstream.ROLLOUT_METHODS)
-def test_trls_trainers_have_the_method(file: str, name: str, method: str) -> None:
-    """What the guard marks as generating, scoring and rewarding."""
+def test_trl_trainers_have_the_method(file: str, name: str, method: str) -> None:
+    """The guard marks it as generation, scoring or reward."""
     assert method in methods("trl", f"trainer/{file}.py", name)
 
 
-def test_the_installed_versions_are_the_tested_ones() -> None:
-    """This very environment is inside the ranges."""
+def test_the_installed_versions_are_tested() -> None:
+    """The test environment itself is inside the ranges."""
     assert upstream.check_versions(allow_untested=False) == []
 
 
+def test_each_checked_library_has_a_bounded_range() -> None:
+    """The ranges come from the project's requirements; a missing upper bound would admit untested releases."""
+    tested = upstream.tested_versions()
+    assert tuple(tested) == upstream.CHECKED_LIBRARIES
+    for range_ in tested.values():
+        assert {one.operator for one in range_} == {">=", "<"}
+
+
 @pytest.mark.parametrize("range_", [">=1,<2", "<0.1"])
-def test_a_version_outside_is_refused(range_: str) -> None:
-    """With what was found, what was tested, and the way around."""
+def test_a_version_outside_the_range_is_rejected(range_: str) -> None:
+    """The error names the installed version, the tested range and the option that allows it."""
     with pytest.raises(UntestedVersionError, match=f"pytest {version('pytest')}.*--allow-untested"):
         upstream.check_versions(allow_untested=False, tested={"pytest": SpecifierSet(range_)})
 
 
-def test_a_version_outside_may_be_allowed() -> None:
-    """Then it is said, a sentence each."""
+def test_an_allowed_version_outside_the_range_is_reported() -> None:
+    """One sentence per library."""
     (sentence,) = upstream.check_versions(allow_untested=True, tested={"pytest": SpecifierSet("<0.1")})
     assert sentence == f"pytest {version('pytest')} is outside the tested range <0.1"
 
 
-def test_a_missing_library_is_refused_even_when_allowed() -> None:
-    """There is nothing to go on with."""
+def test_a_missing_library_is_always_rejected() -> None:
+    """Allowing untested versions does not help."""
     with pytest.raises(UntestedVersionError, match="not installed; install no-such-library"):
         upstream.check_versions(allow_untested=True, tested={"no-such-library": SpecifierSet(">=1")})
 
@@ -106,17 +114,17 @@ def test_a_missing_library_is_refused_even_when_allowed() -> None:
     ("found", "inside"),
     [("2.13.0+cpu", True), ("2.13.1+cu130", True), ("2.13.0", True), ("2.14.0", False), ("2.12.9", False)],
 )
-def test_a_local_build_is_the_version_it_is_built_from(
-    monkeypatch: pytest.MonkeyPatch, found: str, inside: bool
-) -> None:
-    """Torch's wheels carry the accelerator in their version."""
+def test_a_local_version_label_is_ignored(monkeypatch: pytest.MonkeyPatch, found: str, inside: bool) -> None:
+    """Torch's wheels name the accelerator in their version."""
     monkeypatch.setattr(upstream, "version", lambda name: found)
-    strange = upstream.check_versions(allow_untested=True, tested={"torch": upstream.TESTED["torch"]})
-    assert (strange == []) is inside
+    outside = upstream.check_versions(
+        allow_untested=True, tested={"torch": upstream.tested_versions()["torch"]}
+    )
+    assert (outside == []) is inside
 
 
-def test_what_is_missing_is_told_from_what_is_strange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the metadata is asked; nothing is imported."""
+def test_the_check_reads_metadata_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library without metadata is missing, even if it could be imported."""
 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -127,13 +135,13 @@ def test_what_is_missing_is_told_from_what_is_strange(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", [*upstream.COLLECTIVE_METHODS, upstream.GROUP_SEQUENCE, "group_name"])
-def test_torchs_process_group_has_the_method(name: str) -> None:
-    """What is not there is not wrapped, and its collectives would have no line."""
+def test_the_process_group_has_the_method(name: str) -> None:
+    """A missing method would not be wrapped, and its collectives would have no source line."""
     assert hasattr(_distributed_c10d.ProcessGroup, name)
 
 
-def test_every_collective_of_torchs_process_group_is_known() -> None:
-    """One that a release adds would go without a note; `monitored_barrier` is made of sends."""
+def test_every_collective_method_is_listed() -> None:
+    """A method that is not listed would not be logged. `monitored_barrier` consists of point-to-point sends."""
     words = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "barrier")
     found = {
         name
@@ -143,31 +151,31 @@ def test_every_collective_of_torchs_process_group_is_known() -> None:
     assert found - {"monitored_barrier"} == set(upstream.COLLECTIVE_METHODS)
 
 
-def test_what_takes_outputs_first_is_a_collective() -> None:
-    """The table of arguments is about listed methods only; those that change their tensors are not in it."""
+def test_methods_with_outputs_first_are_listed() -> None:
+    """All other methods change their tensors in place."""
     assert set(upstream.COLLECTIVE_METHODS) > upstream.OUTPUT_FIRST
     in_place = {name for name in upstream.COLLECTIVE_METHODS if name not in upstream.OUTPUT_FIRST}
     assert in_place == {"allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce"}
 
 
 @pytest.mark.parametrize("name", ["wait", "is_completed"])
-def test_torchs_work_has_the_method(name: str) -> None:
-    """Wrapped, to see who waits."""
+def test_work_has_the_method(name: str) -> None:
+    """It is wrapped to see which thread waits."""
     assert callable(getattr(_distributed_c10d.Work, name))
 
 
 def test_torch_has_a_worker_server() -> None:
-    """Of a path alone, with a way to end it."""
+    """It takes a path and can be shut down."""
     server = getattr(_distributed_c10d, upstream.WORKER_SERVER)
     assert callable(server.shutdown)
     assert "host_or_file: str" in (server.__init__.__doc__ or "")
 
 
-# ---- what writes tensors to files ----
+# ---- functions that write tensors to files ----
 
 
-def test_torch_save_has_the_parameters_that_are_looked_at() -> None:
-    """By name and with their defaults; `_save` takes what it is given by place."""
+def test_torch_save_has_the_expected_parameters() -> None:
+    """Names, order and defaults; `_save` is called by position."""
     save = inspect.signature(torch.save).parameters
     assert list(save) == [
         "obj",
@@ -190,12 +198,12 @@ def test_torch_save_has_the_parameters_that_are_looked_at() -> None:
 
 
 def test_torch_save_is_looked_up_where_it_is_replaced() -> None:
-    """The same function under both names."""
+    """Both names refer to the same function."""
     assert [getattr(sys.modules[module], name) for module, name in upstream.TORCH_SAVE] == [torch.save] * 2
 
 
-def test_torch_save_writes_the_records_that_are_listed(tmp_path: Path) -> None:
-    """The same names, in the same order, of the same sizes; torch's writer adds two of its own at the end."""
+def test_archive_records_match_what_torch_save_writes(tmp_path: Path) -> None:
+    """Names, order and sizes are equal; torch's writer appends two records of its own."""
     obj = {"weight": torch.arange(10.0), "empty": torch.empty(0), "text": "x"}
     torch.save(obj, tmp_path / "x.pt")
     listed = upstream.archive_records(obj, pickle, 2, False)
@@ -207,30 +215,30 @@ def test_torch_save_writes_the_records_that_are_listed(tmp_path: Path) -> None:
     assert [name for name, _ in written[-2:]] == ["x/version", "x/.data/serialization_id"]
 
 
-def test_torchs_settings_of_archives_are_read() -> None:
-    """Both are what `torch.save` would use."""
+def test_archive_settings_are_those_of_torch_save() -> None:
+    """Including changes that the script makes."""
     assert upstream.archive_settings() == (get_crc32_options(), torch.serialization._get_storage_alignment())
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": 4096}):
         assert upstream.archive_settings() == (False, 4096)
 
 
-def test_skipping_data_is_seen() -> None:
-    """Only while it is asked for."""
+def test_skip_data_is_detected() -> None:
+    """Only inside torch's context manager."""
     assert not upstream.skips_data()
     with torch.serialization.skip_data():
         assert upstream.skips_data()
 
 
-def test_safetensors_checks_are_its_own() -> None:
-    """Those that it makes before writing."""
+def test_safetensors_checks_run() -> None:
+    """With the errors that safetensors raises before writing."""
     upstream.check_safetensors({"weight": torch.ones(2)})
     for tensors in ([torch.ones(1)], {"weight": "text"}, {"weight": torch.eye(2).to_sparse()}):
         with pytest.raises(ValueError, match=r"Expected a dict|is invalid|sparse"):
             upstream.check_safetensors(tensors)
 
 
-def test_safetensors_takes_what_is_looked_at() -> None:
-    """By these names."""
+def test_safetensors_save_file_has_the_expected_parameters() -> None:
+    """They are read by name."""
     assert list(inspect.signature(safetensors.torch.save_file).parameters) == [
         "tensors",
         "filename",
@@ -238,8 +246,8 @@ def test_safetensors_takes_what_is_looked_at() -> None:
     ]
 
 
-def test_safetensors_types_are_named_and_ordered_as_it_does() -> None:
-    """One tensor of each type, in the order of the file."""
+def test_safetensors_types_match_a_written_file() -> None:
+    """Names and order of a file with one tensor of each type."""
     tensors = {name: torch.empty(1, dtype=getattr(torch, name)) for name in upstream.SAFETENSORS_TYPES}
     content = safetensors.torch.save(tensors)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -256,8 +264,8 @@ def test_safetensors_types_are_named_and_ordered_as_it_does() -> None:
         ("accelerate", "utils/other.py", "safe_save_file"),
     ],
 )
-def test_the_library_keeps_a_name_of_its_own_for_save_file(package: str, file: str, name: str) -> None:
-    """Under which it is replaced."""
+def test_the_library_imports_save_file_under_this_name(package: str, file: str, name: str) -> None:
+    """The function is replaced under this name."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None
@@ -275,14 +283,14 @@ def test_the_library_keeps_a_name_of_its_own_for_save_file(package: str, file: s
 
 
 @pytest.mark.parametrize("name", [upstream.LOAD_RNG, upstream.FINALIZE])
-def test_the_trainer_has_what_the_exact_state_calls(name: str) -> None:
-    """Called, or wrapped to sum up the training time of all attempts."""
+def test_the_trainer_has_the_methods_of_the_exact_state(name: str) -> None:
+    """One is called, the other is wrapped to add up the training time of all attempts."""
     expected = {upstream.LOAD_RNG: "checkpoint", upstream.FINALIZE: "start_time"}[name]
     assert parameters(methods("transformers", "trainer.py", "Trainer")[name])[-1] == expected
 
 
 def assigned(function: ast.FunctionDef) -> set[str]:
-    """The attributes of `self` that a method sets."""
+    """Return the attributes of `self` that a method sets."""
     return {
         node.attr
         for node in ast.walk(function)
@@ -291,8 +299,8 @@ def assigned(function: ast.FunctionDef) -> set[str]:
 
 
 @pytest.mark.parametrize("name", upstream.TRAINER_ATTRIBUTES)
-def test_the_trainer_sets_the_attribute_when_its_loop_begins(name: str) -> None:
-    """Before `on_train_begin`, where it is put back."""
+def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
+    """Before `on_train_begin`, where the guard restores it."""
     loop = methods("transformers", "trainer.py", "Trainer")["_inner_training_loop"]
     assert name in assigned(loop)
     lines = {
@@ -303,8 +311,8 @@ def test_the_trainer_sets_the_attribute_when_its_loop_begins(name: str) -> None:
     assert lines[name] < lines["on_train_begin"]
 
 
-def test_the_trainer_loads_its_random_numbers_where_the_guard_expects_it() -> None:
-    """Before an epoch that is resumed at its beginning, and after reading the batches of one resumed inside."""
+def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
+    """Before the first batch if an epoch is resumed at its start; after reading the batches if it is resumed inside."""
     source = ast.unparse(methods("transformers", "trainer.py", "Trainer")["_run_epoch"])
     at_the_beginning, after_the_batches = (
         source.index(f"self.{upstream.LOAD_RNG}("),
@@ -316,28 +324,28 @@ def test_the_trainer_loads_its_random_numbers_where_the_guard_expects_it() -> No
 
 @pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
 @pytest.mark.parametrize("attribute", [upstream.MICRO_STEP, upstream.BUFFERED_INPUTS, *upstream.TABLES])
-def test_trls_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
-    """What a checkpoint of TRL leaves out, and ours holds."""
+def test_trl_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
+    """TRL does not save it; the exact state does."""
     assert attribute in assigned(methods("trl", f"trainer/{file}.py", name)["__init__"])
 
 
 @pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
-def test_a_rollout_is_made_when_its_micro_steps_are_used_up(file: str, name: str) -> None:
-    """Counted as the exact state counts them: one that is used up is not written."""
+def test_a_rollout_is_generated_when_the_last_one_is_used_up(file: str, name: str) -> None:
+    """The exact state uses the same condition to omit a rollout that is used up."""
     source = ast.unparse(methods("trl", f"trainer/{file}.py", name)["_prepare_inputs"])
     assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
     assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
     assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
 
 
-def test_sft_gathers_metrics_under_the_same_name() -> None:
-    """It makes no rollouts, and counts the tokens it has trained on."""
+def test_sft_collects_metrics_under_the_same_name() -> None:
+    """It has no rollouts, and counts the tokens it has trained on."""
     found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
     assert {upstream.METRICS, upstream.TRAIN_TOKENS} <= found
 
 
-def test_a_sharded_save_that_failed_names_each_ranks_error(tmp_path: Path) -> None:
-    """Torch's own, of a real save into a place where nothing can be made; it is no `Exception`, so it is caught by name."""
+def test_a_failed_sharded_save_reports_each_ranks_error(tmp_path: Path) -> None:
+    """Torch's error of a real save into an impossible directory. It does not derive from `Exception`."""
     from torch.distributed import checkpoint
 
     taken = tmp_path / "file"
@@ -350,7 +358,7 @@ def test_a_sharded_save_that_failed_names_each_ranks_error(tmp_path: Path) -> No
     assert isinstance(cause, NotADirectoryError)
 
 
-def test_any_other_error_of_a_save_is_itself() -> None:
-    """Nothing to take apart."""
+def test_any_other_save_error_is_its_own_cause() -> None:
+    """It is returned unchanged."""
     error = ValueError("one")
     assert upstream.save_errors(error) == [error]

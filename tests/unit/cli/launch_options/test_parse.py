@@ -362,7 +362,7 @@ def test_untested_versions_are_refused_before_anything_starts(
 
     from grpo_run.trainers import upstream
 
-    monkeypatch.setattr(upstream, "TESTED", {"pytest": SpecifierSet("<0.1")})
+    monkeypatch.setattr(upstream, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
     assert "--allow-untested" in error("train.py")
     assert parse(["--allow-untested", "train.py"]).config.allow_untested
 
