@@ -112,13 +112,13 @@ class Bench:
 
     def caught(self) -> Taken:
         """A save into memory."""
-        from grpo_run.trainers.capture.interception import captured
+        from grpo_run.trainers.capture.interception import capture_saves
 
         self.copy_seconds = 0.0
         with self.output(self.memory):
             began = time.perf_counter(), time.process_time()
             self.arena.begin()
-            with captured(self.arena, self.memory, threads=self.copy_threads) as image:
+            with capture_saves(self.arena, self.memory, threads=self.copy_threads) as image:
                 self.trainer._save_checkpoint(self.trainer.model, None)
             self.index.write_bytes(image.to_json())
             return Taken(time.perf_counter() - began[0], time.process_time() - began[1], self.copy_seconds)

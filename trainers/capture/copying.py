@@ -1,6 +1,6 @@
-"""Copies storages into an arena: what main memory holds by several threads, what a device holds by torch.
+"""Copy storages into a snapshot buffer: CPU memory with several threads, device memory with torch.
 
-One core of a server moves a fraction of what its memory can. Called by `packing.py`; does not decide what goes where.
+One core uses only part of a server's memory bandwidth. Called by `packing.py`; does not decide the layout.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 
-PIECE_BYTES = 4 << 20
-"""Moved at a time: less than half a millisecond, so that all threads end together and a signal is heard."""
-THREADS = 8
-"""At most; chosen, not measured: a few cores draw most of what a memory controller gives."""
+CHUNK_BYTES = 4 << 20
+"""Bytes per `memmove`: under half a millisecond, so that threads finish together."""
+MAX_THREADS = 8
+"""Chosen, not measured: a few cores use most of the bandwidth of a memory controller."""
 
 
 class Copy(NamedTuple):
-    """`size_bytes` of a storage from `start` on, to be put at `offset` of an arena."""
+    """Copy `size_bytes` of a storage, from byte `start` on, to `offset` in the buffer."""
 
     storage: torch.UntypedStorage
     start: int
@@ -31,62 +31,62 @@ class Copy(NamedTuple):
     size_bytes: int
 
 
-def share_of_threads(local_ranks: int) -> int:
-    """How many threads a rank copies with, as all ranks of a node copy at once."""
-    return max(1, min(THREADS, len(os.sched_getaffinity(0)) // local_ranks))
+def copy_threads(local_ranks: int) -> int:
+    """Return how many threads one rank uses, given that all ranks of a node copy at the same time."""
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // local_ranks))
 
 
-def copy_all(arena: SnapshotBuffer, copies: Iterable[Copy], *, threads: int) -> None:
-    """Make every copy; returns when all are made. Other threads run meanwhile.
+def copy_all(buffer: SnapshotBuffer, copies: Iterable[Copy], *, threads: int) -> None:
+    """Make every copy, and return when all are done. Other Python threads run meanwhile.
 
     Args:
-        copies: into records that were allocated in `arena`.
-        threads: how many at once.
+        copies: to offsets that were allocated in `buffer`.
+        threads: maximum number of threads.
     """
-    on_processor = []
+    from_cpu = []
     for copy in copies:
         if copy.size_bytes == 0:
             continue
         if copy.storage.device.type == "cpu":
-            on_processor.append(copy)
+            from_cpu.append(copy)
         else:
-            _from_device(arena, copy)
-    pieces = list(_pieces(arena, on_processor))
-    left = iter(pieces)  # one iterator: each thread takes the next piece that no other has
-    helpers = min(threads, len(pieces)) - 1
+            _copy_from_device(buffer, copy)
+    chunks = list(_chunks(buffer, from_cpu))
+    remaining = iter(chunks)  # shared: each thread takes the next chunk
+    helpers = min(threads, len(chunks)) - 1
     if helpers < 1:
-        _move(left)
+        _move(remaining)
         return
-    # `memmove` lets go of the interpreter; torch's own threads are counted for the whole process, and are the model's
+    # memmove through ctypes releases the GIL; torch's own threads belong to the model
     with ThreadPoolExecutor(helpers, thread_name_prefix="grpo-run-copy") as pool:
-        moved = []
-        with suppress(RuntimeError):  # no more threads to be had: this one copies what is left
+        futures = []
+        with suppress(RuntimeError):  # no thread can be started: this thread copies the rest
             for _ in range(helpers):
-                moved.append(pool.submit(_move, left))
-        _move(left)
-        for future in moved:
+                futures.append(pool.submit(_move, remaining))
+        _move(remaining)
+        for future in futures:
             future.result()
 
 
-def _move(pieces: Iterator[tuple[int, int, int]]) -> None:
-    for target, source, size_bytes in pieces:
+def _move(chunks: Iterator[tuple[int, int, int]]) -> None:
+    for target, source, size_bytes in chunks:
         ctypes.memmove(target, source, size_bytes)
 
 
-def _pieces(arena: SnapshotBuffer, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
-    """Target address, source address and size of what is moved at a time."""
+def _chunks(buffer: SnapshotBuffer, copies: Iterable[Copy]) -> Iterator[tuple[int, int, int]]:
+    """Yield target address, source address and size of each chunk."""
     for copy in copies:
-        assert copy.start + copy.size_bytes <= copy.storage.nbytes(), "a copy from beyond a storage"
-        target = arena.address(copy.offset, copy.size_bytes)
+        assert copy.start + copy.size_bytes <= copy.storage.nbytes(), "the copy reads beyond its storage"
+        target = buffer.address(copy.offset, copy.size_bytes)
         source = copy.storage.data_ptr() + copy.start
-        for done in range(0, copy.size_bytes, PIECE_BYTES):
-            yield target + done, source + done, min(PIECE_BYTES, copy.size_bytes - done)
+        for done in range(0, copy.size_bytes, CHUNK_BYTES):
+            yield target + done, source + done, min(CHUNK_BYTES, copy.size_bytes - done)
 
 
-def _from_device(arena: SnapshotBuffer, copy: Copy) -> None:
-    with arena.view(copy.offset, copy.size_bytes) as view:
+def _copy_from_device(buffer: SnapshotBuffer, copy: Copy) -> None:
+    with buffer.view(copy.offset, copy.size_bytes) as view:
         source = torch.empty(0, dtype=torch.uint8, device=copy.storage.device)
         source.set_(copy.storage, copy.start, (copy.size_bytes,), (1,))
         target = torch.frombuffer(view, dtype=torch.uint8)
         target.copy_(source)
-        del target  # it holds the view
+        del target  # it references the view

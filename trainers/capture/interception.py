@@ -1,10 +1,9 @@
-"""While a checkpoint is taken, catches what torch and safetensors are about to write and puts it into an arena.
+"""Replace the save functions of torch and safetensors, so that a save writes into a snapshot buffer.
 
-Called by the guard around a trainer's own checkpoint method, in the thread that saves; what other threads save and
-what does not lie below the given root passes through untouched, and so does everything that cannot be put down
-exactly. A file that was caught is not there until `grpo_run.runtime.staging.writer` writes it. Does not copy bytes
-itself, nor decide where a checkpoint goes.
-"""
+`capture_saves` is used around the trainer's own checkpoint method. It affects the calling thread and files
+below the given directory only. Other saves pass through unchanged, and so do objects that cannot be captured
+exactly. A captured file does not exist until `runtime.staging.writer` writes it. Copies no bytes
+(`packing.py`), and does not decide where a checkpoint goes."""
 
 from __future__ import annotations
 
@@ -33,14 +32,16 @@ from grpo_run.trainers.capture import packing
 
 @dataclass(kw_only=True)
 class _Capture:
-    arena: SnapshotBuffer
+    """The capture of one thread."""
+
+    buffer: SnapshotBuffer
     root: str
-    image: SnapshotIndex
+    index: SnapshotIndex
     threads: int
     failure: NoRoomError | None = None
 
-    def relative(self, target: Any) -> str | None:
-        """The target's path below the root as POSIX; None when it is not a file that may be made there."""
+    def relative_path(self, target: Any) -> str | None:
+        """Return the target as a POSIX path below the root, or None if no file can be created there."""
         if not isinstance(target, (str, os.PathLike)):
             return None
         name = os.fspath(target)
@@ -51,16 +52,16 @@ class _Capture:
         if not path.startswith(self.root + os.sep):
             return None
         if not os.path.isdir(folder) or os.path.islink(path) or os.path.isdir(path):
-            return None  # the library says what is wrong, or follows the link
+            return None  # the library raises its own error, or follows the link
         try:
             path.encode()
         except UnicodeEncodeError:
-            return None  # no text: JSON could not hold it
+            return None  # the index is JSON, which cannot hold this name
         return os.path.relpath(path, self.root)
 
-    def catch(self, target: Any, pack: Callable[[str], TorchFile | SafetensorsFile | None]) -> bool:
-        """Put the file of `target` into the arena; whether it is there now."""
-        path = self.relative(target)
+    def save(self, target: Any, pack: Callable[[str], TorchFile | SafetensorsFile | None]) -> bool:
+        """Save the file of `target` into the buffer. Return False if the library must write it."""
+        path = self.relative_path(target)
         if path is None:
             return False
         if self.failure is not None:
@@ -68,22 +69,22 @@ class _Capture:
         try:
             file = pack(path)
         except NoRoomError as error:
-            # other ranks may be on their way into a collective of this save: it is gone through to its end
+            # the save continues to its end, because other ranks may wait in a collective of it
             self.failure = error
             return True
         if file is None:
-            self.image.drop(path)  # the library writes over what was caught before
+            self.index.drop(path)  # the library overwrites what was captured before
             return False
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.root, path))
-        self.image.put(file)
+        self.index.put(file)
         return True
 
 
 _Pack = Callable[[_Capture, str, Mapping[str, Any]], TorchFile | SafetensorsFile | None]
 
 _thread = threading.local()
-"""`capture`: the capture of this thread."""
+"""`capture` is the capture of the current thread."""
 
 
 def _current() -> _Capture | None:
@@ -91,39 +92,40 @@ def _current() -> _Capture | None:
 
 
 @contextlib.contextmanager
-def captured(arena: SnapshotBuffer, root: Path, *, threads: int = 1) -> Iterator[SnapshotIndex]:
-    """Catch what this thread saves below `root`; yields the image, complete when the block has ended.
+def capture_saves(buffer: SnapshotBuffer, root: Path, *, threads: int = 1) -> Iterator[SnapshotIndex]:
+    """Capture what this thread saves below `root`.
 
-    Appends to the arena: call `arena.begin()` first to use its space again. After a save that finds no room nothing more is
-    put down; the block still runs to its end, as collectives in it are waited for by other ranks.
+    Yields the index, which is complete when the block ends. Appends to the buffer: call `buffer.begin()`
+    first to reuse its memory. If the buffer cannot grow, nothing more is captured, but the block runs to its
+    end, because other ranks may wait in collectives of the same save.
 
     Args:
-        root: a folder that exists.
-        threads: to copy with.
+        root: an existing directory.
+        threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: at the block's end; the image is not whole.
+        NoRoomError: at the end of the block, if the buffer could not grow; the index is incomplete.
     """
     assert _current() is None, "a thread captures one checkpoint at a time"
-    image = SnapshotIndex()
-    with _installation.held():
+    index = SnapshotIndex()
+    with _replacements.installed():
         capture = _thread.capture = _Capture(
-            arena=arena, root=os.path.realpath(root), image=image, threads=threads
+            buffer=buffer, root=os.path.realpath(root), index=index, threads=threads
         )
         try:
-            yield image
+            yield index
         finally:
             del _thread.capture
     if capture.failure is not None:
         raise capture.failure
 
 
-def _catching(original: Callable[..., Any], target_argument_name: str, pack: _Pack) -> Callable[..., Any]:
-    """A library's function that writes a file, catching.
+def _capturing(original: Callable[..., Any], target_argument: str, pack: _Pack) -> Callable[..., Any]:
+    """Wrap a library's save function so that it captures.
 
     Args:
-        target_argument_name: of its argument that says where to.
-        pack: puts what it was given into the capture's arena; None when the library had better write it.
+        target_argument: name of its argument that holds the path.
+        pack: saves the arguments into the capture's buffer; returns None if the library must write the file.
     """
     signature = inspect.signature(original)
 
@@ -136,40 +138,39 @@ def _catching(original: Callable[..., Any], target_argument_name: str, pack: _Pa
             except TypeError:
                 return original(*args, **kwargs)
             bound.apply_defaults()
-            given = bound.arguments
-            if capture.catch(given[target_argument_name], lambda path: pack(capture, path, given)):
+            arguments = bound.arguments
+            if capture.save(arguments[target_argument], lambda path: pack(capture, path, arguments)):
                 return None
         return original(*args, **kwargs)
 
     return save
 
 
-def _pack_torch(capture: _Capture, path: str, given: Mapping[str, Any]) -> TorchFile | None:
-    """The archive, when it is one of torch's own format pickled by Python's own pickle."""
-    if given["pickle_module"] is not pickle or not given["_use_new_zipfile_serialization"]:
+def _pack_torch(capture: _Capture, path: str, arguments: Mapping[str, Any]) -> TorchFile | None:
+    """Pack a `torch.save` call that uses Python's pickle and the zip format."""
+    if arguments["pickle_module"] is not pickle or not arguments["_use_new_zipfile_serialization"]:
         return None
     return packing.pack_torch(
-        capture.arena,
+        capture.buffer,
         path,
-        given["obj"],
-        protocol=given["pickle_protocol"],
-        disable_byteorder_record=given["_disable_byteorder_record"],
+        arguments["obj"],
+        protocol=arguments["pickle_protocol"],
+        disable_byteorder_record=arguments["_disable_byteorder_record"],
         threads=capture.threads,
     )
 
 
-def _pack_safetensors(capture: _Capture, path: str, given: Mapping[str, Any]) -> SafetensorsFile | None:
+def _pack_safetensors(capture: _Capture, path: str, arguments: Mapping[str, Any]) -> SafetensorsFile | None:
     return packing.pack_safetensors(
-        capture.arena, path, given["tensors"], given["metadata"], threads=capture.threads
+        capture.buffer, path, arguments["tensors"], arguments["metadata"], threads=capture.threads
     )
 
 
 @dataclass
-class _Installation:
-    """The replaced functions: put in by the first capture, taken out by the last.
+class _Replacements:
+    """The replaced functions: installed by the first capture, restored by the last.
 
-    Who takes a name from a library while it is replaced keeps the replacement, which passes everything
-    through when its thread captures nothing.
+    A module that imports a replaced function keeps the replacement. Outside a capture, it calls the original.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -177,7 +178,7 @@ class _Installation:
     replaced: list[tuple[ModuleType, str, Any, Any]] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         with self.lock:
             if self.captures == 0:
                 self._install()
@@ -191,12 +192,12 @@ class _Installation:
                     self._restore()
 
     def _install(self) -> None:
-        # modules that are not imported have nothing to replace, and importing them here would take seconds
+        # modules that are not imported have nothing to replace, and importing them takes seconds
         for names, replacement in (
-            (upstream.TORCH_SAVE, _catching(torch.save, "f", _pack_torch)),
+            (upstream.TORCH_SAVE, _capturing(torch.save, "f", _pack_torch)),
             (
                 upstream.SAFETENSORS_SAVE,
-                _catching(safetensors.torch.save_file, "filename", _pack_safetensors),
+                _capturing(safetensors.torch.save_file, "filename", _pack_safetensors),
             ),
         ):
             for module_name, name in names:
@@ -207,9 +208,9 @@ class _Installation:
 
     def _restore(self) -> None:
         for module, name, original, replacement in reversed(self.replaced):
-            if getattr(module, name) is replacement:  # else someone has replaced it since, and means it
+            if getattr(module, name) is replacement:  # else other code has replaced it since
                 setattr(module, name, original)
         self.replaced.clear()
 
 
-_installation = _Installation()
+_replacements = _Replacements()

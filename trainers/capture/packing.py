@@ -1,8 +1,7 @@
-"""Puts what a library is about to save into an arena: tensors' bytes at the speed of memory, the rest as it is.
+"""Lay out an object in a snapshot buffer, with the bytes that torch or safetensors would write.
 
-Called by `interception.py`; the copies are `copying.py`'s. What cannot be put down exactly as the library would write
-it is refused (None), before anything is copied, and left to the library. Does not replace any function, nor write files.
-"""
+Called by `interception.py`; `copying.py` copies the tensors. What cannot be laid out exactly is refused
+(None) before anything is copied, and the library writes it. Does not replace functions or write files."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import Copy, copy_all
 
 DEVICES = frozenset({"cpu", "cuda"})
-"""Where a storage's bytes can be copied from as they are; anything else the library moves itself."""
+"""Device types whose storages can be copied byte for byte; the library saves all others."""
 HEADER_ALIGNMENT_BYTES = 8
-"""Safetensors pads its header with spaces to a multiple of it."""
+"""safetensors pads its header with spaces to a multiple of this."""
 
 
 def pack_torch(
-    arena: SnapshotBuffer,
+    buffer: SnapshotBuffer,
     path: str,
     obj: Any,
     *,
@@ -35,14 +34,16 @@ def pack_torch(
     disable_byteorder_record: bool,
     threads: int = 1,
 ) -> TorchFile | None:
-    """The archive that `torch.save` would write of `obj`, its bytes in `arena`; None when torch had better write it.
+    """Lay out the archive that `torch.save` would write for `obj`, or return None if torch must write it.
 
     Args:
-        path: relative to the checkpoint.
-        threads: to copy with.
+        path: relative to the checkpoint directory.
+        protocol: the pickle protocol.
+        disable_byteorder_record: torch's argument of this name.
+        threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: nothing was appended.
+        NoRoomError: the buffer could not grow; nothing was appended.
     """
     if upstream.skips_data():
         return None
@@ -51,24 +52,24 @@ def pack_torch(
         records = upstream.archive_records(
             obj, _recording_pickle(storages), protocol, disable_byteorder_record
         )
-    except Exception:  # noqa: BLE001 - of any kind: the objects pickle themselves
-        return None  # torch itself is asked next, and raises what there is to raise
+    except Exception:  # noqa: BLE001 - the objects' own pickling code may raise anything
+        return None  # torch.save is called next and raises its own error
     sources = [
         storages.get(name.removeprefix("data/")) for name, content in records if isinstance(content, int)
     ]
     if any(source is None or source.device.type not in DEVICES for source in sources):
         return None
     sizes = [content if isinstance(content, int) else len(content) for _, content in records]
-    arena.reserve(sum(aligned(size) for size in sizes))
+    buffer.reserve(sum(aligned(size) for size in sizes))
     placed, copies = [], []
     for (name, content), size in zip(records, sizes, strict=True):
         if isinstance(content, bytes):
-            offset = arena.append(content)
+            offset = buffer.append(content)
         else:
-            offset = arena.allocate(size)
+            offset = buffer.allocate(size)
             copies.append(Copy(storages[name.removeprefix("data/")], 0, offset, size))
         placed.append(Record(name=name, offset=offset, size=size))
-    copy_all(arena, copies, threads=threads)
+    copy_all(buffer, copies, threads=threads)
     compute_crc32, storage_alignment = upstream.archive_settings()
     return TorchFile(
         path=path, records=tuple(placed), compute_crc32=compute_crc32, storage_alignment=storage_alignment
@@ -76,48 +77,49 @@ def pack_torch(
 
 
 def pack_safetensors(
-    arena: SnapshotBuffer, path: str, tensors: Any, metadata: Mapping[str, str] | None, *, threads: int = 1
+    buffer: SnapshotBuffer, path: str, tensors: Any, metadata: Mapping[str, str] | None, *, threads: int = 1
 ) -> SafetensorsFile | None:
-    """The file that `save_file` would write, its bytes in `arena`; None when safetensors had better write it.
+    """Lay out the file that `save_file` would write, or return None if safetensors must write it.
 
-    Safetensors shuffles a metadata of several entries; here it keeps its order, which is one of theirs.
+    safetensors writes several metadata entries in random order; here they keep their order, which is one of
+    those.
 
     Args:
-        path: relative to the checkpoint.
-        threads: to copy with.
+        path: relative to the checkpoint directory.
+        threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: nothing was appended.
+        NoRoomError: the buffer could not grow; nothing was appended.
     """
     try:
         upstream.check_safetensors(tensors)
         header = safetensors_header(tensors, metadata)
-    except Exception:  # noqa: BLE001 - of any kind: the caller's arguments are checked nowhere else
-        return None  # safetensors itself is asked next, and raises what there is to raise
+    except Exception:  # noqa: BLE001 - the arguments are not checked before
+        return None  # save_file is called next and raises its own error
     if header is None:
         return None
-    lead = struct.pack("<Q", len(header)) + header
-    ordered = sorted(tensors.items(), key=_place)
-    size = len(lead) + sum(_size(tensor) for _, tensor in ordered)
-    offset = arena.allocate(size)
-    with arena.view(offset, len(lead)) as view:
-        view[:] = lead
-    position, copies = offset + len(lead), []
+    prefix = struct.pack("<Q", len(header)) + header
+    ordered = sorted(tensors.items(), key=_sort_key)
+    size = len(prefix) + sum(_size_bytes(tensor) for _, tensor in ordered)
+    offset = buffer.allocate(size)
+    with buffer.view(offset, len(prefix)) as view:
+        view[:] = prefix
+    position, copies = offset + len(prefix), []
     for _, tensor in ordered:
-        copies.append(Copy(tensor.untyped_storage(), _start(tensor), position, _size(tensor)))
-        position += _size(tensor)
-    copy_all(arena, copies, threads=threads)
+        copies.append(Copy(tensor.untyped_storage(), _start_bytes(tensor), position, _size_bytes(tensor)))
+        position += _size_bytes(tensor)
+    copy_all(buffer, copies, threads=threads)
     return SafetensorsFile(path=path, records=(Record(name="file", offset=offset, size=size),))
 
 
 def safetensors_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes | None:
-    """The JSON before the tensors, with its padding, as safetensors writes it; None for what it says in other words.
+    """Return the JSON header with its padding as safetensors writes it, or None if it would write another.
 
-    The format: the README of huggingface/safetensors. The order (type, then name) and the padding: its
-    `safetensors/src/tensor.rs`, function `prepare`.
+    Sources: the README of huggingface/safetensors for the format; the function `prepare` in its
+    `safetensors/src/tensor.rs` for the order (type, then name) and the padding.
     """
     if not tensors:
-        return None  # safetensors 0.8 writes a brace too many
+        return None  # safetensors 0.8 writes one brace too many
     if not all(isinstance(name, str) and name != "__metadata__" for name in tensors):
         return None
     if not all(_is_plain(tensor) for tensor in tensors.values()):
@@ -128,8 +130,8 @@ def safetensors_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] |
             return None
         content["__metadata__"] = dict(metadata)
     position = 0
-    for name, tensor in sorted(tensors.items(), key=_place):
-        end = position + _size(tensor)
+    for name, tensor in sorted(tensors.items(), key=_sort_key):
+        end = position + _size_bytes(tensor)
         content[name] = {
             "dtype": upstream.SAFETENSORS_TYPES[_type_name(tensor)],
             "shape": list(tensor.shape),
@@ -141,7 +143,7 @@ def safetensors_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] |
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory is, as it lies, what safetensors would write."""
+    """Whether safetensors would write the tensor's memory as it is."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type in DEVICES
@@ -150,8 +152,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
         and _type_name(tensor) in upstream.SAFETENSORS_TYPES
-        # sharding code frees a parameter's storage and keeps its shape
-        and _start(tensor) + _size(tensor) <= tensor.untyped_storage().nbytes()
+        # sharding frees the storage of a parameter and keeps its shape
+        and _start_bytes(tensor) + _size_bytes(tensor) <= tensor.untyped_storage().nbytes()
     )
 
 
@@ -159,41 +161,41 @@ def _type_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _start(tensor: torch.Tensor) -> int:
+def _start_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _size(tensor: torch.Tensor) -> int:
+def _size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-_ORDER = {name: place for place, name in enumerate(upstream.SAFETENSORS_TYPES)}
+_TYPE_ORDER = {name: position for position, name in enumerate(upstream.SAFETENSORS_TYPES)}
 
 
-def _place(item: tuple[str, torch.Tensor]) -> tuple[int, str]:
-    """Where a tensor comes in the file. Rust compares strings by their UTF-8 bytes, which is by code points."""
+def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, str]:
+    """Return the sort key of a tensor in the file; Rust sorts names by UTF-8 bytes, like code points."""
     name, tensor = item
-    return _ORDER[_type_name(tensor)], name
+    return _TYPE_ORDER[_type_name(tensor)], name
 
 
 def _recording_pickle(storages: dict[str, torch.UntypedStorage]) -> Any:
-    """A stand-in for the module `pickle` that notes each storage under the key that torch gives it.
+    """Return a replacement for the module `pickle` that records storages in `storages`.
 
-    Torch makes a subclass of its module's Pickler for each save and answers there for storages.
-    """
+    The keys are those that torch gives them. For each save, torch subclasses the module's Pickler and
+    overrides `persistent_id` for storages."""
 
     class Pickler(pickle.Pickler):
         def __init_subclass__(cls, **options: Any) -> None:
             super().__init_subclass__(**options)
-            answer = cls.persistent_id
+            original = cls.persistent_id
 
             def persistent_id(self: Any, obj: Any) -> Any:
-                found = answer(self, obj)
-                if found is not None:
+                identifier = original(self, obj)
+                if identifier is not None:
                     if getattr(obj, "_fake_device", None) is not None:
-                        raise NotImplementedError("a storage without bytes")
-                    storages[found[2]] = getattr(obj, "_untyped_storage", obj)
-                return found
+                        raise NotImplementedError("a fake storage has no bytes")
+                    storages[identifier[2]] = getattr(obj, "_untyped_storage", obj)
+                return identifier
 
             cls.persistent_id = persistent_id  # type: ignore[method-assign]
 

@@ -24,8 +24,8 @@ from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.headroom import is_full, least_headroom
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.trainers import upstream
-from grpo_run.trainers.capture.copying import share_of_threads
-from grpo_run.trainers.capture.interception import captured
+from grpo_run.trainers.capture.copying import copy_threads
+from grpo_run.trainers.capture.interception import capture_saves
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 
@@ -52,7 +52,7 @@ class Snapshots:
         self.staging = staging
         self._arenas: dict[int, SnapshotBuffer] = {}
         self._preparing: threading.Thread | None = None
-        self._threads = share_of_threads(session.local_world_size)
+        self._threads = copy_threads(session.local_world_size)
         self._warned_of_memory = False
         self.cost_seconds = 0.0
         """How long the last one blocked this rank."""
@@ -109,7 +109,7 @@ class Snapshots:
                 arena.begin()
                 elsewhere = {upstream.OUTPUT_DIR: lambda trial=None: str(slot.files)}
                 with (
-                    captured(arena, folder, threads=self._threads) as image,
+                    capture_saves(arena, folder, threads=self._threads) as image,
                     override_attributes(trainer, **elsewhere),
                 ):
                     write(folder)

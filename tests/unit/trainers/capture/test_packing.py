@@ -1,12 +1,10 @@
-"""What is put into an arena comes out byte for byte as torch and safetensors would have written it."""
+"""Packed files have the bytes that torch and safetensors write."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
 import string
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,12 +35,12 @@ DTYPES = [
 
 
 def wide(folder: Path) -> Headroom:
-    """A limit that never binds."""
+    """Return a limit that is never reached."""
     return Headroom(name="a wide limit", free_bytes=1 << 40, total_bytes=1 << 40)
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """A tensor of any type with bytes that differ."""
+    """Return a tensor of any type with random bytes."""
     size = torch.empty(shape, dtype=dtype).nbytes
     top = 2 if dtype == torch.bool else 256
     generator = torch.Generator().manual_seed(seed)
@@ -51,33 +49,33 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Iterator[SnapshotBuffer]:
-    """An empty arena."""
-    with SnapshotBuffer(tmp_path / "arena", measure=wide) as made:
+def buffer(tmp_path: Path) -> Iterator[SnapshotBuffer]:
+    """An empty buffer."""
+    with SnapshotBuffer(tmp_path / "buffer", measure=wide) as made:
         yield made
 
 
-def written(image: SnapshotIndex, arena: SnapshotBuffer, folder: Path) -> dict[str, bytes]:
-    """The image's files, through JSON and a reader's mapping."""
-    with SnapshotBufferReader(arena.path) as reader:
-        paths = write_files(parse_index(image.to_json()), reader, folder)
+def written(index: SnapshotIndex, buffer: SnapshotBuffer, folder: Path) -> dict[str, bytes]:
+    """Write the files of an index to disk, via its JSON form, and return their contents."""
+    with SnapshotBufferReader(buffer.path) as reader:
+        paths = write_files(parse_index(index.to_json()), reader, folder)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture
-def torch_copy(arena: SnapshotBuffer, tmp_path: Path) -> Made:
-    """Bytes of the archive by way of the arena; None when it is left to torch."""
+def torch_copy(buffer: SnapshotBuffer, tmp_path: Path) -> Made:
+    """Pack an object and return the bytes of the archive, or None if it is refused."""
 
     def make(obj: Any, name: str = "optimizer.pt", protocol: int = 2) -> bytes | None:
-        file = pack_torch(arena, name, obj, protocol=protocol, disable_byteorder_record=False)
-        return None if file is None else written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")[name]
+        file = pack_torch(buffer, name, obj, protocol=protocol, disable_byteorder_record=False)
+        return None if file is None else written(SnapshotIndex(files=[file]), buffer, tmp_path / "copy")[name]
 
     return make
 
 
 @pytest.fixture
 def torch_direct(tmp_path: Path) -> Made:
-    """Bytes of the archive by torch."""
+    """Save an object with torch and return the bytes of the archive."""
 
     def make(obj: Any, name: str = "optimizer.pt", protocol: int = 2) -> bytes:
         path = tmp_path / "direct" / name
@@ -89,20 +87,20 @@ def torch_direct(tmp_path: Path) -> Made:
 
 
 @pytest.fixture
-def safe_copy(arena: SnapshotBuffer, tmp_path: Path) -> Made:
-    """Bytes of the weights by way of the arena; None when they are left to safetensors."""
+def safe_copy(buffer: SnapshotBuffer, tmp_path: Path) -> Made:
+    """Pack tensors and return the bytes of the file, or None if they are refused."""
 
     def make(tensors: Any, metadata: Any = None) -> bytes | None:
-        file = pack_safetensors(arena, "model.safetensors", tensors, metadata)
+        file = pack_safetensors(buffer, "model.safetensors", tensors, metadata)
         if file is None:
             return None
-        return written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")["model.safetensors"]
+        return written(SnapshotIndex(files=[file]), buffer, tmp_path / "copy")["model.safetensors"]
 
     return make
 
 
 def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model with tied weights and its AdamW after two steps."""
+    """Return a model with tied weights and its AdamW optimizer after two steps."""
     torch.manual_seed(0)
     embedding, head = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50, bias=False)
     head.weight = embedding.weight
@@ -114,10 +112,10 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_an_optimizer_comes_out_as_torch_writes_it(
+def test_an_optimizer_is_packed_as_torch_writes_it(
     torch_copy: Made, torch_direct: Made, tmp_path: Path
 ) -> None:
-    """And torch loads it without running code."""
+    """torch can load it with `weights_only`."""
     _, optimizer = trained()
     assert torch_copy(optimizer.state_dict()) == torch_direct(optimizer.state_dict())
     loaded = torch.load(tmp_path / "copy/optimizer.pt", weights_only=True)
@@ -125,10 +123,10 @@ def test_an_optimizer_comes_out_as_torch_writes_it(
         assert all(torch.equal(loaded["state"][key][name], value) for name, value in state.items())
 
 
-def test_a_model_with_tied_weights_comes_out_as_torch_writes_it(
+def test_a_model_with_tied_weights_is_packed_as_torch_writes_it(
     torch_copy: Made, torch_direct: Made, tmp_path: Path
 ) -> None:
-    """The shared storage is there once, and is shared again when loaded."""
+    """The shared storage is saved once and is shared again after loading."""
     model, _ = trained()
     assert torch_copy(model.state_dict()) == torch_direct(model.state_dict())
     loaded = torch.load(tmp_path / "copy/optimizer.pt", weights_only=True)
@@ -162,10 +160,10 @@ BASE = torch.arange(60.0)
     ids=lambda value: None,
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_an_object_comes_out_as_torch_writes_it(
+def test_an_object_is_packed_as_torch_writes_it(
     torch_copy: Made, torch_direct: Made, obj: Any, protocol: int
 ) -> None:
-    """Nested, viewed, empty, sparse, of every type, larger than a step of growth, a whole module."""
+    """Holds for nested, viewed, empty, sparse and large tensors of every type, and for modules."""
     copy = torch_copy(obj, protocol=protocol)
     assert copy is not None
     assert copy == torch_direct(obj, protocol=protocol)
@@ -174,18 +172,18 @@ def test_an_object_comes_out_as_torch_writes_it(
 @pytest.mark.parametrize(
     "name", ["optimizer.pt", "no_suffix", "two.dots.pt", "höher.pt", "sub/rng_state_0.pth"]
 )
-def test_the_archive_is_named_after_its_file(arena: SnapshotBuffer, tmp_path: Path, name: str) -> None:
-    """As torch names it, which it does in another way beyond ASCII."""
-    file = pack_torch(arena, name, [torch.ones(3)], protocol=2, disable_byteorder_record=False)
+def test_the_archive_is_named_after_its_file(buffer: SnapshotBuffer, tmp_path: Path, name: str) -> None:
+    """torch derives the name of the archive from the file name, differently for non-ASCII names."""
+    file = pack_torch(buffer, name, [torch.ones(3)], protocol=2, disable_byteorder_record=False)
     assert file is not None
     direct = tmp_path / "direct" / name
     direct.parent.mkdir(parents=True)
     torch.save([torch.ones(3)], direct)
-    assert written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")[name] == direct.read_bytes()
+    assert written(SnapshotIndex(files=[file]), buffer, tmp_path / "copy")[name] == direct.read_bytes()
 
 
-def test_torchs_settings_are_kept(torch_copy: Made, torch_direct: Made) -> None:
-    """Those of the save, whatever they are when the file is written."""
+def test_the_settings_of_the_save_are_used(torch_copy: Made, torch_direct: Made) -> None:
+    """torch's settings at the time of the save apply when the file is written later."""
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": 4096}):
         direct = torch_direct(torch.arange(100))
         copy = torch_copy(torch.arange(100))
@@ -193,14 +191,14 @@ def test_torchs_settings_are_kept(torch_copy: Made, torch_direct: Made) -> None:
 
 
 class Unpicklable:
-    """As a lock or a socket would be."""
+    """An object that cannot be pickled, like a lock or a socket."""
 
     def __reduce__(self) -> str:
         raise TypeError("cannot be pickled")
 
 
 class SavesItself:
-    """Its pickling asks torch for the storage of a tensor made on the way."""
+    """An object whose pickling creates a tensor."""
 
     def __init__(self) -> None:
         self.made = torch.arange(5)
@@ -209,8 +207,8 @@ class SavesItself:
         return {"made": self.made * 2}
 
 
-def test_a_tensor_made_while_pickling_is_kept(torch_copy: Made, torch_direct: Made) -> None:
-    """Until it is copied: nobody else refers to it."""
+def test_a_tensor_created_during_pickling_is_packed(torch_copy: Made, torch_direct: Made) -> None:
+    """Packing keeps a reference to the tensor until it is copied."""
     assert torch_copy([SavesItself() for _ in range(50)]) == torch_direct([SavesItself() for _ in range(50)])
 
 
@@ -226,34 +224,34 @@ def test_a_tensor_made_while_pickling_is_kept(torch_copy: Made, torch_direct: Ma
     ],
     ids=["unpicklable", "lambda", "quantized", "nested", "two types of one storage"],
 )
-def test_what_torch_must_do_itself_is_left_to_it(arena: SnapshotBuffer, make: Callable[[], Any]) -> None:
-    """Nothing has been appended by then."""
-    assert pack_torch(arena, "x.pt", make(), protocol=2, disable_byteorder_record=False) is None
-    assert arena.held_bytes == 0
+def test_objects_that_torch_must_write_are_refused(buffer: SnapshotBuffer, make: Callable[[], Any]) -> None:
+    """Nothing is appended to the buffer."""
+    assert pack_torch(buffer, "x.pt", make(), protocol=2, disable_byteorder_record=False) is None
+    assert buffer.held_bytes == 0
 
 
-def test_a_save_without_data_is_left_to_torch(arena: SnapshotBuffer) -> None:
-    """Who asks for it wants holes in the file."""
+def test_a_save_without_data_is_refused(buffer: SnapshotBuffer) -> None:
+    """Under `skip_data`, torch writes files with holes."""
     with torch.serialization.skip_data():
-        assert pack_torch(arena, "x.pt", [torch.ones(3)], protocol=2, disable_byteorder_record=False) is None
+        assert pack_torch(buffer, "x.pt", [torch.ones(3)], protocol=2, disable_byteorder_record=False) is None
 
 
-def test_packing_does_not_leave_torch_skipping_data(torch_copy: Made, torch_direct: Made) -> None:
-    """Neither after a success nor after a failure."""
+def test_packing_restores_skip_data(torch_copy: Made, torch_direct: Made) -> None:
+    """Holds after a success and after a failure."""
     assert torch_copy(Unpicklable()) is None
     direct = torch_direct(torch.ones(1000))
     assert torch_copy(torch.ones(1000)) == direct == torch_direct(torch.ones(1000))
 
 
-def test_later_changes_do_not_reach_the_arena(arena: SnapshotBuffer, tmp_path: Path) -> None:
-    """The rank trains on while the file is written."""
+def test_later_changes_of_a_tensor_do_not_change_the_buffer(buffer: SnapshotBuffer, tmp_path: Path) -> None:
+    """Training continues before the file is written."""
     weight = torch.zeros(1000)
-    archive = pack_torch(arena, "x.pt", weight, protocol=2, disable_byteorder_record=False)
-    weights = pack_safetensors(arena, "x.safetensors", {"weight": weight}, None)
+    archive = pack_torch(buffer, "x.pt", weight, protocol=2, disable_byteorder_record=False)
+    weights = pack_safetensors(buffer, "x.safetensors", {"weight": weight}, None)
     assert archive is not None
     assert weights is not None
     weight.fill_(1)
-    written(SnapshotIndex(files=[archive, weights]), arena, tmp_path / "copy")
+    written(SnapshotIndex(files=[archive, weights]), buffer, tmp_path / "copy")
     assert not torch.load(tmp_path / "copy/x.pt", weights_only=True).any()
     assert not safetensors.torch.load_file(tmp_path / "copy/x.safetensors")["weight"].any()
 
@@ -279,10 +277,10 @@ def test_later_changes_do_not_reach_the_arena(arena: SnapshotBuffer, tmp_path: P
     ids=["scalar", "names", "types", "views", "large"],
 )
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {'né"': "\n"}])
-def test_weights_come_out_as_safetensors_writes_them(
+def test_weights_are_packed_as_safetensors_writes_them(
     safe_copy: Made, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None, tmp_path: Path
 ) -> None:
-    """Order, padding and escapes too."""
+    """Order, padding and escapes are equal."""
     copy = safe_copy(tensors, metadata)
     assert copy is not None
     assert copy == safetensors.torch.save(tensors, metadata)
@@ -291,36 +289,36 @@ def test_weights_come_out_as_safetensors_writes_them(
         assert file.metadata() == metadata
 
 
-def test_a_real_models_weights_come_out_as_safetensors_writes_them(safe_copy: Made) -> None:
-    """Without the tied ones, which it refuses."""
+def test_the_weights_of_a_real_model_are_packed_as_safetensors_writes_them(safe_copy: Made) -> None:
+    """Tied weights are refused, as safetensors rejects them."""
     state = trained()[0].state_dict()
     assert safe_copy(state) is None
     del state["3.weight"]
     assert safe_copy(state, {"format": "pt"}) == safetensors.torch.save(state, {"format": "pt"})
 
 
-def test_a_tensor_whose_memory_was_given_back_is_left_to_safetensors(safe_copy: Made) -> None:
-    """Sharding code does that to parameters; safetensors says what is wrong, and nothing is read from beyond."""
+def test_a_tensor_with_a_freed_storage_is_refused(safe_copy: Made) -> None:
+    """Sharding frees storages of parameters; no memory beyond the storage is read."""
     tensor = torch.ones(1000)
     tensor.untyped_storage().resize_(0)
     assert safe_copy({"weight": tensor}) is None
 
 
-def test_several_threads_make_the_same_files(
-    arena: SnapshotBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_several_threads_pack_the_same_bytes(
+    buffer: SnapshotBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's and safetensors', in pieces that no tensor's size is a multiple of."""
-    monkeypatch.setattr(copying, "PIECE_BYTES", 1000)
+    """Holds for both formats, with chunks that divide no tensor evenly."""
+    monkeypatch.setattr(copying, "CHUNK_BYTES", 1000)
     state = {f"layer-{number}": filled((37, number + 11), torch.float32, number) for number in range(20)}
-    one = pack_torch(arena, "a.pt", state, protocol=2, disable_byteorder_record=False)
-    other = pack_torch(arena, "b.pt", state, protocol=2, disable_byteorder_record=False, threads=4)
+    one = pack_torch(buffer, "a.pt", state, protocol=2, disable_byteorder_record=False)
+    other = pack_torch(buffer, "b.pt", state, protocol=2, disable_byteorder_record=False, threads=4)
     safe = [
-        pack_safetensors(arena, f"{threads}.safetensors", state, None, threads=threads) for threads in (1, 4)
+        pack_safetensors(buffer, f"{threads}.safetensors", state, None, threads=threads) for threads in (1, 4)
     ]
     assert one is not None
     assert other is not None
     assert None not in safe
-    made = written(SnapshotIndex(files=[one, other, *safe]), arena, tmp_path / "copy")  # type: ignore[list-item]
+    made = written(SnapshotIndex(files=[one, other, *safe]), buffer, tmp_path / "copy")  # type: ignore[list-item]
     assert made["1.safetensors"] == made["4.safetensors"] == safetensors.torch.save(state)
     torch.save(state, tmp_path / "a.pt")
     torch.save(state, tmp_path / "b.pt")
@@ -328,16 +326,21 @@ def test_several_threads_make_the_same_files(
     assert made["b.pt"] == (tmp_path / "b.pt").read_bytes()
 
 
-def test_many_metadata_are_all_there(safe_copy: Made) -> None:
-    """Safetensors shuffles them: there is no one order to compare with."""
+def test_several_metadata_entries_are_packed(safe_copy: Made, tmp_path: Path) -> None:
+    """safetensors writes them in random order, so the bytes of the header cannot be compared."""
     metadata = {name: name.upper() for name in "hello world"}
     copy = safe_copy({"weight": torch.ones(2)}, metadata)
     direct = safetensors.torch.save({"weight": torch.ones(2)}, metadata)
     assert copy is not None
     assert len(copy) == len(direct)
-    size = struct.unpack("<Q", copy[:8])[0]
-    assert json.loads(copy[8 : 8 + size]) == json.loads(direct[8 : 8 + size])
-    assert copy[8 + size :] == direct[8 + size :]
+    (tmp_path / "direct.safetensors").write_bytes(direct)
+    opened = [
+        safetensors.safe_open(str(path), "pt")
+        for path in (tmp_path / "copy/model.safetensors", tmp_path / "direct.safetensors")
+    ]
+    assert opened[0].metadata() == opened[1].metadata() == metadata
+    assert opened[0].keys() == opened[1].keys()
+    assert torch.equal(opened[0].get_tensor("weight"), opened[1].get_tensor("weight"))
 
 
 @pytest.mark.parametrize(
@@ -363,46 +366,46 @@ def test_many_metadata_are_all_there(safe_copy: Made) -> None:
     ],
     ids=lambda value: None,
 )
-def test_what_safetensors_must_do_itself_is_left_to_it(
-    arena: SnapshotBuffer, tensors: Any, metadata: Any
+def test_tensors_that_safetensors_must_write_are_refused(
+    buffer: SnapshotBuffer, tensors: Any, metadata: Any
 ) -> None:
-    """It says what is wrong, or writes it in its own way; nothing has been appended by then."""
-    assert pack_safetensors(arena, "x.safetensors", tensors, metadata) is None
-    assert arena.held_bytes == 0
+    """safetensors raises its own error or writes another format; nothing is appended."""
+    assert pack_safetensors(buffer, "x.safetensors", tensors, metadata) is None
+    assert buffer.held_bytes == 0
 
 
-def test_no_room_is_said_and_nothing_is_appended(tmp_path: Path) -> None:
-    """Not after half of it has been copied."""
+def test_lack_of_memory_is_raised_and_nothing_is_appended(tmp_path: Path) -> None:
+    """The error is raised before anything is copied."""
     small = Headroom(name="a small limit", free_bytes=(64 << 20) + GROWTH_BYTES, total_bytes=100 << 20)
-    with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as arena:
+    with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as buffer:
         state = {"fits": torch.ones(1000), "does not": torch.ones(GROWTH_BYTES)}
         with pytest.raises(NoRoomError, match="a small limit"):
-            pack_torch(arena, "x.pt", state, protocol=2, disable_byteorder_record=False)
+            pack_torch(buffer, "x.pt", state, protocol=2, disable_byteorder_record=False)
         with pytest.raises(NoRoomError, match="a small limit"):
-            pack_safetensors(arena, "x.safetensors", state, None)
-        assert arena.allocate(0) == 0
+            pack_safetensors(buffer, "x.safetensors", state, None)
+        assert buffer.allocate(0) == 0
         assert pack_torch(
-            arena, "x.pt", {"fits": torch.ones(1000)}, protocol=2, disable_byteorder_record=False
+            buffer, "x.pt", {"fits": torch.ones(1000)}, protocol=2, disable_byteorder_record=False
         )
 
 
 @pytest.mark.parametrize("sizes", [(10, 3_000_000, 10), (3_000_000, 100, 2_000_000)])
-def test_an_arena_used_again_gives_the_last_snapshot(
-    arena: SnapshotBuffer, torch_direct: Made, tmp_path: Path, sizes: tuple[int, ...]
+def test_a_reused_buffer_contains_the_last_snapshot(
+    buffer: SnapshotBuffer, torch_direct: Made, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
-    """Whether the one before was larger or smaller."""
+    """Holds if the previous snapshot was larger or smaller."""
     for size in sizes:
-        arena.begin()
+        buffer.begin()
         obj = {"step": size, "weight": torch.arange(size)}
-        file = pack_torch(arena, "x.pt", obj, protocol=2, disable_byteorder_record=False)
+        file = pack_torch(buffer, "x.pt", obj, protocol=2, disable_byteorder_record=False)
         assert file is not None
-        copy = written(SnapshotIndex(files=[file]), arena, tmp_path / "copy")["x.pt"]
+        copy = written(SnapshotIndex(files=[file]), buffer, tmp_path / "copy")["x.pt"]
         assert copy == torch_direct(obj, name="x.pt")
 
 
 @st.composite
 def objects(draw: st.DrawFn) -> Any:
-    """Nested containers of tensors, some sharing storages, as a training's state may be."""
+    """Nested containers of tensors, some of which share storages, like a training state."""
     pool = [
         filled((draw(st.integers(0, 40)),), draw(st.sampled_from(DTYPES)), seed=number)
         for number in range(draw(st.integers(1, 4)))
@@ -429,17 +432,17 @@ def objects(draw: st.DrawFn) -> Any:
 
 
 @given(obj=objects())
-def test_any_structure_comes_out_as_torch_writes_it(
+def test_any_structure_is_packed_as_torch_writes_it(
     tmp_path_factory: pytest.TempPathFactory, obj: Any
 ) -> None:
-    """Whatever is in it."""
+    """Property test over nested containers."""
     folder = tmp_path_factory.mktemp("structure")
     torch.save(obj, folder / "x.pt")
-    with SnapshotBuffer(folder / "arena", measure=wide) as arena:
-        file = pack_torch(arena, "x.pt", obj, protocol=2, disable_byteorder_record=False)
+    with SnapshotBuffer(folder / "buffer", measure=wide) as buffer:
+        file = pack_torch(buffer, "x.pt", obj, protocol=2, disable_byteorder_record=False)
         assert file is not None
         assert (
-            written(SnapshotIndex(files=[file]), arena, folder / "copy")["x.pt"]
+            written(SnapshotIndex(files=[file]), buffer, folder / "copy")["x.pt"]
             == (folder / "x.pt").read_bytes()
         )
 
@@ -455,23 +458,23 @@ def test_any_structure_comes_out_as_torch_writes_it(
     ),
     metadata=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=1),
 )
-def test_any_weights_come_out_as_safetensors_writes_them(
+def test_any_weights_are_packed_as_safetensors_writes_them(
     tmp_path_factory: pytest.TempPathFactory,
     shapes: dict[str, tuple[list[int], torch.dtype]],
     metadata: dict[str, str] | None,
 ) -> None:
-    """Whatever their names, types and shapes."""
+    """Property test over names, types and shapes."""
     tensors = {name: filled(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
     folder = tmp_path_factory.mktemp("weights")
-    with SnapshotBuffer(folder / "arena", measure=wide) as arena:
-        file = pack_safetensors(arena, "x.safetensors", tensors, metadata)
+    with SnapshotBuffer(folder / "buffer", measure=wide) as buffer:
+        file = pack_safetensors(buffer, "x.safetensors", tensors, metadata)
         assert file is not None
-        copy = written(SnapshotIndex(files=[file]), arena, folder / "copy")["x.safetensors"]
+        copy = written(SnapshotIndex(files=[file]), buffer, folder / "copy")["x.safetensors"]
     assert copy == safetensors.torch.save(tensors, metadata)
 
 
-def test_what_is_pickled_is_what_pickle_alone_would(torch_copy: Made) -> None:
-    """Objects without tensors keep their own ways of pickling."""
+def test_objects_without_tensors_are_pickled_as_by_torch(torch_copy: Made) -> None:
+    """Custom pickling of such objects is used."""
     copy = torch_copy({"error": ValueError("kept"), "path": Path("a/b"), "number": 2**100})
     assert copy is not None
     assert pickle.dumps(Path("a/b"), protocol=2)[2:20] in copy
