@@ -1,4 +1,6 @@
-"""The supervisor's half and the contracts both halves share: board, journal, vote, checkpoints, agent.
+"""The supervisor's side of grpo-run, and what supervisor and ranks share: board, journal, checkpoints, settings.
 
-Imports `grpo_run.watchdog` only. It does not know Trainers, metrics or pages: those are handed in.
+Start with `supervision/`. Packages import only those below them: supervision, launch, staging, detection, record,
+checkpoints, processes, board, then `files.py`, `errors.py` and `upstream.py`. May import `grpo_run.watchdog` and nothing
+else of ours; trainers, metrics and pages are passed in by the command line.
 """

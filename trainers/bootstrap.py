@@ -28,7 +28,7 @@ from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.processes.parent_death import die_with_parent, let_be_traced_by
+from grpo_run.runtime.processes.parent_death import allow_tracing_by, die_with_parent
 from grpo_run.trainers.hooks.attach import install_guard
 from grpo_run.trainers.rank.session import Session, current, open_session
 from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     else:
         die_with_parent(settings.parent_pid)
     _wrap_output(forked=settings.preloaded)
-    let_be_traced_by(settings.parent_pid)
+    allow_tracing_by(settings.parent_pid)
     _set_title(settings)
     _arm_stacks(settings.stacks)
     session = open_session(settings)

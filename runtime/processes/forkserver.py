@@ -1,8 +1,8 @@
-"""Ranks as children of a warm interpreter: Python's forkserver, with torch, transformers and trl imported.
+"""Starts ranks as children of a warm interpreter: Python's forkserver with torch, transformers and trl imported.
 
-A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by
-`ranks.py`. The server is started early, while the supervisor itself still imports torch, and dies with
-the supervisor. Does not run the user's script: a child calls the entry point it is given.
+A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by `ranks.py`. The
+server starts while the supervisor still imports torch, and exits with the supervisor. Does not run the user's script: a
+child calls the entry point that it is given.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from grpo_run.runtime import upstream
 from grpo_run.runtime.processes.parent_death import die_with_parent
 
 _IMPORT_PATH = [entry for entry in sys.path if entry]
-"""In the server: what Python itself made of the environment, without the `-c` program's own entry."""
+"""In the server: the import path that Python derived from the environment, without the entry of `python -c`."""
 
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
 
 
 def start_server(preload: Sequence[str]) -> None:
-    """Start the server and let it import `preload` (module names) in the background. Idempotent.
+    """Start the server, which imports modules in the background. Does nothing if it is running.
 
-    What the environment holds now is what the preloaded libraries will have read.
+    Libraries read environment variables at import: they see the values that are set now.
+
+    Args:
+        preload: names of the modules to import.
     """
     from multiprocessing import forkserver
 
@@ -42,29 +45,32 @@ def start_child(entry: str, environment: Mapping[str, str], directory: str) -> F
 
     Args:
         entry: `module:function` to call in the child, without arguments.
-        environment: the child's whole environment.
+        environment: the complete environment of the child.
         directory: its working directory.
+
+    Raises:
+        OSError, EOFError: the server cannot fork or has exited.
     """
     process = multiprocessing.get_context("forkserver").Process(
-        target=_child, args=(entry, dict(environment), directory), daemon=False
+        target=_run_child, args=(entry, dict(environment), directory), daemon=False
     )
     with upstream.hidden_main():
         process.start()
     return process
 
 
-def _child(entry: str, environment: dict[str, str], directory: str) -> None:
-    """The first of our code in a rank: own session, own environment, a main process again."""
+def _run_child(entry: str, environment: dict[str, str], directory: str) -> None:
+    """Give the child its own session and environment, make it a main process again, and call the entry point."""
     server = os.getppid()
     os.setsid()
     die_with_parent(server)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    sys.path[:] = _IMPORT_PATH  # multiprocessing had put the supervisor's there
+    sys.path[:] = _IMPORT_PATH  # multiprocessing has set the supervisor's import path
     upstream.become_main_process()
     if "numpy" in sys.modules:
-        # the server's generators were forked too; a fresh interpreter would have drawn its own seeds
+        # the fork copied the server's random generators; a fresh interpreter would have seeded its own
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()

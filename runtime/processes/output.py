@@ -1,8 +1,7 @@
-"""What ranks print, carried from their files to the terminal, a prefix a line.
+"""Follows the output files of ranks and passes their lines to the terminal.
 
-A thread of the supervisor follows the files of the present attempt and hands whole lines to a printer.
-The files are written by the ranks themselves, so nothing is lost when the supervisor is slow or gone.
-Does not parse or colour.
+A thread of the supervisor reads the files of the present attempt and passes complete lines to a printer. The ranks
+write the files themselves, so no output is lost if the supervisor is slow or exits. Does not parse or colour lines.
 """
 
 from __future__ import annotations
@@ -15,34 +14,36 @@ from pathlib import Path
 POLL_SECONDS = 0.1
 MAX_READ_BYTES = 256 * 1024
 MAX_LINE_BYTES = 16 * 1024
+STOP_SECONDS = 5.0
+"""How long to wait for the thread when the run ends."""
 
 
-class Follower:
-    """Follows one file, by lines; a carriage return ends a line that a newer one overwrites."""
+class FileFollower:
+    """Follows one file by lines. Text before a carriage return is dropped, as a terminal would overwrite it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
-        self._rest = b""
+        self._partial_line = b""
 
     def read(self) -> list[str]:
-        """Whole lines that have come since the last call."""
+        """Return complete lines that were appended since the last call, from at most `MAX_READ_BYTES`."""
         try:
             if os.stat(self._path).st_size == self._position:
-                return []  # asked ten times a second, a rank: a file that has not grown is not opened
+                return []  # called ten times a second per rank: do not open a file that has not grown
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
             return []
         self._position += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
-            self._rest = self._rest.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) > MAX_LINE_BYTES:
+            self._partial_line = self._partial_line.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
-    def all(self) -> list[str]:
-        """Whole lines up to the file's present end, however many reads that takes."""
+    def read_all(self) -> list[str]:
+        """Return complete lines up to the present end of the file."""
         lines: list[str] = []
         while True:
             before = self._position
@@ -50,55 +51,59 @@ class Follower:
             if self._position == before:
                 return lines
 
-    def rest(self) -> list[str]:
-        """What is left without a newline at the end."""
-        rest, self._rest = self._rest.rstrip(b"\r").rpartition(b"\r")[2], b""
-        return [rest.decode(errors="replace")] if rest else []
+    def take_partial_line(self) -> list[str]:
+        """Return the last line if it has no newline; an empty list otherwise. Later calls do not return it again."""
+        line, self._partial_line = self._partial_line.rstrip(b"\r").rpartition(b"\r")[2], b""
+        return [line.decode(errors="replace")] if line else []
 
 
 class OutputFollower:
-    """The thread. `follow` names the files of a new attempt; `drain` shows what is left of the old ones.
+    """Thread that follows the output files of all ranks of an attempt.
 
     Args:
-        printer: called with (rank, line) in the thread, or in the caller's for `drain`.
+        printer: called with (rank, line), in the thread or in the thread that calls `drain`.
     """
 
     def __init__(self, printer: Callable[[int, str], None]) -> None:
         self._printer = printer
-        self._followers: dict[int, Follower] = {}
+        self._followers: dict[int, FileFollower] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-output")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def follow(self, files: Mapping[int, Path]) -> None:
-        """Show these from here on, by rank."""
+        """Print what remains of the files followed so far, then follow these.
+
+        Args:
+            files: of a new attempt, by rank.
+        """
         self.drain()
         with self._lock:
-            self._followers = {rank: Follower(path) for rank, path in files.items()}
+            self._followers = {rank: FileFollower(path) for rank, path in files.items()}
 
     def drain(self) -> None:
-        """Show everything that has been written."""
+        """Print everything that has been written, including last lines without a newline."""
         with self._lock:
             for rank, follower in self._followers.items():
-                self._show(rank, follower.all())
-                self._show(rank, follower.rest())
+                self._print(rank, follower.read_all())
+                self._print(rank, follower.take_partial_line())
 
     def stop(self) -> None:
-        """Drain and end the thread."""
+        """Stop the thread and print what remains."""
         self._stop.set()
-        self._thread.join(5.0)
+        self._thread.join(STOP_SECONDS)
         self.drain()
 
     def _loop(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             with self._lock:
                 for rank, follower in self._followers.items():
-                    self._show(rank, follower.read())
+                    self._print(rank, follower.read())
 
-    def _show(self, rank: int, lines: list[str]) -> None:
+    def _print(self, rank: int, lines: list[str]) -> None:
         for line in lines:
             self._printer(rank, line)

@@ -1,7 +1,7 @@
-"""Ties a process's life to its parent's, through the kernel.
+"""Process attributes that the kernel enforces: termination with the parent, and permission to be traced.
 
-Used by the forkserver and by every rank, so that a supervisor killed with SIGKILL leaves no orphan.
-Linux only (`prctl(2)`, PR_SET_PDEATHSIG). Does not cover processes that a rank starts itself.
+The forkserver and every rank call `die_with_parent`, so that a supervisor killed by SIGKILL leaves no orphans. Linux
+only (prctl(2)). Does not cover processes that a rank starts itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ PR_SET_PTRACER = 0x59616D61
 
 
 def die_with_parent(expected_parent: int) -> None:
-    """Have the kernel send SIGKILL to this process when its parent ends.
+    """Have the kernel send SIGKILL to this process when its parent exits.
 
     Args:
-        expected_parent: pid of the parent; when it is already another one, the parent died before the
-            request took effect, and this process ends at once.
+        expected_parent: process id of the parent. If the parent is already another process, the expected one exited
+            before the request took effect, and this process exits immediately.
+
+    Raises:
+        OSError: the kernel refuses the request.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -29,10 +32,13 @@ def die_with_parent(expected_parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def let_be_traced_by(pid: int) -> None:
-    """Let `pid` and what it starts read this process's stack, where Yama's `ptrace_scope` is 1 (Debian, Ubuntu).
+def allow_tracing_by(pid: int) -> None:
+    """Allow a process and its descendants to read the stack of this process.
 
-    Ranks and py-spy are siblings, which Yama keeps apart. A kernel without Yama has nothing to allow: its refusal (EINVAL)
-    is no error.
+    Needed where Yama's `ptrace_scope` is 1 (Debian, Ubuntu), because ranks and py-spy are siblings. A kernel without
+    Yama refuses the request (EINVAL), and permits tracing anyway.
+
+    Args:
+        pid: of the process that may trace.
     """
     ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)

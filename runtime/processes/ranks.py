@@ -1,7 +1,7 @@
-"""The processes of one attempt: starting them, waiting for any to end, ending them all.
+"""The rank processes of one attempt on this node: starting, waiting and terminating.
 
-Called by `agent.py`. Each rank is a session and process group of its own, so that whatever it started
-goes down with it. Does not decide why a rank ended or what follows.
+Called by `agent.py`. Each rank is the leader of its own session and process group, so that the processes it started
+are terminated with it. Does not determine why a rank exited or what follows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -23,11 +23,20 @@ from grpo_run.watchdog.observation import Exit
 from grpo_run.watchdog.processes import members_by_session
 
 KILL_DEADLINE_SECONDS = 10.0
+"""How long a process may take to exit after SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
-    """What one rank is started with. `environment` is whole; `log` receives its stdout and stderr."""
+    """What one rank is started with.
+
+    Args:
+        rank: global rank.
+        local_rank: on this node.
+        environment: the complete environment.
+        directory: the working directory.
+        log: receives stdout and stderr.
+    """
 
     rank: int
     local_rank: int
@@ -36,8 +45,8 @@ class RankSpec:
     log: Path
 
 
-class _Forked:
-    """A child of the forkserver; the server tells how it ended."""
+class _ForkedRank:
+    """A child of the forkserver, which reports its exit code."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process
@@ -52,8 +61,8 @@ class _Forked:
         self._process.close()
 
 
-class _Fresh:
-    """A new interpreter, for scripts whose environment must be read at import."""
+class _SpawnedRank:
+    """A fresh interpreter, for scripts that set environment variables which libraries read at import."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -71,14 +80,17 @@ class RankGroup:
     """The ranks of one attempt on this node.
 
     Args:
-        specs: one a local rank.
+        specs: one per local rank.
         entry: `module:function` that runs the user's script.
-        preloaded: fork from the warm interpreter, or start fresh ones.
+        preloaded: fork from the warm interpreter instead of starting fresh ones.
+
+    Raises:
+        ProcessError: a rank cannot be started; those started before it are killed.
     """
 
     def __init__(self, specs: Sequence[RankSpec], *, entry: str, preloaded: bool) -> None:
         self._specs = list(specs)
-        self._processes: dict[int, _Forked | _Fresh] = {}
+        self._processes: dict[int, _ForkedRank | _SpawnedRank] = {}
         self._exits: dict[int, Exit] = {}
         for index, spec in enumerate(self._specs):
             try:
@@ -93,22 +105,17 @@ class RankGroup:
         return {index: process.pid for index, process in self._processes.items()}
 
     @property
-    def exits(self) -> dict[int, Exit]:
-        """How the ranks that have ended did so, by local rank."""
-        return dict(self._exits)
-
-    @property
     def alive(self) -> dict[int, int]:
-        """Process ids of the ranks still running, by local rank."""
+        """Process ids of the ranks that have not exited, by local rank."""
         return {index: process.pid for index, process in self._processes.items() if index not in self._exits}
 
     def wait(self, timeout_seconds: float) -> list[Exit]:
-        """Wait until a rank ends, at most `timeout_seconds`; returns the exits seen for the first time."""
+        """Wait until a rank exits, at most `timeout_seconds`. Returns the exits not returned before."""
         waiting = {self._processes[index].sentinel: index for index in self.alive}
         if not waiting:
             return []
         ready = connection.wait(list(waiting), timeout_seconds)
-        seen = []
+        exits = []
         for sentinel in ready:
             index = waiting[sentinel]  # type: ignore[index]
             code = self._processes[index].poll()
@@ -122,32 +129,28 @@ class RankGroup:
                 order=len(self._exits),
             )
             self._exits[index] = exit
-            seen.append(exit)
-        return seen
-
-    def signal(self, number: int) -> None:
-        """Send a signal to every rank's main process still alive."""
-        for pid in self.alive.values():
-            _send(os.kill, pid, number)
+            exits.append(exit)
+        return exits
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        """End every rank and whatever it started in its session, and see them gone.
+        """Terminate every rank and all processes in its session, and wait until the ranks have exited.
 
         Args:
-            grace_seconds: how long ranks may take to leave after SIGTERM, before SIGKILL; 0 sends no SIGTERM. A
-                stopped rank is continued, or it could not hear it.
+            grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM. SIGCONT follows SIGTERM, because a
+                stopped process does not handle signals.
 
         Raises:
-            ProcessError: one is still there after 10 s (uninterruptible sleep: it may hold a device).
+            ProcessError: a rank has not exited 10 s after SIGKILL. It is in uninterruptible sleep, and may hold a
+                device.
         """
         if grace_seconds and self.alive:
             for pid in self.alive.values():
                 _send(os.killpg, pid, signal.SIGTERM)
                 _send(os.killpg, pid, signal.SIGCONT)
-            polite_until = time.monotonic() + grace_seconds
-            while self.alive and (left := polite_until - time.monotonic()) > 0:
-                self.wait(left)
-        # a leader that has exited may have left members of its session behind, in groups of their own
+            deadline = time.monotonic() + grace_seconds
+            while self.alive and (remaining := deadline - time.monotonic()) > 0:
+                self.wait(remaining)
+        # members of the session may be in process groups of their own, and may outlive the leader
         for pid, members in members_by_session(self.pids.values()).items():
             for member in members:
                 _send(os.kill, member, signal.SIGKILL)
@@ -161,27 +164,27 @@ class RankGroup:
             )
 
     def release(self) -> None:
-        """Give back descriptors; every rank must have ended."""
+        """Close the descriptors of the processes, all of which must have exited."""
         for process in self._processes.values():
             process.release()
         self._processes.clear()
 
 
-def _send(function: object, pid: int, number: int) -> None:
+def _send(function: Callable[[int, int], None], pid: int, number: int) -> None:
     try:
-        function(pid, number)  # type: ignore[operator]
+        function(pid, number)
     except (ProcessLookupError, PermissionError):
-        return  # gone, which is what was wanted; or another user's (setuid), which nobody here may end
+        return  # it has exited already, or it belongs to another user (setuid) and may not be killed
 
 
-def _start(spec: RankSpec, entry: str, preloaded: bool) -> _Forked | _Fresh:
+def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:
     if preloaded:
-        return _Forked(forkserver.start_child(entry, spec.environment, spec.directory))
+        return _ForkedRank(forkserver.start_child(entry, spec.environment, spec.directory))
     module, _, function = entry.partition(":")
     log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            # -P-like safety is not wanted: the bootstrap sets sys.path[0] to what the script expects
+            # not -P: the bootstrap sets sys.path[0] to what the script expects
             [
                 sys.executable,
                 "-u",
@@ -197,4 +200,4 @@ def _start(spec: RankSpec, entry: str, preloaded: bool) -> _Forked | _Fresh:
         )
     finally:
         os.close(log)
-    return _Fresh(process)
+    return _SpawnedRank(process)

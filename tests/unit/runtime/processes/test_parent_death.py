@@ -1,4 +1,4 @@
-"""A process that dies with its parent, with a stand-in for the C library: this one is to go on."""
+"""Termination with the parent process, with a fake C library, because this process has to continue."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ import pytest
 from grpo_run.runtime.processes.parent_death import PR_SET_PDEATHSIG, die_with_parent
 
 
-class Ended(Exception):
-    """Instead of `os._exit`."""
+class Exited(Exception):
+    """Raised instead of calling `os._exit`."""
 
 
 class Library:
-    """Takes the call down."""
+    """Records the calls of `prctl`."""
 
     def __init__(self, result: int) -> None:
         self.calls: list[tuple[int, ...]] = []
-        self._result = result
+        self.result = result
 
     def prctl(self, *arguments: int) -> int:
         self.calls.append(arguments)
-        return self._result
+        return self.result
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    """A C library that grants everything; leaving the process raises."""
+    """A C library that accepts every request; exiting the process raises."""
     made = Library(0)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: made)
 
     def end(code: int) -> None:
-        raise Ended(code)
+        raise Exited(code)
 
     monkeypatch.setattr(os, "_exit", end)
     return made
 
 
-def test_the_kernel_is_asked_for_sigkill(library: Library) -> None:
-    """Nothing a rank does can hold that up."""
+def test_the_signal_is_sigkill(library: Library) -> None:
+    """A rank cannot block or handle it."""
     die_with_parent(os.getppid())
     assert library.calls == [(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
-def test_a_parent_that_is_gone_already_ends_the_process(library: Library) -> None:
-    """It died before the request took effect; no signal would come."""
-    with pytest.raises(Ended, match="137"):
+def test_the_process_exits_if_the_parent_has_exited_already(library: Library) -> None:
+    """The parent exited before the request took effect; the kernel would send no signal."""
+    with pytest.raises(Exited, match="137"):
         die_with_parent(os.getppid() + 1)
 
 
-def test_a_refusal_is_not_passed_over(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An orphan that nobody knows of would hold the devices."""
-    library._result = -1
+def test_a_refused_request_raises(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an orphan could hold devices unnoticed."""
+    library.result = -1
     monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EINVAL)
     with pytest.raises(OSError, match="PR_SET_PDEATHSIG"):
         die_with_parent(os.getppid())

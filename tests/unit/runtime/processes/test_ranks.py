@@ -1,4 +1,4 @@
-"""The processes of one attempt, with stand-ins for the processes."""
+"""The rank processes of one attempt, with fake processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from grpo_run.runtime.processes import ranks
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 
 
-class StandIn:
-    """A process that ends when it is told to."""
+class FakeProcess:
+    """A process that exits when a test says so."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -24,7 +24,7 @@ class StandIn:
         self.released = False
 
     def end(self, code: int) -> None:
-        """Let it end: negative for a signal, as Python says it."""
+        """Exit; a negative code is a signal, as in `subprocess`."""
         if self.code is None:
             self.code = code
             os.close(self._hold)
@@ -38,14 +38,14 @@ class StandIn:
 
 
 @pytest.fixture
-def made() -> list[StandIn]:
-    """The stand-ins that were started, in order."""
+def made() -> list[FakeProcess]:
+    """The fake processes that were started, in order."""
     return []
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, made: list[StandIn]) -> list[tuple[int, int]]:
-    """The signals that were sent, as (pid, number); SIGKILL ends a stand-in."""
+def sent(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]) -> list[tuple[int, int]]:
+    """The signals that were sent, as (pid, number); SIGKILL makes a fake process exit."""
     signals: list[tuple[int, int]] = []
 
     def send(function: object, pid: int, number: int) -> None:
@@ -58,18 +58,18 @@ def sent(monkeypatch: pytest.MonkeyPatch, made: list[StandIn]) -> list[tuple[int
 
 
 def spec(rank: int, local_rank: int) -> RankSpec:
-    """A rank's specification, as far as it is read here."""
+    """The specification of a rank, with the fields that these tests need."""
     return RankSpec(rank=rank, local_rank=local_rank, environment={}, directory="/", log=Path("/dev/null"))
 
 
 @pytest.fixture
 def group(
-    monkeypatch: pytest.MonkeyPatch, made: list[StandIn], sent: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], sent: list[tuple[int, int]]
 ) -> Iterator[RankGroup]:
-    """Global ranks 4 to 6 on this node, pids 104 to 106."""
+    """Global ranks 4 to 6 on this node, with pids 104 to 106."""
 
-    def start(spec: RankSpec, entry: str, preloaded: bool) -> StandIn:
-        made.append(StandIn(100 + spec.rank))
+    def start(spec: RankSpec, entry: str, preloaded: bool) -> FakeProcess:
+        made.append(FakeProcess(100 + spec.rank))
         return made[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
@@ -78,42 +78,40 @@ def group(
         process.end(0)
 
 
-def test_ranks_are_known_by_their_place(group: RankGroup) -> None:
-    """Pids by local rank; all alive."""
+def test_pids_are_given_by_local_rank(group: RankGroup) -> None:
+    """All ranks are alive after the start."""
     assert group.pids == group.alive == {0: 104, 1: 105, 2: 106}
-    assert group.exits == {}
 
 
-def test_waiting_for_nobody_returns_at_the_deadline(group: RankGroup) -> None:
-    """Empty, not forever."""
+def test_waiting_returns_at_the_deadline(group: RankGroup) -> None:
+    """The list is empty if no rank has exited."""
     assert group.wait(0.0) == []
 
 
-def test_an_exit_is_seen_once(group: RankGroup, made: list[StandIn]) -> None:
-    """By global rank and pid; it is no longer among the living."""
+def test_an_exit_is_returned_once(group: RankGroup, made: list[FakeProcess]) -> None:
+    """It has the global rank and the pid, and the rank is no longer alive."""
     made[1].end(3)
     (exit,) = group.wait(5.0)
     assert (exit.rank, exit.pid, exit.exit_code, exit.signal, exit.order) == (5, 105, 3, None, 0)
     assert group.wait(0.0) == []
     assert group.alive == {0: 104, 2: 106}
-    assert group.exits == {1: exit}
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "number"),
     [(0, 0, None), (1, 1, None), (255, 255, None), (-9, None, 9), (-11, None, 11)],
 )
-def test_exactly_one_of_code_and_signal_is_told(
-    group: RankGroup, made: list[StandIn], code: int, exit_code: int | None, number: int | None
+def test_an_exit_has_either_a_code_or_a_signal(
+    group: RankGroup, made: list[FakeProcess], code: int, exit_code: int | None, number: int | None
 ) -> None:
-    """A killed rank has no exit code, a rank that left has no signal."""
+    """A killed rank has no exit code; a rank that exited has no signal."""
     made[0].end(code)
     (exit,) = group.wait(5.0)
     assert (exit.exit_code, exit.signal) == (exit_code, number)
 
 
-def test_exits_are_numbered_as_they_are_seen(group: RankGroup, made: list[StandIn]) -> None:
-    """Without gaps, over several waits."""
+def test_exits_are_numbered_in_the_order_observed(group: RankGroup, made: list[FakeProcess]) -> None:
+    """The numbers have no gaps over several waits."""
     made[2].end(1)
     first = group.wait(5.0)
     made[0].end(1)
@@ -124,10 +122,10 @@ def test_exits_are_numbered_as_they_are_seen(group: RankGroup, made: list[StandI
     assert group.wait(5.0) == []
 
 
-def test_killing_ends_all_and_their_groups(
-    group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]
+def test_killing_includes_all_process_groups(
+    group: RankGroup, made: list[FakeProcess], sent: list[tuple[int, int]]
 ) -> None:
-    """Also the group of a leader that has left: it may have left members behind."""
+    """Also the group of a leader that has exited: its members may still be running."""
     made[1].end(0)
     group.wait(5.0)
     group.kill()
@@ -135,10 +133,10 @@ def test_killing_ends_all_and_their_groups(
     assert group.alive == {}
 
 
-def test_a_process_that_survives_the_kill_is_named(
-    group: RankGroup, made: list[StandIn], monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_survives_sigkill_is_named(
+    group: RankGroup, made: list[FakeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may hold a device: the supervisor must not start another on it, nor wait for ever."""
+    """It may hold a device: no other rank may be started on it, and the supervisor does not wait forever."""
     monkeypatch.setattr(ranks, "_send", lambda function, pid, number: None)
     monkeypatch.setattr(ranks, "KILL_DEADLINE_SECONDS", 0.0)
     made[0].end(0)
@@ -147,32 +145,22 @@ def test_a_process_that_survives_the_kill_is_named(
         group.kill()
 
 
-def test_signals_reach_the_living_only(
-    group: RankGroup, made: list[StandIn], sent: list[tuple[int, int]]
-) -> None:
-    """A pid of a rank that has ended may be somebody else's by now."""
-    made[0].end(0)
-    group.wait(5.0)
-    group.signal(signal.SIGUSR1)
-    assert sent == [(105, signal.SIGUSR1), (106, signal.SIGUSR1)]
-
-
-def test_releasing_gives_descriptors_back(group: RankGroup, made: list[StandIn]) -> None:
-    """Every attempt would leak some otherwise."""
+def test_releasing_closes_descriptors(group: RankGroup, made: list[FakeProcess]) -> None:
+    """Attempts do not leak descriptors."""
     group.kill()
     group.release()
     assert all(process.released for process in made)
 
 
-def test_when_one_cannot_be_started_none_is_left(
-    monkeypatch: pytest.MonkeyPatch, made: list[StandIn], sent: list[tuple[int, int]]
+def test_no_rank_remains_if_one_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], sent: list[tuple[int, int]]
 ) -> None:
-    """Half an attempt would wait for the other half; the rank is named."""
+    """The others would wait for it; the error names the rank."""
 
-    def start(spec: RankSpec, entry: str, preloaded: bool) -> StandIn:
+    def start(spec: RankSpec, entry: str, preloaded: bool) -> FakeProcess:
         if spec.rank == 1:
             raise OSError(11, "Resource temporarily unavailable")
-        made.append(StandIn(100 + spec.rank))
+        made.append(FakeProcess(100 + spec.rank))
         return made[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
@@ -181,8 +169,8 @@ def test_when_one_cannot_be_started_none_is_left(
     assert [process.code for process in made] == [-9]
 
 
-def test_a_process_already_gone_is_no_error() -> None:
-    """It is what a signal is sent for."""
+def test_a_signal_to_a_process_that_has_exited_is_ignored() -> None:
+    """The signal was meant to make it exit."""
 
     def gone(pid: int, number: int) -> None:
         raise ProcessLookupError
@@ -191,70 +179,68 @@ def test_a_process_already_gone_is_no_error() -> None:
 
 
 @pytest.fixture
-def polite(
-    monkeypatch: pytest.MonkeyPatch, made: list[StandIn]
+def graceful(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]
 ) -> tuple[list[tuple[object, int, int]], set[int]]:
-    """The signals that were sent, as (function, pid, number), and the pids that leave when asked to."""
+    """The signals that were sent, as (function, pid, number), and the pids that exit after SIGTERM."""
     signals: list[tuple[object, int, int]] = []
-    obedient: set[int] = set()
+    cooperative: set[int] = set()
 
     def send(function: object, pid: int, number: int) -> None:
         signals.append((function, pid, number))
-        # a stopped process leaves once it is continued
-        if number == signal.SIGKILL or (number == signal.SIGCONT and pid in obedient):
+        # a stopped process handles SIGTERM once it is continued
+        if number == signal.SIGKILL or (number == signal.SIGCONT and pid in cooperative):
             for process in made:
                 if process.pid == pid:
                     process.end(-number if number == signal.SIGKILL else 0)
 
     monkeypatch.setattr(ranks, "_send", send)
     monkeypatch.setattr(ranks, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
-    return signals, obedient
+    return signals, cooperative
 
 
-def test_ranks_are_asked_to_leave_before_they_are_killed(
-    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+def test_ranks_receive_sigterm_before_sigkill(
+    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[object, int, int]], set[int]]
 ) -> None:
-    """Their whole groups: SIGTERM, then SIGCONT, for a stopped rank could not hear it; SIGKILL last."""
-    signals, obedient = polite
-    obedient |= {104, 105, 106}
+    """Their process groups receive SIGTERM, then SIGCONT (a stopped rank handles no signal), and SIGKILL last."""
+    signals, cooperative = graceful
+    cooperative |= {104, 105, 106}
     group.kill(grace_seconds=20.0)
     for pid in (104, 105, 106):
         numbers = [number for function, to, number in signals if to == pid and function is os.killpg]
         assert numbers == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
-    assert {exit.exit_code for exit in group.exits.values()} == {0}
+    assert {process.code for process in made} == {0}
+    assert group.alive == {}
 
 
-def test_a_rank_that_does_not_leave_is_killed_after_the_grace(
-    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
+    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[object, int, int]], set[int]]
 ) -> None:
-    """And only that one has ended by a signal."""
-    _, obedient = polite
-    obedient |= {104, 106}
+    """Only that rank was killed by a signal."""
+    _, cooperative = graceful
+    cooperative |= {104, 106}
     group.kill(grace_seconds=0.01)
-    assert {place: exit.signal for place, exit in group.exits.items()} == {
-        0: None,
-        1: signal.SIGKILL,
-        2: None,
-    }
+    assert [process.code for process in made] == [0, -signal.SIGKILL, 0]
+    assert group.alive == {}
 
 
-def test_without_grace_nobody_is_asked(
-    group: RankGroup, polite: tuple[list[tuple[object, int, int]], set[int]]
+def test_without_a_grace_period_no_sigterm_is_sent(
+    group: RankGroup, graceful: tuple[list[tuple[object, int, int]], set[int]]
 ) -> None:
-    """SIGKILL at once."""
-    signals, _ = polite
+    """SIGKILL is the only signal."""
+    signals, _ = graceful
     group.kill()
     assert {number for _, _, number in signals} == {signal.SIGKILL}
     assert group.alive == {}
 
 
-def test_what_a_rank_started_is_killed_with_it(
+def test_processes_that_a_rank_started_are_killed_with_it(
     group: RankGroup,
-    made: list[StandIn],
-    polite: tuple[list[tuple[object, int, int]], set[int]],
+    made: list[FakeProcess],
+    graceful: tuple[list[tuple[object, int, int]], set[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A child in a group of its own in the same session, also when its leader has left by itself."""
+    """Including children with their own process group, and children of a rank that has exited."""
     asked: list[set[int]] = []
 
     def members(pids: object) -> dict[int, list[int]]:
@@ -265,7 +251,7 @@ def test_what_a_rank_started_is_killed_with_it(
     made[1].end(0)
     group.wait(5.0)
     group.kill()
-    signals, _ = polite
+    signals, _ = graceful
     killed = {pid for function, pid, number in signals if function is os.kill and number == signal.SIGKILL}
     assert killed == {104, 106, 2001, 2002, 2003}
     assert asked == [{104, 105, 106}]
