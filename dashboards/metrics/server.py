@@ -36,9 +36,15 @@ log = structlog.get_logger(__name__)
 
 
 class MetricsServer:
-    """A running server. Created by `start`; ends with the process or with `stop`."""
+    """A running server. Created by `start`; ends with the process or with `stop`.
 
-    def __init__(self, collector: RunCollector, listening: socket.socket) -> None:
+    `open_to_network` tells the caller that other machines can read the metrics, so that it can warn.
+    """
+
+    def __init__(
+        self, collector: RunCollector, listening: socket.socket, *, open_to_network: bool = False
+    ) -> None:
+        self.open_to_network = open_to_network
         self._collector = collector
         self._socket = listening
         host, port = listening.getsockname()[:2]
@@ -112,10 +118,9 @@ def start(
     """
     host, port = parse_address(address)
     listening = listen(host, port)
-    server = MetricsServer(RunCollector(read, monotonic=monotonic, wall=wall), listening)
-    if not is_loopback(host):
-        log.warning("metrics_open_to_network", address=server.address)
-    return server
+    return MetricsServer(
+        RunCollector(read, monotonic=monotonic, wall=wall), listening, open_to_network=not is_loopback(host)
+    )
 
 
 def application(collector: RunCollector) -> Starlette:

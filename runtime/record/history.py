@@ -34,6 +34,8 @@ class Recovery:
     from_checkpoint: int | None = None
     signature: str = ""
     sentence: str = ""
+    reason: str = ""
+    """Why the action was chosen."""
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as in `grpo-run status --json`."""
@@ -82,6 +84,7 @@ class History:
     sentence: str = ""
     warnings: int = 0
     reward: float | None = None
+    loss: float | None = None
     best_position: tuple[int, int] = (0, 0)
     failures_without_progress: int = 0
     supervisors: int = 0
@@ -175,6 +178,8 @@ class History:
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
         if record.get("reward") is not None:
             self.reward = float(record["reward"])
+        if record.get("loss") is not None:
+            self.loss = float(record["loss"])
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])
@@ -220,6 +225,7 @@ class History:
     def _on_action(self, record: dict[str, Any], time: float) -> None:
         if self.recoveries and not self.recoveries[-1].action:
             self.recoveries[-1].action = record["action"]
+            self.recoveries[-1].reason = record.get("reason") or ""
 
     def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
         self.injections_fired.append(str(record.get("injection")))

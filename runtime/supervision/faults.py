@@ -109,11 +109,8 @@ class FaultHandler:
         if verdict.traceback and verdict.culprit is not None and not stopping and not on_terminal:
             self._reporter.notify(verdict.traceback.rstrip())
         if restart:
-            self._reporter.notify(verdict.sentence)
-            self._reporter.notify(f"recovery: {decision.action}, {decision.reason}")
             return Resolution(restart=True)
         if stopping:
-            self._reporter.notify(verdict.sentence)
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
 
@@ -123,7 +120,7 @@ class FaultHandler:
         """A rank does not exit although every script has completed. The work is done: warn, and end the run."""
         verdict = self._investigate(context, slots, exits_unseen_since).verdict
         self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
-        self._reporter.warn(None, verdict.sentence)
+        self._reporter.write("warning", text=verdict.sentence)
         if self._history.left_early or context.attempt.exits.stopped:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)

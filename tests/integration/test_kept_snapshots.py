@@ -38,7 +38,7 @@ def test_the_next_launch_writes_what_was_kept(
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
-    module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
+    module.write_staged_checkpoints(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     path = tmp_path / "out" / "checkpoint-5"
     verify_digests(path, read_manifest(path).files)
     assert not kept.exists()
@@ -53,7 +53,7 @@ def test_what_is_older_than_the_run_is_not_written(kept: Path, tmp_path: Path) -
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
-    module._write_what_was_kept(launch, run, History(supervisors=2))  # type: ignore[arg-type]
+    module.write_staged_checkpoints(launch, run, History(supervisors=2))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
     assert not kept.exists()
 
@@ -63,5 +63,5 @@ def test_nothing_kept_is_nothing_to_do(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=tmp_path / "none", run_id="night"))
-    module._write_what_was_kept(launch, run, History(supervisors=1))  # type: ignore[arg-type]
+    module.write_staged_checkpoints(launch, run, History(supervisors=1))  # type: ignore[arg-type]
     assert not run.journal.exists()

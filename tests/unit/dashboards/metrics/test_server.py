@@ -90,12 +90,12 @@ def test_default_is_loopback() -> None:
     assert DEFAULT_ADDRESS == "127.0.0.1:9460"
 
 
-def test_an_address_open_to_the_network_is_logged(serve: Any, make_status: Any) -> None:
-    """An address reachable from the network is permitted and logged; a loopback address is not logged."""
+def test_an_address_open_to_the_network_is_marked(serve: Any, make_status: Any) -> None:
+    """An address reachable from the network is permitted and marked, so that the caller can warn."""
     with capture_logs() as logs:
-        serve(make_status, "0.0.0.0:0")
-        serve(make_status)
-    assert [entry["event"] for entry in logs] == ["metrics_open_to_network"]
+        assert serve(make_status, "0.0.0.0:0").open_to_network
+        assert not serve(make_status).open_to_network
+    assert logs == []
 
 
 def test_two_servers_with_one_address_get_two_ports(serve: Any, make_status: Any) -> None:

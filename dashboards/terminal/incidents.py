@@ -1,0 +1,84 @@
+"""Faults as text for the terminal: what happened, who, where, what is done, and how long the recovery took.
+
+Reads the run's history and each incident's `verdict.json`. Called by `terminal.py`, which prints the lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_run.dashboards.terminal.progress import count
+from grpo_run.runtime.record.history import Recovery
+
+LABEL_WIDTH = 10
+ACTIONS = {
+    "restart": "restart all ranks",
+    "stop": "stop the run",
+}
+
+
+def fault_lines(recovery: Recovery) -> list[str]:
+    """Return the lines of one fault: its sentence, then one `label value` line per known fact."""
+    verdict = _read_verdict(recovery.incident)
+    action = ACTIONS.get(recovery.action, recovery.action.replace("_", " "))
+    facts = {
+        "detected": f"after {recovery.detection_seconds:.2f} s"
+        if recovery.detection_seconds is not None
+        else "",
+        "where": _where(verdict, recovery.rank),
+        "waiting": _ranks(verdict.get("waiters") or []),
+        "action": f"{action}: {recovery.reason}" if recovery.reason else action,
+        "evidence": short_path(recovery.incident) if recovery.incident else "",
+    }
+    lines = [f"{label:<{LABEL_WIDTH}}{fact}" for label, fact in facts.items() if fact]
+    return [recovery.sentence or recovery.cause, *lines]
+
+
+def recovered_line(recovery: Recovery) -> str:
+    """Return how long a recovery took and what it cost; call it once `recovery_seconds` is known."""
+    assert recovery.recovery_seconds is not None
+    parts = [f"training continues {recovery.recovery_seconds:.2f} s after the fault"]
+    if recovery.from_checkpoint is not None:
+        parts.append(f"resumed from step {recovery.from_checkpoint}")
+    if recovery.lost_steps is not None:
+        parts.append(f"{count(recovery.lost_steps, 'step')} repeated")
+    return ", ".join(parts)
+
+
+def inspection_line(recovery: Recovery, run_directory: Path) -> str:
+    """Return where the evidence of the latest fault is, and the commands that show it."""
+    run = short_path(run_directory)
+    evidence = f"evidence in {short_path(recovery.incident)}; " if recovery.incident else ""
+    return f"{evidence}show it with `grpo-run report {run}` or `grpo-run status {run}`"
+
+
+def short_path(path: str | Path) -> str:
+    """Return the path relative to the working directory if it is inside."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _read_verdict(folder: str | None) -> Mapping[str, Any]:
+    if folder is None:
+        return {}
+    try:
+        value = json.loads((Path(folder) / "verdict.json").read_bytes())
+    except (OSError, ValueError):
+        return {}  # the disk took no evidence
+    return value if isinstance(value, dict) else {}
+
+
+def _where(verdict: Mapping[str, Any], rank: int | None) -> str:
+    location = verdict.get("location") or (verdict.get("locations") or {}).get(str(rank))
+    if not location:
+        return ""
+    return f"{short_path(location['file'])}:{location['line']} in {location['function']}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""

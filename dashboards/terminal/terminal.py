@@ -1,0 +1,194 @@
+"""The console of `grpo-run launch`: a progress line, events with their time, faults, and output of shown ranks.
+
+On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is printed at
+most every 15 s, when it has changed, every event is one line, and no control codes are written. Output of ranks goes
+to standard output, as under torchrun; everything else goes to standard error. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
+from grpo_run.dashboards.terminal.progress import progress_line
+from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.record.status import RunStatus
+
+NAME = "grpo-run: "
+"""Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always shown."""
+FAULT, RECOVERED = "FAULT ", "RECOVERED "
+STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
+INDENT = " " * 9
+"""Width of the time, so that folded lines and facts stand below the text."""
+REFRESH_SECONDS = 0.5
+PIPE_SECONDS = 15.0
+
+
+class _Console(Console):
+    """Console that falls silent when its reader is gone; rich itself would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class Terminal:
+    """Writes what the user sees of a run.
+
+    Args:
+        shown_ranks: ranks whose output is printed; the ranks' files hold all of it.
+        status: reads the state of the run; None while there is none.
+    """
+
+    def __init__(self, *, shown_ranks: frozenset[int], status: Callable[[], RunStatus | None]) -> None:
+        self._shown_ranks = shown_ranks
+        self._status = status
+        self._console = _Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._lock = threading.RLock()
+        self._faults_at_start: int | None = None
+        self._faults_shown = 0
+        self._unrecovered: list[Recovery] = []
+        self._guard_lines: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-terminal")
+
+    def start(self) -> None:
+        """Start to show progress and faults. Faults that are already in the history are not shown again."""
+        status = self._status()
+        self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),
+            )
+            self._live.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show the last events and remove the progress line."""
+        self._stop.set()
+        self._thread.join(2.0)
+        self._show_faults()
+        if self._live is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()
+
+    def rank_line(self, rank: int, line: str) -> None:
+        """Print one line of a rank's output, if the rank is shown or the line is the guard's.
+
+        A line that the guard prints in several ranks is printed once.
+        """
+        if line.startswith(NAME):
+            text = line.removeprefix(NAME)
+            repeated = self._guard_lines.setdefault(text, rank) != rank
+            if rank not in self._shown_ranks and not repeated:
+                self._event(text)
+        if rank not in self._shown_ranks:
+            return
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the rank's file has the line
+            sys.stdout.write(f"[rank{rank}] {line}\n")
+            sys.stdout.flush()
+
+    def notify(self, text: str) -> None:
+        """Print a message of the supervisor, after the faults that came before it.
+
+        Args:
+            text: one line; several lines, such as a traceback, are printed as they are.
+        """
+        self._show_faults()
+        self._event(text)
+
+    def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
+        """Print the fault that ended the run, how the run ended, and where the evidence is. Call it after `stop`.
+
+        Args:
+            sentence: how the run ended.
+            wrong_usage: the run ended because the user has to correct a setting: the sentence is all there is to say.
+            run_directory: of the run, for the commands that show more.
+        """
+        status = self._status()
+        if wrong_usage or status is None:
+            if sentence not in self._guard_lines:
+                self._event(sentence)
+            return
+        self._show_faults(final=True)
+        faults = status.history.recoveries[self._faults_at_start or 0 :]
+        # a run that gave up repeats the sentence of its last fault
+        self._event(sentence.removeprefix(faults[-1].sentence).strip() or sentence if faults else sentence)
+        if faults:
+            self._event(inspection_line(faults[-1], run_directory))
+
+    def _loop(self) -> None:
+        last, waited = "", PIPE_SECONDS
+        while not self._stop.wait(REFRESH_SECONDS):
+            self._show_faults()
+            status = self._status()
+            line = progress_line(status) if status is not None else ""
+            waited += REFRESH_SECONDS
+            if self._live is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self._live.update(Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
+            elif line and line != last and waited >= PIPE_SECONDS:
+                self._event(line)
+                last, waited = line, 0.0
+
+    def _show_faults(self, *, final: bool = False) -> None:
+        """Print every fault once its action is decided, and every recovery once training continues.
+
+        A fault that ends the run is printed at the end (`final`), below the culprit's traceback.
+        """
+        status = self._status()
+        if status is None or self._faults_at_start is None:
+            return
+        with self._lock:
+            recoveries = status.history.recoveries
+            while self._faults_shown < len(recoveries) and (
+                final or recoveries[self._faults_shown].action not in ("", "stop")
+            ):
+                recovery = recoveries[self._faults_shown]
+                self._faults_shown += 1
+                self._unrecovered.append(recovery)
+                sentence, *facts = fault_lines(recovery)
+                self._event(sentence, FAULT, facts)
+            for recovery in [one for one in self._unrecovered if one.recovery_seconds is not None]:
+                self._unrecovered.remove(recovery)
+                self._event(recovered_line(recovery), RECOVERED)
+
+    def _event(self, text: str, word: str = "", facts: Sequence[str] = ()) -> None:
+        """Print one event: the time, our name, a styled word, the text, and facts below it."""
+        with self._lock, contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the run
+            if "\n" in text:
+                self._console.print(Text(text))
+                return
+            line = f"{time.strftime('%H:%M:%S')} {NAME}{word}{text}"
+            printed = Text(
+                "\n".join([*self._fold(line), *(row for fact in facts for row in self._fold(INDENT + fact))])
+            )
+            if word:
+                start = line.index(word)
+                printed.stylize(STYLES[word], start, start + len(word))
+            self._console.print(printed)
+
+    def _fold(self, line: str) -> list[str]:
+        """Fold a line to the terminal's width, below its first word; a pipe gets it whole."""
+        if self._live is None:
+            return [line]
+        return textwrap.wrap(
+            line,
+            self._console.width,
+            subsequent_indent=INDENT + " " * LABEL_WIDTH if line.startswith(INDENT) else INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
