@@ -397,7 +397,7 @@ def test_snapshots_lie_in_memory_unless_told_otherwise(
     memory, other = at_home / "memory", at_home / "other"
     memory.mkdir()
     other.mkdir()
-    monkeypatch.setattr(values, "MEMORY_ROOT", memory)
+    monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
     usual = parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory
     named = parse(["--snapshot-dir", str(other), "train.py"]).config.snapshot_directory
     assert usual is not None
@@ -427,7 +427,7 @@ def test_a_machine_without_such_a_file_system_writes_directly(
 ) -> None:
     """Or with one that somebody else has taken the place on: nobody asked for it, so nobody is refused."""
     memory = at_home / "memory"
-    monkeypatch.setattr(values, "MEMORY_ROOT", memory)
+    monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
     assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
     memory.mkdir()
     taken = memory / f"grpo-run-{os.getuid()}"
