@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support import references, warm
 from support.runs import Run
 
 from grpo_run.runtime.record.journal import Journal, read_journal
@@ -18,6 +19,47 @@ from grpo_run.runtime.record.journal import Journal, read_journal
 settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("grpo-run")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--cold` starts every process of a test in a new interpreter, as a user does."""
+    parser.addoption("--cold", action="store_true", help="start no process from the warm launcher")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read `--cold`."""
+    warm.always_cold = config.getoption("--cold")
+    config.pluginmanager.register(Starts())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _references(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep references where all workers of the session find them."""
+    base = tmp_path_factory.getbasetemp()
+    references.cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "references"
+    references.cache.mkdir(exist_ok=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the number of started processes to the controller of the workers."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["starts"] = dict(warm.starts)
+
+
+class Starts:
+    """Adds up the processes that workers started; registered where there are workers."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended."""
+        warm.starts.update(getattr(node, "workeroutput", {}).get("starts", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many processes were started, warm and cold."""
+    if warm.starts:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(warm.starts.items()))
+        terminalreporter.write_line(f"processes started: {counts}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faults import fault
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 GRPO = str(SCRIPTS / "grpo.py")
 

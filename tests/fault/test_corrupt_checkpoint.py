@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest

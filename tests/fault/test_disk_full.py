@@ -14,7 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 from support.full_disk import SmallDisk, small_disk
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 from support.slots import fill, snapshot
 from support.torture import contents, intact, litter, resume
 from support.whole_runs import PATCHED, kill_all, resumed_at

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from faults import fault, fired
-from support.runs import SCRIPTS, Run, alive, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, alive, digest
 
 GRPO = str(SCRIPTS / "grpo.py")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from faults import fault, fired
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 from grpo_run.watchdog.observation import Phase
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run, alive, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, alive, digest
 
 from grpo_run.watchdog.observation import Phase
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest, undisturbed
+from support.references import undisturbed
+from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
 
 STEPS = ("--max-steps", "24", "--save-steps", "8")
 
@@ -150,13 +151,9 @@ def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_pa
         "0.02",
     )
     reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [str(BIN / "grpo-run"), "launch", "--run-dir", str(run.directory), "--metrics-addr", "off", *run.arguments],
-        cwd=tmp_path, env=run.environment, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
-    )  # fmt: skip
-    run.process = process
+    run.start(output=writer)
     os.close(writer)
     run.until_step(2)
     os.close(reader)
-    assert process.wait(120) == 0
+    assert run.wait() == 0
     assert run.status()["state"] == "finished"

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.freezer import Freezer, freezer, unsupported
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 from support.torture import intact
 from support.whole_runs import PATCHED, memory_of, resumed_at
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 from support.whole_runs import attempts, kill_all, resumed_at, what_is_left
 
 from grpo_run.runtime.errors import EXIT_FINISHED

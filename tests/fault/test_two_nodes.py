@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run, digest, undisturbed
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 STEPS = ("--max-steps", "16", "--save-steps", "4")
 

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.runs import BIN, CONFIGS, SCRIPTS
 
+from grpo_run.cli.main import main
 
-def _refused(folder: Path, *words: str) -> str:
-    """Run the command, see it refused, return its one line."""
-    answer = subprocess.run(
-        [str(BIN / "grpo-run"), *words], cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    assert answer.returncode == 2, (answer.stdout, answer.stderr)
-    lines = answer.stderr.strip().splitlines()
-    assert len(lines) == 1, answer.stderr
-    assert lines[0].startswith("grpo-run: ")
-    assert "Traceback" not in answer.stdout
-    return lines[0]
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run a command in the test's folder, check that it is refused with code 2, and return its one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, cold: bool = False) -> str:
+        if cold:
+            answer = subprocess.run(
+                [str(BIN / "grpo-run"), *words], capture_output=True, text=True, timeout=60
+            )
+            code, printed, errors = answer.returncode, answer.stdout, answer.stderr
+        else:
+            capfd.readouterr()
+            try:
+                code = main(words)
+            except SystemExit as error:
+                code = int(error.code or 0)
+            printed, errors = capfd.readouterr()
+        assert code == 2, (printed, errors)
+        lines = errors.strip().splitlines()
+        assert len(lines) == 1, errors
+        assert lines[0].startswith("grpo-run: ")
+        assert "Traceback" not in printed
+        return lines[0]
+
+    return run
 
 
 CASES = [
@@ -60,22 +80,26 @@ CASES = [
 ]
 
 
+COLD = [("launch", "nowhere.py"), ("train", "arithmatic"), ("lunch",)]
+"""Run as a command in a new process; the others run in this one."""
+
+
 @pytest.mark.parametrize(("words", "told"), CASES, ids=[" ".join(words)[:60] for words, _ in CASES])
 def test_bad_input_is_one_line_and_code_2(
-    words: tuple[str, ...], told: tuple[str, ...], tmp_path: Path
+    words: tuple[str, ...], told: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The line names what is wrong and, where there is one, the nearest right word."""
-    line = _refused(tmp_path, *words)
+    """The line names what is wrong and, where possible, the nearest valid word."""
+    line = refused(*words, cold=words in COLD)
     for part in told:
         assert part in line, line
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").rglob("journal.jsonl"))
 
 
-def test_malformed_yaml_names_file_and_line(tmp_path: Path) -> None:
+def test_malformed_yaml_names_file_and_line(refused: Callable[..., str], tmp_path: Path) -> None:
     """A recipe or an accelerate configuration that is no YAML is located."""
     (tmp_path / "mine.yaml").write_text("recipe: arithmetic\ngrpo:\n  learning_rate: [1\nseed: 3\n")
-    assert "mine.yaml:4" in _refused(tmp_path, "train", "mine.yaml").replace(", line ", ":")
+    assert "mine.yaml:4" in refused("train", "mine.yaml").replace(", line ", ":")
     (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_CPU\n  num_processes: 2\n")
-    line = _refused(tmp_path, "launch", "--accelerate-config", "acc.yaml", str(SCRIPTS / "sft.py"))
+    line = refused("launch", "--accelerate-config", "acc.yaml", str(SCRIPTS / "sft.py"))
     assert "acc.yaml" in line
     assert "line 2" in line or ":2" in line

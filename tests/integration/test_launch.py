@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import BIN, SCRIPTS, Run, digest, undisturbed
+from support import warm
+from support.references import undisturbed
+from support.runs import BIN, SCRIPTS, Run, digest
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
@@ -15,7 +17,10 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "sft_then_grpo.py"])
 def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """An undisturbed run under supervision ends with the weights torchrun ends with."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start()
+    cold = script == "grpo.py"
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, cold=cold or None
+    ).start()
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     status = run.status()
@@ -31,19 +36,17 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
         str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--nproc-per-node", "1",
         str(SCRIPTS / "sft.py"), "--output-dir", "out", "--max-steps", "2", "--save-steps", "2",
     ]  # fmt: skip
-    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert first.returncode == 0, first.stderr
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0
-    assert "has finished" in again.stdout
-    assert "--fresh" in again.stdout
+    code, printed = warm.run(command, cwd=tmp_path, environment=dict(os.environ), cold=True)
+    assert code == 0, printed
+    code, printed = warm.run(command, cwd=tmp_path)
+    assert code == 0, printed
+    assert "has finished" in printed
+    assert "--fresh" in printed
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    fresh = subprocess.run(
-        [*command[:2], "--fresh", *command[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert fresh.returncode == 0, fresh.stderr
+    code, printed = warm.run([*command[:2], "--fresh", *command[2:]], cwd=tmp_path)
+    assert code == 0, printed
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    assert "starts from step 0" in fresh.stderr
+    assert "starts from step 0" in printed
 
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
@@ -52,13 +55,12 @@ def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> Non
     first = runs(*arguments).start()
     first.until_step(2)
     assert first.process is not None
-    second = subprocess.run(
-        [str(BIN / "grpo-run"), "launch", "--run-dir", str(first.directory), *arguments],
-        cwd=first.folder, env=first.environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert second.returncode == 2
-    assert len(second.stderr.strip().splitlines()) == 1
-    assert str(first.process.pid) in second.stderr
+    code, printed = warm.run(
+        [str(BIN / "grpo-run"), "launch", "--run-dir", str(first.directory), *arguments], cwd=first.folder
+    )
+    assert code == 2
+    assert len(printed.strip().splitlines()) == 1
+    assert str(first.process.pid) in printed
 
 
 def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:

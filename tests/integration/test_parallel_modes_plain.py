@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate.utils import DistributedType
+from support import warm
 from support.partition import check_partition
 
 from grpo_run.runtime.errors import ConfigError
@@ -129,15 +130,10 @@ def test_the_environment_is_what_accelerate_launch_gives_a_rank(
             monkeypatch.delenv(name)
     command = [str(TORCHRUN.with_name("accelerate")), "launch", "--main_process_port", "0"]
     command += ["--config_file", f"tests/configs/{mode}.yaml", str(SCRIPTS / "environment.py")]
-    launched = subprocess.run(
-        [*command, str(tmp_path / "{rank}.json")],
-        cwd=REPOSITORY,
-        timeout=DEADLINE_SECONDS,
-        capture_output=True,
-        text=True,
-        check=False,
+    code, printed = warm.run(
+        [*command, str(tmp_path / "{rank}.json")], cwd=REPOSITORY, environment=dict(os.environ), cold=False
     )
-    assert launched.returncode == 0, launched.stderr
+    assert code == 0, printed
     theirs = json.loads((tmp_path / "0.json").read_text())
     file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
     if file in theirs:  # ours is the full path

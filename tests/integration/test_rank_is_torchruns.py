@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import Run, torchrun
+from support.references import torchrun
+from support.runs import Run
 
 LOOK = """
 import json, multiprocessing, os, signal, sys, threading

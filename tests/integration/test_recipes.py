@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import BIN, QUIET, Run
+from support import warm
+from support.runs import BIN, QUIET
 
 from grpo_run.dashboards.reward_plot import draw_run
 from grpo_run.runtime.record.journal import read_journal
@@ -36,7 +36,7 @@ def test_demo_learns_recovers_and_draws(tmp_path: Path) -> None:
     assert len(picture) > 20_000
 
 
-def test_gsm8k_trains_on_the_real_files(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
     """Two steps on GSM8K's own lines with the tiny model: prompts, answers and both rewards fit together."""
     assert (GSM8K / "train.jsonl").is_file(), (
         f"GSM8K's files are not at {GSM8K}; name their folder in GRPO_RUN_GSM8K"
@@ -49,10 +49,8 @@ def test_gsm8k_trains_on_the_real_files(runs: Callable[..., Run], tmp_path: Path
         "--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.steps_per_generation=1", "--set", "grpo.bf16=false",
         "--set", "grpo.gradient_checkpointing=false",
     ]  # fmt: skip
-    answer = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=240
-    )
-    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    code, printed = warm.run(command, cwd=tmp_path, timeout_seconds=240)
+    assert code == 0, printed[-6000:]
     logged = [
         event for event in read_journal(tmp_path / "run" / "journal.jsonl") if event["event"] == "step_logged"
     ]

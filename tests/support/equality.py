@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.launch.accelerate import load_parallelism
-from support.runs import CONFIGS, SCRIPTS, Run, digest, torchrun
+from support.references import torchrun
+from support.runs import CONFIGS, SCRIPTS, Run, digest
 
 ROOT = CONFIGS.parent.parent
 MODES = ("ddp-1", "ddp", "zero2", "zero3", "fsdp2")

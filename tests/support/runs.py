@@ -6,33 +6,30 @@ for a guessed time. Every wait has a deadline and fails with the end of the run'
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import JournalReader
 from grpo_run.runtime.staging.area import staging_path
 from grpo_run.watchdog.observation import Phase
+from support import warm
+from support.warm import QUIET
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CONFIGS = Path(__file__).parent.parent / "configs"
 BIN = Path(sys.executable).parent
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "1",
-    "DS_ACCELERATOR": "cpu",
-}
 
 
 class Run:
@@ -48,7 +45,9 @@ class Run:
         cwd: Path | None = None,
         metrics: str = "off",
         program: Sequence[str] = (str(BIN / "grpo-run"),),
+        cold: bool | None = None,
     ) -> None:
+        self.cold = cold
         self.program = tuple(program)
         self.cwd = cwd or folder
         self.metrics = metrics
@@ -57,32 +56,25 @@ class Run:
         self.arguments = list(arguments)
         self.output = folder / f"{name}.out"
         self.environment = {**os.environ, **QUIET, **(environment or {})}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: warm.Process | None = None
         self._reader = JournalReader(self.directory / "journal.jsonl")
         self._records: list[dict[str, Any]] = []
 
-    def start(self) -> Run:
-        """Start (or go on with) the run."""
-        with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
+    def start(self, output: int | None = None) -> Run:
+        """Start or resume the run.
+
+        Args:
+            output: descriptor that receives what the supervisor prints; the run's `.out` file by default.
+        """
+        with open(self.output, "ab") as file:
+            self.process = warm.start(
                 [
-                    *self.program,
-                    "launch",
-                    "--run-dir",
-                    str(self.directory),
-                    "--metrics-addr",
-                    self.metrics,
-                    "--show-ranks",
-                    "0",
+                    *self.program, "launch", "--run-dir", str(self.directory), "--metrics-addr", self.metrics,
+                    "--show-ranks", "0",
                     *self.arguments,
                 ],
-                cwd=self.cwd,
-                env=self.environment,
-                start_new_session=True,  # a test may signal the whole group
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+                cwd=self.cwd, environment=self.environment, stdout=file if output is None else output, cold=self.cold,
+            )  # fmt: skip
         return self
 
     def wait(self, timeout_seconds: float = 120.0) -> int:
@@ -170,12 +162,11 @@ class Run:
         os.kill(self.pid(rank), number)
 
     def status(self) -> dict[str, Any]:
-        """`grpo-run status --json`."""
-        answer = subprocess.run(
-            [str(BIN / "grpo-run"), "status", str(self.directory), "--json"],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        value: dict[str, Any] = json.loads(answer.stdout)
+        """Return what `grpo-run status --json` prints."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            assert main(["status", str(self.directory), "--json"]) == 0
+        value: dict[str, Any] = json.loads(printed.getvalue())
         return value
 
     def tail(self, characters: int = 6000) -> str:
@@ -183,36 +174,6 @@ class Run:
         return (
             self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
         )
-
-
-def torchrun(
-    folder: Path,
-    arguments: Sequence[str],
-    *,
-    environment: dict[str, str] | None = None,
-    timeout_seconds: float = 120.0,
-) -> None:
-    """Run the same under torchrun, undisturbed: the reference."""
-    answer = subprocess.run(
-        [str(BIN / "torchrun"), *arguments],
-        cwd=folder, env={**os.environ, **QUIET, **(environment or {})}, capture_output=True, text=True,
-        timeout=timeout_seconds, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
-
-
-@functools.cache
-def undisturbed(script: str, steps: int, *, ranks: int = 2) -> str:
-    """The digest of the weights that torchrun ends with: one run for all tests that compare with it.
-
-    Args:
-        script: of `tests/scripts`.
-        steps: its `--max-steps`; how often it saves changes no weight.
-    """
-    with tempfile.TemporaryDirectory(prefix="grpo-run-reference-") as folder:
-        words = [str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(steps)]
-        torchrun(Path(folder), ["--nproc-per-node", str(ranks), *words])
-        return digest(Path(folder) / "out")
 
 
 def digest(output_dir: Path) -> str:

@@ -1,0 +1,85 @@
+"""Undisturbed runs to compare with: by torchrun, or by plain processes forked from the warm launcher.
+
+No part of grpo-run is in the ranks of either. `tests/integration/test_references.py` holds that both end with the
+same weights.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from support import warm
+from support.runs import BIN, SCRIPTS, digest
+from support.warm import QUIET
+
+DEADLINE_SECONDS = 180.0
+cache = Path()
+"""A folder that all pytest workers of the session share; set by `conftest.py`."""
+
+
+def undisturbed(script: str, steps: int, *, ranks: int = 2) -> str:
+    """Return the digest of the final weights of an undisturbed run; each is run once per session.
+
+    Args:
+        script: of `tests/scripts`.
+        steps: its `--max-steps`; how often it saves changes no weight.
+    """
+    folder = cache / f"{script}-{steps}-{ranks}"
+    with open(f"{folder}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "out" / "weights.sha256").exists():
+            folder.mkdir(exist_ok=True)
+            words = [str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(steps)]
+            plain_ranks(folder, words, ranks=ranks)
+    return digest(folder / "out")
+
+
+def plain_ranks(folder: Path, command: Sequence[str], *, ranks: int) -> None:
+    """Run a script on several ranks with the environment that torchrun gives them, in warm processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(ranks),
+    }  # fmt: skip
+    output = folder / "printed.txt"
+    processes = []
+    try:
+        with open(output, "ab") as printed:
+            for rank in range(ranks):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+                processes.append(
+                    warm.start(
+                        command,
+                        cwd=folder,
+                        environment={**os.environ, **QUIET, **shared, **own},
+                        stdout=printed,
+                    )
+                )
+        codes = [process.wait(DEADLINE_SECONDS) for process in processes]
+        assert codes == [0] * ranks, (codes, output.read_text(errors="replace")[-4000:])
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def torchrun(
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    environment: dict[str, str] | None = None,
+    timeout_seconds: float = DEADLINE_SECONDS,
+) -> None:
+    """Run a command line under the real torchrun."""
+    answer = subprocess.run(
+        [str(BIN / "torchrun"), *arguments],
+        cwd=folder, env={**os.environ, **QUIET, **(environment or {})}, capture_output=True, text=True,
+        timeout=timeout_seconds, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]

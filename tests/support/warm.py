@@ -1,0 +1,218 @@
+"""Start Python programs as forks of a process that has imported torch, transformers, TRL and grpo-run already.
+
+A cold `grpo-run launch` spends about 6 s of CPU on imports, once in the supervisor and once in the forkserver. Here
+they are paid once per pytest process. `start` returns a `subprocess.Popen`, or a `WarmProcess` that behaves like one:
+same exit codes, signals, session, working directory, environment and standard streams.
+
+A process starts cold when the test asks for it, when `pytest --cold` is given, and when its environment holds
+other values than the launcher's for a variable that libraries read at import. `warm_server.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from grpo_run.runtime.launch.script import READ_AT_IMPORT
+
+SERVER = Path(__file__).with_name("warm_server.py")
+LOADER = f"exec(compile(open({str(SERVER)!r}).read(), '<warm launcher>', 'exec'))"
+READY_SECONDS = 120.0
+EXIT = struct.Struct("i")
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+}
+"""Variables of every real run in tests, on top of the environment of pytest."""
+starts: Counter[str] = Counter()
+"""How many processes were started warm and cold, for the summary at the end of a test run."""
+always_cold = False
+"""Set by `pytest --cold`."""
+_launcher: _Launcher | None = None
+
+
+class WarmProcess:
+    """A process forked by the launcher, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments: Sequence[str], connection: socket.socket, pid: int) -> None:
+        self.args = list(arguments)
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection = connection
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the process runs; a signal's number is negative."""
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            self._receive()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process to end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self._receive()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process if it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _receive(self) -> None:
+        told = self._connection.recv(EXIT.size, socket.MSG_WAITALL)
+        if len(told) < EXIT.size:
+            raise RuntimeError("the warm launcher has died, and with it the exit code of this process")
+        self.returncode = EXIT.unpack(told)[0]
+        self._connection.close()
+        os.close(self._pidfd)
+
+
+Process = subprocess.Popen[bytes] | WarmProcess
+
+
+class _Launcher:
+    """The launcher process."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="grpo-run-warm-")
+        self._address = f"{folder}/socket"
+        self._log = Path(folder) / "log"
+        with socket.socket(socket.AF_UNIX) as listener, open(self._log, "wb") as log:
+            listener.bind(self._address)
+            listener.listen(16)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
+                env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def start(
+        self, arguments: Sequence[str], *, script_directory_in_path: bool, cwd: Path,
+        environment: Mapping[str, str], streams: Sequence[int],
+    ) -> WarmProcess:  # fmt: skip
+        """Fork a process that runs the Python script `arguments[0]`."""
+        request = json.dumps({
+            "arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment),
+            "script_directory_in_path": script_directory_in_path,
+        }).encode()  # fmt: skip
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(READY_SECONDS)
+        try:
+            connection.connect(self._address)
+            connection.sendall(struct.pack("I", len(request)))
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
+            connection.sendmsg([b"\0"], rights)
+            connection.sendall(request)
+            told = connection.recv(EXIT.size, socket.MSG_WAITALL)
+        except OSError as error:
+            raise RuntimeError(f"the warm launcher does not answer: {self._log.read_text()}") from error
+        if len(told) < EXIT.size:
+            raise RuntimeError(f"the warm launcher did not start {arguments}: {self._log.read_text()}")
+        connection.settimeout(None)
+        return WarmProcess(arguments, connection, EXIT.unpack(told)[0])
+
+    def close(self) -> None:
+        """Kill the launcher; what it has forked lives on."""
+        self._process.kill()
+        self._process.wait()
+
+
+def start(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    stdout: int | IO[bytes],
+    cold: bool | None = None,
+) -> Process:
+    """Start a Python script in a session of its own, with nothing on standard input.
+
+    Args:
+        command: a console script, a Python file, or `[sys.executable, "-P", file]`, and its arguments.
+        stdout: receives standard output and standard error.
+        cold: start a new interpreter, or fork one whatever the environment; by default the environment decides.
+    """
+    global _launcher
+    isolated = list(command[:2]) == [sys.executable, "-P"]
+    if cold is None:
+        cold = import_time(environment) != import_time({**os.environ, **QUIET})
+    if cold or always_cold:
+        starts["cold"] += 1
+        interpreter = [sys.executable] if command[0].endswith(".py") else []
+        return subprocess.Popen(
+            [*interpreter, *command], cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout,
+            stderr=subprocess.STDOUT, start_new_session=True,  # a test may signal the whole group
+        )  # fmt: skip
+    starts["warm"] += 1
+    _launcher = _launcher or _Launcher()
+    output = stdout if isinstance(stdout, int) else stdout.fileno()
+    with open(os.devnull, "rb") as nothing:
+        return _launcher.start(
+            command[2:] if isolated else command, script_directory_in_path=not isolated, cwd=cwd,
+            environment=environment, streams=[nothing.fileno(), output, output],
+        )  # fmt: skip
+
+
+def run(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    cold: bool | None = None,
+    timeout_seconds: float = 120.0,
+) -> tuple[int, str]:
+    """Start a Python script as `start` does and wait for it.
+
+    Returns:
+        The exit code, and what was printed to standard output and standard error.
+    """
+    with tempfile.TemporaryFile() as printed:
+        variables = {**os.environ, **QUIET} if environment is None else environment
+        process = start(command, cwd=cwd, environment=variables, stdout=printed, cold=cold)
+        try:
+            code = process.wait(timeout_seconds)
+        finally:
+            process.kill()
+        printed.seek(0)
+        return code, printed.read().decode(errors="replace")
+
+
+def import_time(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that libraries read at import, less PYTHONPATH, which the launcher sets for each process."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if READ_AT_IMPORT.fullmatch(name) and name != "PYTHONPATH"
+    }
