@@ -1,4 +1,4 @@
-# Two commands in a fresh clone: `make demo` and `make test`. Each sets up what it needs, once.
+# In a fresh clone: `make demo` and `make test`. Each target installs what it needs, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,16 +11,21 @@ PYTEST := $(BIN)/pytest
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
 
+# Tests marked `alone` measure time or memory, or fill a disk: they run after the others, without a second worker.
+REAL := tests/integration tests/fault tests/browser
+WORKERS := --numprocesses 2 --dist loadgroup
+
 test: $(STAMP) system
-	$(PYTEST) tests/unit -q
-	$(PYTEST) tests/integration tests/fault tests/browser -q -m "not full" --durations=10
+	$(PYTEST) tests/unit -q $(WORKERS)
+	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10
+	$(PYTEST) $(REAL) -q -m "alone and not full" --durations=5
 
 test-unit: $(STAMP)
-	$(PYTEST) tests/unit -q
+	$(PYTEST) tests/unit -q $(WORKERS)
 
-# Longer campaigns; the last run's table is in docs/campaigns.md.
+# All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/campaigns.md.
 test-full: $(STAMP) system
-	$(PYTEST) tests -q
+	$(PYTEST) tests -q --campaigns
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -31,11 +36,11 @@ typing: $(STAMP)
 	for folder in runtime trainers watchdog dashboards cli; do ln -sfn ../../../$$folder build/typing/grpo_run/; done
 	$(BIN)/mypy
 
-# Grafana dashboard, alert rules and the lifecycle diagram, from the tables in the code.
+# Generate the Grafana dashboard, the alert rules and the lifecycle diagram from the tables in the code.
 generated: $(STAMP)
 	$(BIN)/python -P -m grpo_run.dashboards.provisioning.generate
 
-# Benchmarks measure; run them on a quiet machine. The peers install into an environment of their own.
+# Run benchmarks on an idle machine. Peers are installed into a virtual environment of their own.
 bench: $(STAMP)
 	$(BIN)/python -P benchmarks/micro.py
 	$(BIN)/python -P benchmarks/false_alarms.py
@@ -46,11 +51,13 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25" "setuptools>=77"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@echo "installing into $(VENV); output in $(VENV)/install.log"
+	@{ $(BIN)/python -m pip install --quiet --upgrade "pip>=25" "setuptools>=77" \
+	&& $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"; \
+	} >$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	touch $(STAMP)
 
-# promtool and prometheus, for the tests that scrape and check rules; chromium, for those that open a report.
+# Install promtool and prometheus for tests that scrape and check rules, and chromium for tests that open a report.
 .PHONY: system
 system:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || sh tests/support/install-prometheus.sh

@@ -1,4 +1,4 @@
-"""What every test shares: quiet, repeatable property tests, and an environment that no launcher has touched."""
+"""Fixtures and options of all tests: repeatable property tests, a clean environment, warm starts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support import references, warm
+from support.campaigns import Campaigns
 from support.runs import Run
 
 from grpo_run.runtime.record.journal import Journal, read_journal
 
-# no deadline: how long an example takes says something about the machine only; the same examples each time, so that
-# a change is judged by what it changed (`pytest --hypothesis-profile=explore` looks further)
+# no deadline, because the duration of an example depends on the machine; the same examples every time, so that a failure
+# is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
 settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("grpo-run")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cold` starts every process of a test in a new interpreter, as a user does."""
+    """Add the options of these tests."""
     parser.addoption("--cold", action="store_true", help="start no process from the warm launcher")
+    parser.addoption("--campaigns", action="store_true", help="print the plan and durations of campaigns")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read `--cold`."""
+    """Act on the options."""
     warm.always_cold = config.getoption("--cold")
     config.pluginmanager.register(Starts())
+    if config.getoption("--campaigns"):
+        config.pluginmanager.register(Campaigns())
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the variables of a launcher that happens to run the tests."""
+    """Hide the variables of a launcher that runs the tests."""
     for name in list(os.environ):
         if name.startswith(("GRPO_RUN_", "PET_", "TORCHELASTIC_")):
             monkeypatch.delenv(name)
@@ -72,7 +76,7 @@ def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """A journal with clocks that stand still."""
+    """Return a journal with fixed clocks."""
     made = Journal(tmp_path / "journal.jsonl", "run-1", wall=lambda: 1000.0, monotonic=lambda: 10.0)
     made.attempt = 0
     return made
@@ -80,13 +84,13 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """What the journal holds now."""
+    """Return a function that reads the journal."""
     return lambda: list(read_journal(tmp_path / "journal.jsonl"))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Makes runs of real processes in the test's folder and ends what is left of them."""
+    """Return a function that creates runs of real processes in the test's folder; kill them at the end."""
     made: list[Run] = []
 
     def make(*arguments: str, **options: Any) -> Run:

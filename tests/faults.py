@@ -1,10 +1,10 @@
-"""Fault injection for tests: words for a run's command line, and what fired, counted from its journal.
+"""Fault injection for tests: command-line arguments, and counts of what fired from the journal.
 
     run = runs(*fault("hang", rank=1, step=3), "--nproc-per-node", "2", script, ...).start()
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injection.KINDS`; faults of user code, without our injector, are `scripts/hurt.py`.
+The kinds are `grpo_run.runtime.launch.injection.KINDS`. Faults in user code, without the injector: `scripts/faulty.py`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from grpo_run.watchdog.observation import Phase
 def fault(
     kind: str, *, rank: int, step: int, phase: Phase | str | None = None, seconds: float | None = None
 ) -> list[str]:
-    """The flag that injects one fault; what is not given is the kind's own.
+    """Return the arguments that inject one fault; phase and seconds default to the kind's own.
 
     Args:
-        seconds: how long it lasts, for the kinds that have a length.
+        seconds: duration, for kinds that have one.
 
     Raises:
-        ConfigError: no such kind, or out of range.
+        ConfigError: unknown kind, or a value out of range.
     """
     where = Phase[phase] if isinstance(phase, str) else phase
     return ["--inject", str(Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds))]
 
 
 def fired(run: Run) -> Counter[str]:
-    """How often each injection has fired so far, over all attempts, by canonical text."""
+    """Count how often each injection has fired in all attempts, by its canonical text."""
     return Counter(event["injection"] for event in run.events("fault_injected"))

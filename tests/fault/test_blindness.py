@@ -1,4 +1,4 @@
-"""A watchdog that cannot see says so, and hurts nobody for that alone."""
+"""Missing observations are reported as unknown and never cause a restart on their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.runs import SCRIPTS, Run, digest
 GRPO = str(SCRIPTS / "grpo.py")
 
 
-def test_dead_sockets_are_reported_and_nobody_is_ended(runs: Callable[..., Run]) -> None:
-    """One rank is slow while the records cannot be read: a warning, no incident, the run ends well."""
+def test_unreadable_flight_recorder_is_a_warning_without_incident(runs: Callable[..., Run]) -> None:
+    """A slow rank whose Flight Recorder socket is gone causes a warning, no incident, and a finished run."""
     run = runs(
         *fault("slow", rank=1, step=12, seconds=3), "--nproc-per-node", "2", GRPO, "--output-dir", "out",
         "--max-steps", "20", "--save-steps", "10", "--step-seconds", "0.1",
@@ -28,8 +28,8 @@ def test_dead_sockets_are_reported_and_nobody_is_ended(runs: Callable[..., Run])
     assert any("cannot see all of rank" in text and "unknown" in text for text in texts), texts
 
 
-def test_a_board_taken_away_costs_an_attempt_at_most(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Truncated to nothing under everybody's feet: the supervisor lives, makes another, and the weights are equal."""
+def test_truncated_board_costs_at_most_one_attempt(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """After the board is truncated to zero bytes, the supervisor creates a new one and the final weights are equal."""
     steps = ("--max-steps", "16", "--save-steps", "4")
     run = runs(
         "--nproc-per-node", "2", GRPO, "--output-dir", "ours", *steps, "--step-seconds", "0.1",
@@ -41,8 +41,8 @@ def test_a_board_taken_away_costs_an_attempt_at_most(runs: Callable[..., Run], t
     assert run.status()["attempts"] == 2
 
 
-def test_a_board_that_is_unlinked_is_not_missed(runs: Callable[..., Run]) -> None:
-    """Its mapping lives on; the next attempt gets a new one."""
+def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
+    """Processes keep their mapping of a deleted board; the next attempt creates a new file."""
     run = runs(
         "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
         "--step-seconds", "0.1",

@@ -1,4 +1,4 @@
-"""A run that was never hurt is never counted as hurt, however busy the machine."""
+"""Healthy runs report no recoveries and no warnings on a busy machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _burn(parent: int) -> None:
 
 @pytest.fixture
 def cpu_load() -> Iterator[None]:
-    """One burning process a core, for the test's length."""
+    """Run one busy process per core for the duration of the test."""
     context = multiprocessing.get_context("spawn")
     burners = [
         context.Process(target=_burn, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 2)
@@ -30,12 +30,13 @@ def cpu_load() -> Iterator[None]:
         burner.join(10)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "count",
     [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
 )
 def test_clean_exits_under_load(count: int, runs: Callable[..., Run], cpu_load: None) -> None:
-    """Gloo scripts that end by themselves end with 0, no recovery and no warning counted, every time."""
+    """Every run on Gloo exits with 0, without recoveries or warnings."""
     outcomes = []
     for number in range(count):
         run = runs(

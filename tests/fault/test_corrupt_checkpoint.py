@@ -1,4 +1,4 @@
-"""A checkpoint goes bad between a kill and the resume: it is set aside, and the run ends with the undisturbed weights."""
+"""A checkpoint corrupted between a kill and the resume is set aside; the final weights are unchanged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import find_checkpoints
 
 VICTIM = "model.safetensors"
-"""Nothing but a digest finds a flipped bit in it: it has no checksum, and loads."""
+"""The safetensors format has no checksum, so only the manifest's digest detects a flipped bit in it."""
 
 
 def flip_middle(file: Path) -> None:
-    """One bit in the middle of a file."""
+    """Flip one bit in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0x10
     file.write_bytes(content)
@@ -27,14 +27,14 @@ def flip_middle(file: Path) -> None:
 def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Supervisor and ranks killed, one bit flipped, the same command again: the older one is gone on from."""
+    """After supervisor and ranks are killed and one bit is flipped, the same command resumes from the older checkpoint."""
     script, steps = str(SCRIPTS / "grpo.py"), ("--max-steps", "12", "--save-steps", "4")
     run = runs(
         "--nproc-per-node", "2", script, "--output-dir", "ours", *steps, "--step-seconds", "0.3"
     ).start()
     run.until_step(9)
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] == 8 for e in events))
-    run.close()  # SIGKILL; the kernel ends the ranks with it
+    run.close()  # SIGKILL; the kernel then kills the ranks
     output = tmp_path / "ours"
     newest = next(found.path for found in find_checkpoints(output))
     assert newest.name == "checkpoint-8"

@@ -1,4 +1,4 @@
-"""The disk fills up, at any byte: nothing half-written is ever seen, nothing is lost, and training goes on."""
+"""A disk that fills up at any byte leaves no partial checkpoint visible, loses no work and does not stop training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.full_disk import SmallDisk, small_disk
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 from support.slots import fill, snapshot
-from support.torture import contents, intact, litter, resume
+from support.torture import contents, resume, unexpected_files, verified_checkpoints
 from support.whole_runs import PATCHED, kill_all, resumed_at
 
 from grpo_run.runtime.staging.area import StagingArea
@@ -27,6 +27,8 @@ from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainPublished,
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.slot import StagingSlot
 
+pytestmark = pytest.mark.alone
+
 DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)
 EVENTS = 60
 RETRY_SECONDS, STALL_SECONDS = 1.0, 20.0
@@ -34,7 +36,7 @@ RETRY_SECONDS, STALL_SECONDS = 1.0, 20.0
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """With room for some tiny checkpoints above what is kept free."""
+    """Mount a file system with space for a few tiny checkpoints above the reserve."""
     try:
         with small_disk(tmp_path / "disk", DISK_BYTES) as made:
             yield made
@@ -43,7 +45,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> int:
-    """A snapshot of about a megabyte: files of the trainer's own, of safetensors and of torch; returns its bytes."""
+    """Write a snapshot of about 1 MB with plain, safetensors and torch files; return its size in bytes."""
     staged = snapshot(output, step)
     fill(slot, staged)
     slot.begin_snapshot()
@@ -70,10 +72,10 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
 
 
 @pytest.mark.parametrize("older_of_the_same_step", [False, True])
-def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
+def test_disk_full_at_any_byte_keeps_existing_checkpoints(
     disk: SmallDisk, tmp_path: Path, older_of_the_same_step: bool
 ) -> None:
-    """Thirty times: full before the drain begins, or filled by another while it writes; then there is room again."""
+    """Thirty times, the disk is full before a drain or fills up during one; with free space again, the drain succeeds."""
     dice, output = random.Random(50 + older_of_the_same_step), disk.folder
     memory = Path(tempfile.mkdtemp(prefix="grpo-run-full-", dir="/dev/shm"))
     try:
@@ -101,8 +103,8 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
             if isinstance(told, DrainFailed):
                 assert told.full, where
                 assert not told.broken, where
-                assert intact(output) == {"checkpoint-4": older}, where
-                assert not litter(output), where
+                assert verified_checkpoints(output) == {"checkpoint-4": older}, where
+                assert not unexpected_files(output), where
                 assert not staging.slots[1].drained, where
                 assert resume(output) == output / "checkpoint-4", where
                 reasons[told.reason.partition("(")[0][:40] if while_writing else "before"] += 1
@@ -110,26 +112,28 @@ def test_a_disk_that_fills_at_any_byte_leaves_what_was_there(
             disk.empty()
             again = handle_request(staging, DrainRequest(slot=1), lambda count: None)
             assert isinstance(again, DrainPublished), f"{where}: {again}"
-            there = intact(output)
+            there = verified_checkpoints(output)
             assert set(there) == {"checkpoint-4", f"checkpoint-{step}"}, where
-            assert not litter(output), where
+            assert not unexpected_files(output), where
             assert there[f"checkpoint-{step}"] != older or step != 4, where
             if older_of_the_same_step:
                 older = there["checkpoint-4"]
             else:
                 shutil.rmtree(output / "checkpoint-6")
-        assert sum(outcomes) > 0.7 * len(outcomes), "the disk was hardly ever full"
-        assert len(reasons) > 2, "refused before it began, in the trainer's own files, and in torch's"
-        kind = "over one of the same step" if older_of_the_same_step else "beside an older one"
+        assert sum(outcomes) > 0.7 * len(outcomes), "the disk was rarely full"
+        assert len(reasons) > 2, "expected failures before the drain, in plain files and in torch files"
+        kind = (
+            "over a checkpoint of the same step" if older_of_the_same_step else "beside an older checkpoint"
+        )
         print(
-            f"\n| disk full at a random byte, {kind} | {sum(outcomes)} of {len(outcomes)} refused | never a corrupt one, never none |"
+            f"\n| disk full at a random byte, {kind} | {sum(outcomes)} of {len(outcomes)} refused | no corrupt checkpoint, always a loadable one |"
         )
     finally:
         shutil.rmtree(memory)
 
 
-def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Full from step 4 on: an alert, training goes on, a killed rank resumes from memory, and room is used when it is back."""
+def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """With a full disk, the run reports it, trains on, recovers a killed rank from memory, and drains when space returns."""
     arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
@@ -137,10 +141,10 @@ def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
     ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
-    disk.leave(0)  # to the last byte: whatever else lies beside checkpoints must not end the run either
+    disk.leave(0)  # to the last byte: other files in the output directory must not end the run either
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
     assert failed["cause"] == "disk_full"
-    run.until_step(failed["step"] + 11)  # every slot holds one that the script asked for
+    run.until_step(failed["step"] + 11)  # every slot holds a checkpoint that the script asked for
     run.kill(1)
     run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
     run.until(
@@ -164,18 +168,18 @@ def test_a_run_goes_on_over_a_full_disk(disk: SmallDisk, runs: Callable[..., Run
     back = run.until(
         lambda events: [e for e in events if e["event"] == "checkpoint_published" and e["durable"] and e["time"] > emptied_at]
     )  # fmt: skip
-    assert not run.events("run_ended"), "room was found only at the end"
+    assert not run.events("run_ended"), "free space was used only at the end of the run"
     assert back[0]["attempt"] == 1
     assert run.wait() == 0, run.tail()
     assert digest(disk.folder) == undisturbed("grpo.py", 40)
     assert not run.status()["checkpoint_trouble"]
-    assert set(intact(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
+    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
 
 
-def test_without_memory_a_short_disk_costs_checkpoints_not_the_run(
+def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(
     disk: SmallDisk, runs: Callable[..., Run]
 ) -> None:
-    """Written directly, by two ranks: none is begun for which there is no room, and the alert ends with the next."""
+    """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
     run = runs(
         "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
         "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
@@ -191,11 +195,11 @@ def test_without_memory_a_short_disk_costs_checkpoints_not_the_run(
     assert run.wait() == 0, run.tail()
     assert len(run.events("attempt_started")) == 1
     assert not run.status()["checkpoint_trouble"]
-    assert set(intact(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
+    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
 
 
-def test_a_run_all_of_whose_files_lie_on_a_full_disk_goes_on_and_does_not_look_well(disk: SmallDisk) -> None:
-    """Checkpoints, journal, evidence, every rank's output and our own: what is not written is told to whoever scrapes."""
+def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) -> None:
+    """With checkpoints, journal, evidence and logs on a full disk, training continues and metrics show the loss."""
     run = Run(
         disk.folder.parent,
         [
@@ -214,17 +218,17 @@ def test_a_run_all_of_whose_files_lie_on_a_full_disk_goes_on_and_does_not_look_w
             run, lambda seen: seen["grpo_checkpoint_trouble"] == 1 and seen["grpo_journal_lost_total"] > 0
         )
         run.kill(1)
-        hurt = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
-        wait_for(run, lambda seen: seen["grpo_step"] > hurt + 2)
+        step = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
+        wait_for(run, lambda seen: seen["grpo_step"] > step + 2)
         disk.empty()
         assert run.wait() == 0, run.tail()
     finally:
         run.close()
-    assert set(intact(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
+    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
 
 
-def test_a_start_on_a_full_disk_is_refused_and_costs_no_snapshot(disk: SmallDisk) -> None:
-    """One line and code 2; with room again the same command goes on from what memory had kept."""
+def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk) -> None:
+    """The launch prints one line and exits with 2; with free space, the same command resumes from the snapshot in memory."""
     run = Run(
         disk.folder.parent,
         [
@@ -241,16 +245,16 @@ def test_a_start_on_a_full_disk_is_refused_and_costs_no_snapshot(disk: SmallDisk
         assert run.start().wait() == 2
         disk.empty()
         assert run.start().wait() == 0, run.tail()
-        said = run.output.read_text()[before:]
+        printed = run.output.read_text()[before:]
     finally:
         run.close()
-    assert "disk" in said.splitlines()[0]
+    assert "disk" in printed.splitlines()[0]
     assert resumed_at(run, 1) in (committed - 1, committed)
-    assert set(intact(disk.folder)) >= {"checkpoint-4", "checkpoint-12"}
+    assert set(verified_checkpoints(disk.folder)) >= {"checkpoint-4", "checkpoint-12"}
 
 
 def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-    """The run's metrics without labels, as soon as they are so."""
+    """Wait until the run's metrics, summed up by name without labels, satisfy `condition`; return them."""
     address = re.search(r"http://[\d.]+:\d+/metrics", run.output.read_text())
     assert address is not None, run.tail()
     deadline = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""A supervisor and its drainer hold no more memory after a thousand checkpoints than after some."""
+"""Supervisor and drain worker do not leak memory over many checkpoints."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from support.runs import SCRIPTS, Run
 
 from grpo_run.runtime.upstream import hidden_main
 
+pytestmark = pytest.mark.alone
+
 WARM = 200
-"""Checkpoints before measuring: allocators and lazily imported modules have settled by then."""
+"""Checkpoints before the first measurement; by then allocators and lazy imports have settled."""
 GROWTH_BYTES = 2 << 20
-"""Allowed after that. Eight hundred leaked `Staged` or `Manifest` objects (4 to 8 KiB each in CPython) would be 3 MiB and
-more, one leaked buffer of a copy 8 MiB; what an allocator's arenas wander is some hundred KiB."""
+"""Growth allowed after that. 800 leaked `Staged` or `Manifest` objects (4 to 8 KiB each in CPython) take at least 3 MiB,
+one leaked copy buffer 8 MiB; allocator noise is a few hundred KiB."""
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Slots and checkpoints in memory: what is measured does not depend on the disk."""
+    """Create a folder in memory, so that the measurement does not depend on the disk."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-run-memory-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
 
 
 def check_growth(samples: list[tuple[int, int, int]], what: str, count: int, whose: str) -> None:
-    """Print a row of the campaign's table, and hold that neither process grew once it had settled.
+    """Print a row of the campaign's table and check that neither process grew after warming up.
 
     Args:
-        samples: checkpoints so far, and the resident memory of `whose` process and of the drainer, in bytes.
+        samples: checkpoints so far, and resident bytes of `whose` process and of the drain worker.
     """
     settled = [sample for sample in samples if sample[0] >= WARM]
     growth = [settled[-1][place] - settled[0][place] for place in (1, 2)]
@@ -49,8 +51,8 @@ def check_growth(samples: list[tuple[int, int, int]], what: str, count: int, who
 @pytest.mark.parametrize(
     "count", [300, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(900)])]
 )
-def test_draining_holds_no_memory(count: int, memory: Path) -> None:
-    """The side of the supervisor and the drainer's process, over real slots and real checkpoints."""
+def test_draining_leaks_no_memory(count: int, memory: Path) -> None:
+    """DrainScheduler and drain worker process real slots and checkpoints without growing."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with hidden_main():
@@ -60,7 +62,7 @@ def test_draining_holds_no_memory(count: int, memory: Path) -> None:
     samples: list[tuple[int, int, int]] = []
     try:
         while True:
-            assert ours.poll(120), "no checkpoint for a long time"
+            assert ours.poll(120), "no checkpoint within 120 s"
             samples.append(ours.recv())
     except EOFError:
         pass
@@ -68,15 +70,15 @@ def test_draining_holds_no_memory(count: int, memory: Path) -> None:
     assert process.exitcode == 0
     assert samples[-1][0] == count
     assert len(list((memory / "out").glob("checkpoint-*"))) == 2
-    check_growth(samples, f"{count} checkpoints drained", count, "supervisor's side")
+    check_growth(samples, f"{count} checkpoints drained", count, "scheduler")
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_a_supervisor_holds_no_memory_over_a_thousand_checkpoints(
+def test_supervisor_leaks_no_memory_over_a_thousand_checkpoints(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A whole run: every step is a checkpoint that the script asked for, and is made durable."""
+    """In a whole run where every step is a durable checkpoint, neither process grows."""
     steps = 1000
     run = runs(
         "--nproc-per-node", "1", "--snapshot-every", "1", str(SCRIPTS / "sft.py"), "--output-dir", "ours",

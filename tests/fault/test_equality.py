@@ -1,8 +1,7 @@
-"""The run that survives equals the run that was never hurt: killed at every step of two epochs, nothing differs.
+"""A run killed at every step of two epochs equals the undisturbed run: weights and every logged number.
 
-Weights, losses, rewards and every other logged number are those of torchrun's undisturbed run of the same script, for
-each trainer, way of spreading and fit of rollouts to steps. A few cells that diagnose run every time; the matrix is
-a campaign, one row of a markdown table a cell.
+The reference is torchrun's run of the same script. Cells vary trainer, parallelism mode and the geometry of rollouts and
+optimizer steps. A few diagnostic cells run in `make test`; the matrix is a campaign, with one table row per cell.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from support.runs import Run
 
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configurations name their DeepSpeed files from there, as accelerate reads them."""
+    """Change to the repository's root: paths of DeepSpeed files in the configurations are relative to it."""
     monkeypatch.chdir(Path(__file__).parents[2])
 
 
@@ -77,7 +76,7 @@ VARIANTS = [
 
 
 def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: bool) -> str:
-    """Compare, and give the cell's row of the table."""
+    """Compare the runs of one cell and return its table row."""
     began = time.monotonic()
     expected = reference(cell, tmp_path)
     different = differences(cell, supervised(cell, tmp_path, runs, kills=True), expected)
@@ -90,10 +89,10 @@ def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", DIAGNOSTIC, ids=str)
-def test_a_run_killed_at_every_step_equals_one_never_hurt(
+def test_run_killed_at_every_step_equals_the_undisturbed_run(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
-    """Against torchrun: the rollout in use, the second epoch's order, pending logs, the synced reference."""
+    """Diagnostic cells cover the buffered rollout, the second epoch's order, pending logs and the synced reference model."""
     check(cell, tmp_path, runs, undisturbed=False)
 
 
@@ -103,7 +102,7 @@ def test_a_run_killed_at_every_step_equals_one_never_hurt(
 def test_the_matrix(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every trainer, way of spreading and geometry; once a way, the undisturbed supervised run too."""
+    """Every trainer, mode and geometry; once per mode, the undisturbed supervised run as well."""
     first = (cell.steps_per_generation, cell.num_iterations, cell.accumulation) == (1, 1, 1)
     found = check(cell, tmp_path, runs, undisturbed=first)
     with capsys.disabled():

@@ -1,4 +1,4 @@
-"""Hangs that no record proves: ended within the learned deadline, with rank, line and cause, and nothing changed in the end."""
+"""Hangs without proof end at the learned deadline, with rank, line and cause, and leave the weights unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRPO = str(SCRIPTS / "grpo.py")
 
 
 def verdicts(run: Run) -> list[dict[str, Any]]:
-    """What was written of each incident, in order, its folder with it."""
+    """Return the verdict of each incident in order, with its folder and journal event."""
     found = []
     for event in run.events("incident"):
         folder = Path(event["incident"])
@@ -25,16 +25,18 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
 
 
 def line_of(script: str, mark: str) -> int:
-    """The number of the line that hurts."""
+    """Return the line number of a fault in a test script."""
     lines = (SCRIPTS / script).read_text().splitlines()
-    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"# HURT: {mark}")]
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"# FAULT: {mark}")]
     return number
 
 
 @pytest.mark.timeout(400)
-def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Six kinds in one run, each named with its rank, cause and line; the weights are torchrun's."""
-    planted: Sequence[tuple[str, int, int, str | None, str, str]] = [
+def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Six kinds in one run: each is reported with rank, cause and line; the weights equal torchrun's."""
+    injected: Sequence[tuple[str, int, int, str | None, str, str]] = [
         ("hang", 1, 22, None, "reward_stall", "_sleep"),
         ("stop", 0, 28, "generate", "interpreter_stuck", "_stop"),
         ("gil", 1, 34, "score", "interpreter_stuck", "_hold_interpreter"),
@@ -44,7 +46,7 @@ def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Ru
     ]
     steps = ("--max-steps", "56", "--save-steps", "2")
     words = [
-        w for kind, rank, step, phase, *_ in planted for w in fault(kind, rank=rank, step=step, phase=phase)
+        w for kind, rank, step, phase, *_ in injected for w in fault(kind, rank=rank, step=step, phase=phase)
     ]
     run = runs(
         *words, "--deadline-floor", "4", "--nproc-per-node", "2", GRPO, "--output-dir", "ours", *steps,
@@ -52,9 +54,9 @@ def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Ru
     ).start()  # fmt: skip
     assert run.wait(300) == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 56)
-    assert sum(fired(run).values()) == len(planted)
+    assert sum(fired(run).values()) == len(injected)
     found = verdicts(run)
-    for (kind, rank, _, _, cause, function), verdict in zip(planted, found, strict=True):
+    for (kind, rank, _, _, cause, function), verdict in zip(injected, found, strict=True):
         assert verdict["cause"] == cause, (kind, verdict["sentence"])
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
         assert verdict["confidence"] == "deadline"
@@ -63,32 +65,33 @@ def test_hangs_end_within_the_deadline_and_change_nothing(runs: Callable[..., Ru
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_the_default_deadline_after_twenty_steps_is_ten_seconds_at_most(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A user's own reward function holds the interpreter at step 22; from there to the verdict."""
+    """A reward function that holds the GIL at step 22 is detected within 10 s."""
     mark, cause = "reward-regex", "interpreter_stuck"
     steps = ("--max-steps", "24", "--save-steps", "4")
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "hurt.py"), "--output-dir", "ours", *steps, "--step-seconds", "0.03",
-        "--hurt", mark, "--hurt-step", "22",
+        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "ours", *steps, "--step-seconds", "0.03",
+        "--fault", mark, "--fault-step", "22",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
     (verdict,) = verdicts(run)
     assert (verdict["cause"], verdict["culprits"], verdict["waiters"]) == (cause, [1], [0])
-    assert verdict["location"]["file"].endswith("hurt.py")
-    assert verdict["location"]["line"] == line_of("hurt.py", mark)
-    # the promise is a deadline, not a speed: how long evidence then takes is the machine's affair
+    assert verdict["location"]["file"].endswith("faulty.py")
+    assert verdict["location"]["line"] == line_of("faulty.py", mark)
+    # the promise is about detection; collecting evidence takes as long as the machine needs
     (found,) = [event for event in run.events("state_changed") if event["to"] == "collecting"]
     assert found["time"] - verdict["event"]["failed_at"] <= 10.0
 
 
-def test_a_rank_that_hangs_at_exit_is_ended_and_the_run_is_whole(
+def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Its work was done: code 0, one warning, an incident that names the rank and the handler's line."""
+    """After the script's last line, a hanging exit handler costs one warning and one incident; the run exits with 0."""
     run = runs(
         *fault("exit-hang", rank=1, step=3), "--nproc-per-node", "2", GRPO, "--output-dir", "ours",
         "--max-steps", "6", "--save-steps", "2",
@@ -102,50 +105,52 @@ def test_a_rank_that_hangs_at_exit_is_ended_and_the_run_is_whole(
     assert run.status()["attempts"] == 1
 
 
-DEAF = """
+IGNORES_SIGTERM = """
 import faulthandler, os, signal, subprocess
-faulthandler.register(signal.SIGTERM, open(f"heard{os.environ['RANK']}-{os.getpid()}", "w"), all_threads=False)
+faulthandler.register(signal.SIGTERM, open(f"received{os.environ['RANK']}-{os.getpid()}", "w"), all_threads=False)
 child = subprocess.Popen(["sleep", "300"], process_group=0)
 open(f"child{os.environ['RANK']}-{os.getpid()}", "w").write(str(child.pid))
 """
-"""Notes in C when SIGTERM comes, also while a collective blocks Python, and stays; has a child in another process group."""
+"""Records SIGTERM from C, also while a collective blocks Python, and does not exit; has a child in another process group."""
 
 
 @pytest.mark.parametrize("kind", ["hang", "skip"])
-def test_evidence_is_complete_before_the_first_signal_and_the_deaf_still_go(
+def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     kind: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Verdict and stacks are older than the first SIGTERM any rank heard; ranks and their children are gone after."""
+    """Verdict and stacks are older than the first SIGTERM; ranks that ignore it are killed with their children."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "from __future__ import annotations\n" in source
-    (tmp_path / "deaf.py").write_text(
+    (tmp_path / "ignores_sigterm.py").write_text(
         source.replace(
-            "from __future__ import annotations\n", "from __future__ import annotations\n" + DEAF, 1
+            "from __future__ import annotations\n",
+            "from __future__ import annotations\n" + IGNORES_SIGTERM,
+            1,
         )
     )
     run = runs(
-        *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--nproc-per-node", "2", "deaf.py",
+        *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--nproc-per-node", "2", "ignores_sigterm.py",
         "--output-dir", "ours", "--max-steps", "6", "--save-steps", "2",
         environment={"PYTHONPATH": str(SCRIPTS)},
     ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
     (verdict,) = verdicts(run)
-    heard = [path.stat().st_mtime for path in tmp_path.glob("heard*") if path.stat().st_size]
-    assert len(heard) == 2, "somebody was not asked to leave"
+    received = [path.stat().st_mtime for path in tmp_path.glob("received*") if path.stat().st_size]
+    assert len(received) == 2, "a rank got no SIGTERM"
     files = [path for path in verdict["folder"].rglob("*") if path.is_file()]
     assert {"verdict.json", "folded.txt", "timeline.json", "events.jsonl"} <= {path.name for path in files}
-    assert max(path.stat().st_mtime for path in files) <= min(heard)  # a file's clock ticks every 4 ms
+    assert max(path.stat().st_mtime for path in files) <= min(received)  # a file's clock ticks every 4 ms
     first = [e["pid"] for e in run.events("rank_started") if e["attempt"] == 0]
     assert alive(first) == []
     assert alive([int((tmp_path / f"child{rank}-{pid}").read_text()) for rank, pid in enumerate(first)]) == []
     assert run.wait() == 0, run.tail()
 
 
-def test_heavy_tailed_generation_raises_no_alarm(runs: Callable[..., Run]) -> None:
-    """Log-normal, sigma 1.5, over 40 steps on two ranks: slow is not hung."""
+def test_heavy_tailed_generation_causes_no_incident(runs: Callable[..., Run]) -> None:
+    """Log-normal generation times (sigma 1.5) over 40 steps on two ranks cause neither suspicion nor incident."""
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "hurt.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps",
-        "40", "--hurt", "generation-tail", "--hurt-rank", "0", "--tail-seconds", "0.05",
+        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps",
+        "40", "--fault", "generation-tail", "--fault-rank", "0", "--tail-seconds", "0.05",
     ).start()  # fmt: skip
     assert run.wait(240) == 0, run.tail()
     assert run.events("incident") == []

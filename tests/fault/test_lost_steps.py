@@ -1,4 +1,4 @@
-"""With a snapshot after every step, no death of a rank costs more than the step it died in."""
+"""With a snapshot every step, a killed rank costs at most one step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PHASES = (
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 def test_no_recovery_loses_more_than_a_step(kills: int, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Ranks and phases in turn; the steps that were done again, as `grpo-run status` counts them, and the weights."""
+    """Kills in every phase, on alternating ranks, lose at most one step each and leave the weights unchanged."""
     steps = 2 * kills + 4
     arguments = ("--max-steps", str(steps), "--save-steps", "5")
-    # two steps apart: the first step of an attempt has a snapshot too
+    # two steps apart, so that each attempt has a snapshot of its own
     planned = [
         (kill % 2, 2 * kill + 2, phase) for kill, phase in zip(range(kills), cycle(PHASES), strict=False)
     ]
@@ -43,7 +43,7 @@ def test_no_recovery_loses_more_than_a_step(kills: int, runs: Callable[..., Run]
     assert len(recoveries) == kills
     lost = [recovery["lost_steps"] for recovery in recoveries]
     assert all(count is not None and count <= 1 for count in lost), lost
-    # what `status` says is what the journal says: each attempt began at most one step below the highest committed
+    # the journal agrees with `status`: each attempt starts at most one step below the highest committed
     committed = 0
     for event in run.events():
         if event["event"] == "step_committed":
@@ -53,7 +53,7 @@ def test_no_recovery_loses_more_than_a_step(kills: int, runs: Callable[..., Run]
     found = Counter(lost)
     seconds = sorted(recovery["recovery_seconds"] for recovery in recoveries)
     print(
-        f"\n| {kills} SIGKILLs of ranks in turn, in {min(kills, len(PHASES))} phases in turn, a snapshot every step | "
+        f"\n| {kills} SIGKILLs on alternating ranks, in {min(kills, len(PHASES))} phases, a snapshot every step | "
         f"{kills} | weights equal; lost steps: {found[0]} times 0, {found[1]} times 1; recovery {seconds[kills // 2]:.1f} s"
-        f" in the median, {seconds[-1]:.1f} s at most |"
+        f" median, {seconds[-1]:.1f} s maximum |"
     )

@@ -1,4 +1,4 @@
-"""Each way of spreading a model trains under supervision, is killed, and resumes to the same weights, on CPU/Gloo."""
+"""Every parallelism mode trains under supervision on CPU and Gloo, and resumes to the same weights after a kill."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _local_parts(output_dir: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_mode_survives_a_kill_with_equal_weights(mode: str, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Undisturbed and killed between checkpoints, the run ends with the same weights, really partitioned in both."""
+    """The undisturbed and the killed run end with the same weights, and the model is partitioned in both."""
     digests = {}
     for name in ("undisturbed", "killed"):
         run = runs(
-            # FSDP on CPU takes effect only through the scripts' shim, which the launcher cannot know of
+            # on CPU, FSDP takes effect through the scripts' shim, which the launcher cannot detect
             *(("--allow-untested",) if mode == "fsdp2" else ()),
             "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
             str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / name), *STEPS,

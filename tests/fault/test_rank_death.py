@@ -1,4 +1,4 @@
-"""A rank dies or raises: the run goes on by itself and ends with the weights of one that was never hurt."""
+"""When a rank is killed or raises, the run recovers and ends with the weights of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo_run.watchdog.observation import Phase
 def test_kill_between_checkpoints_changes_no_weight(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """SIGKILL of a rank between two checkpoints: one recovery, weights as torchrun's."""
+    """SIGKILL of a rank between two checkpoints causes one recovery; the weights equal torchrun's."""
     steps = ("--max-steps", "12", "--save-steps", "4")
     run = runs(
         "--nproc-per-node",
@@ -45,7 +45,7 @@ def test_kill_between_checkpoints_changes_no_weight(
 
 
 def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """The incident of a killed rank holds the survivor's stack, which names the line it waited in."""
+    """The incident of a killed rank contains the surviving rank's stack with the line where it waited."""
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
         "--max-steps", "6", "--save-steps", "2", "--step-seconds", "1.5",
@@ -62,13 +62,13 @@ def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path:
     assert "SIGKILL" in verdict["sentence"]
     stack = (incident / "stacks" / "rank1.txt").read_text()
     assert "Current thread" in stack or "Thread" in stack
-    assert "in overlap" in stack  # asleep in its reward when its peer died
+    assert "in overlap" in stack  # the survivor was in its reward function
     assert (incident / "memory" / "rank1.status").read_text().count("VmRSS") == 1
 
 
 @pytest.mark.full
 def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Twenty SIGKILLs over one long epoch: twenty recoveries, no hand laid on, the same final weights."""
+    """Twenty SIGKILLs over one long epoch: twenty automatic recoveries and the same final weights."""
     steps = 160
     arguments = ("--max-steps", str(steps), "--save-steps", "4")
     dice = random.Random(20)
@@ -97,8 +97,8 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
     assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
 
 
-def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """SFT, then GRPO: a rank killed in the second call costs the first call nothing, and weights are equal."""
+def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A rank killed in the second `train()` call does not repeat the first; the weights are equal."""
     arguments = ("--max-steps", "12", "--save-steps", "4")
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(2, train_call=2)
@@ -112,7 +112,7 @@ def test_finished_call_is_restored_and_not_trained_again(runs: Callable[..., Run
 
 
 def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A script that fails before its first step is not retried: its own traceback, one verdict, code 93."""
+    """A script that fails before its first step is not retried: its traceback is printed and the exit code is 93."""
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
@@ -128,8 +128,8 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     assert status["recoveries"][0]["action"] == "stop"
 
 
-def test_deterministic_failure_is_not_repeated_for_ever(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """The same exception at the same step is tried once more and then given up, whatever was saved on the way."""
+def test_deterministic_failure_stops_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """An exception that repeats at the same step stops the run after one retry, even with new checkpoints."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "tiny.train(trainer, arguments)" in source
     poisoned = source.replace(
@@ -152,11 +152,11 @@ def test_deterministic_failure_is_not_repeated_for_ever(runs: Callable[..., Run]
     assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
     assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
     assert "poisoned batch" in run.tail()
-    assert status["checkpoint"]["step"] == 6  # the snapshot on the way to it
+    assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
 
 
 def test_failures_without_progress_stop_the_run(runs: Callable[..., Run]) -> None:
-    """Killed again and again before any new checkpoint, the run is given up at its budget: 93."""
+    """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
         "--max-restarts", "2", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
         "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
@@ -172,8 +172,8 @@ def test_failures_without_progress_stop_the_run(runs: Callable[..., Run]) -> Non
     assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart", "restart", "stop"]
 
 
-def test_no_rank_outlives_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """What a rank has started goes down with it, when the rank is killed for its peer's fault."""
+def test_no_process_of_a_rank_outlives_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Child processes of a rank are killed with it when another rank fails."""
     (tmp_path / "child.py").write_text(
         "import subprocess, os, time, pathlib\n"
         "child = subprocess.Popen(['sleep', '300'])\n"

@@ -1,4 +1,4 @@
-"""What scripts do around a save goes on as under torchrun: callbacks that read what was saved, and on one rank only."""
+"""User callbacks around a save behave as under torchrun, also when only one rank has them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ READER = """    from pathlib import Path
 """
 
 
-def test_rank_zero_alone_may_read_what_was_saved(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """It finds each checkpoint whole on disk, snapshots between them are none of its business, and no rank waits alone."""
+def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """`on_save` on rank 0 finds each checkpoint complete on disk, is not called for snapshots, and blocks no rank."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "    tiny.train(trainer, arguments)\n" in source
     (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))

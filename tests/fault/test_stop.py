@@ -1,4 +1,4 @@
-"""Stops: asked for, forced, and the supervisor's own death."""
+"""Requested stops, forced stops, and the death of the supervisor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.full), "command"])
-def test_stop_saves_on_one_step_and_the_same_command_goes_on(
+def test_stop_saves_on_one_step_and_the_same_command_resumes(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """All ranks leave at one step with one checkpoint, code 75; the same command finishes with equal weights."""
+    """All ranks stop at one step with one checkpoint and code 75; the same command resumes and ends with equal weights."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
@@ -43,10 +43,10 @@ def test_stop_saves_on_one_step_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     "start", [(), pytest.param(("--no-preload",), marks=pytest.mark.full)], ids=["warm", "fresh"]
 )
-def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
+def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """SIGKILL of the supervisor: within 2 s no rank is left; the same command resumes to equal weights."""
+    """After SIGKILL of the supervisor no rank is alive within 2 s; the same command resumes to equal weights."""
     run = runs(*start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(10)
     assert run.process is not None
@@ -63,8 +63,8 @@ def test_supervisor_killed_leaves_no_orphan_and_the_same_command_goes_on(
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
 
 
-def test_second_signal_ends_at_once(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A rank that cannot reach its next vote does not hold up a second request: code 75, evidence kept."""
+def test_second_signal_stops_at_once(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
     (tmp_path / "stuck.py").write_text("import time\nprint('stuck', flush=True)\ntime.sleep(300)\n")
     run = runs("--nproc-per-node", "1", "stuck.py").start()
     run.until(lambda events: any(e["event"] == "rank_started" for e in events))
@@ -77,7 +77,7 @@ def test_second_signal_ends_at_once(runs: Callable[..., Run], tmp_path: Path) ->
     assert alive([pid]) == []
 
 
-def test_stop_deadline_ends_ranks_that_do_not_come(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Callable[..., Run], tmp_path: Path) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(300)\n")
     run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", "stuck.py").start()
@@ -88,7 +88,7 @@ def test_stop_deadline_ends_ranks_that_do_not_come(runs: Callable[..., Run], tmp
 
 
 def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`grpo-run save` leaves a complete checkpoint at a step outside the schedule, and training goes on."""
+    """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues."""
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24",
         "--save-steps", "24", "--step-seconds", "0.05",
@@ -102,7 +102,7 @@ def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_p
 
 
 def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A crash in interpreter teardown, after the script has ended, does not fail the run."""
+    """A crash during interpreter shutdown, after the script's last line, does not fail the run."""
     (tmp_path / "late.py").write_text(
         "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))\nprint('done')\n"
     )
@@ -115,7 +115,7 @@ def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_p
 
 
 def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`sys.exit(0)` finishes; `os._exit(0)` finishes as under torchrun."""
+    """`sys.exit(0)`, `os._exit(0)` and `raise SystemExit` finish the run, as under torchrun."""
     for name, line in (
         ("a", "import sys; sys.exit(0)"),
         ("b", "import os; os._exit(0)"),
@@ -128,7 +128,7 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
 
 
 def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """What `timeout` or a hung-up terminal sends reaches the supervisor alone: one joint checkpoint, code 75."""
+    """A signal to the process group (`timeout`, a closed terminal) reaches the supervisor alone: one checkpoint, code 75."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
@@ -139,7 +139,7 @@ def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_pat
 
 
 def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """The reader of its output dies (`| head`): the run goes on to its end, code 0."""
+    """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
         "--nproc-per-node",
         "1",

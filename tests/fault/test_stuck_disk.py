@@ -1,4 +1,4 @@
-"""A file system that hangs holds up nobody but the drainer: training goes on, it is said, and no work is lost."""
+"""A hanging file system blocks only the drain worker: training continues, a warning is logged, no work is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from support.freezer import Freezer, freezer, unsupported
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
-from support.torture import intact
+from support.torture import verified_checkpoints
 from support.whole_runs import PATCHED, memory_of, resumed_at
 
 STEPS = 40
@@ -22,7 +22,7 @@ TIMES = f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "CLOSE_SECON
 
 
 def launch(runs: Callable[..., Run], *, save_steps: int) -> Run:
-    """A run whose draining waits seconds instead of minutes."""
+    """Start a run whose drain timeouts are seconds instead of minutes."""
     return runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
         "--max-steps", str(STEPS), "--save-steps", str(save_steps), "--step-seconds", "0.1",
@@ -30,8 +30,8 @@ def launch(runs: Callable[..., Run], *, save_steps: int) -> Run:
     ).start()  # fmt: skip
 
 
-def drainer(run: Run) -> int:
-    """Its process: the forkserver's child that is no rank."""
+def drain_worker(run: Run) -> int:
+    """Return the pid of the drain worker: the forkserver's child that is not a rank."""
     assert run.process is not None
     ranks = {event["pid"] for event in run.events("rank_started")}
     found = [
@@ -45,16 +45,16 @@ def drainer(run: Run) -> int:
 
 
 def stall(run: Run, hold: Callable[[int], object]) -> int:
-    """Hold the drainer once it has written something, and wait until that is told; returns the step then committed."""
+    """Freeze the drain worker after its first checkpoint, wait for the stall event, and return the committed step."""
     run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
-    hold(drainer(run))
+    hold(drain_worker(run))
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])
     assert failed[0]["cause"] == "checkpoint_stall"
     return max(int(event["step"]) for event in run.events("step_committed"))
 
 
 def published_after(run: Run, moment: float) -> list[dict[str, object]]:
-    """Wait for a durable checkpoint."""
+    """Wait for a durable checkpoint published after `moment`."""
     found: list[dict[str, object]] = run.until(
         lambda events: [
             e for e in events if e["event"] == "checkpoint_published" and e["durable"] and e["time"] > moment
@@ -63,8 +63,8 @@ def published_after(run: Run, moment: float) -> list[dict[str, object]]:
     return found
 
 
-def test_training_goes_on_while_the_disk_hangs(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A warning, more steps, snapshots in memory; and when the disk answers again, it is used again."""
+def test_training_continues_while_the_disk_hangs(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The run warns, trains on with snapshots in memory, and drains again when the disk responds."""
     run = launch(runs, save_steps=4)
     held: list[int] = []
 
@@ -82,12 +82,12 @@ def test_training_goes_on_while_the_disk_hangs(runs: Callable[..., Run], tmp_pat
     assert not run.status()["recoveries"]
     assert not run.status()["checkpoint_trouble"]
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
-    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
+    assert f"checkpoint-{STEPS}" in verified_checkpoints(tmp_path / "ours")
 
 
 @pytest.fixture
 def frozen() -> Iterator[Freezer]:
-    """Holds processes."""
+    """Create a cgroup freezer, or skip the test."""
     reason = unsupported()
     if reason is not None:
         pytest.skip(reason)
@@ -95,10 +95,10 @@ def frozen() -> Iterator[Freezer]:
         yield made
 
 
-def test_a_rank_that_dies_while_the_disk_hangs_resumes_from_memory(
+def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
     frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The drainer cannot even be killed; another one takes its place, and the last step's snapshot is gone on from."""
+    """A drain worker that cannot be killed is replaced, and the run resumes from the last snapshot."""
     run = launch(runs, save_steps=4)
     committed = stall(run, frozen.freeze)
     run.until_step(committed + 3)
@@ -110,20 +110,22 @@ def test_a_rank_that_dies_while_the_disk_hangs_resumes_from_memory(
     began = resumed_at(run, 1)
     assert began is not None
     assert began >= last - 1
-    # a new process is not held: here the disk was well, and only its writer hung
+    # the new worker is not frozen: only the old process hung, not the disk
     published_after(run, run.events("attempt_started")[-1]["time"])
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
-    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
+    assert f"checkpoint-{STEPS}" in verified_checkpoints(tmp_path / "ours")
 
 
 @pytest.mark.full
-def test_a_run_ends_though_the_disk_hangs(frozen: Freezer, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Nobody waits for a process that cannot be killed: another one writes what is left, and the supervisor leaves."""
+def test_run_finishes_although_the_disk_hangs(
+    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The supervisor does not wait for a worker that cannot be killed: a new one writes the rest, and the run exits."""
     run = launch(runs, save_steps=10)
     stall(run, frozen.freeze)
     assert run.wait(90) == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
     assert run.status()["state"] == "finished"
-    assert f"checkpoint-{STEPS}" in intact(tmp_path / "ours")
-    assert not memory_of(run).exists(), "the memory is given back"
+    assert f"checkpoint-{STEPS}" in verified_checkpoints(tmp_path / "ours")
+    assert not memory_of(run).exists(), "the staging directory was not removed"

@@ -1,7 +1,7 @@
-"""SIGKILL at every system call of saving and draining: what a run would resume from is always there, whole, and the newest.
+"""SIGKILL at every system call of saving and draining always leaves the newest checkpoint verified and loadable.
 
-A rank that takes a snapshot, or a drainer that makes one durable, is killed before, after and in the midst of each call
-that changes a file, torch's and the kernel's own among them. `test_torture_runs.py` kills whole runs at random times.
+A rank that takes a snapshot, or a drain worker that publishes one, is killed before, after and half-way through each system
+call that changes a file, including calls by torch. `test_torture_runs.py` kills whole runs at random moments.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.syscalls import Fall, Stop, unsupported
+from support.syscalls import Stop, Trace, unsupported
 from support.torture import (
     OUR_RUN,
     Save,
-    Yard,
+    VictimServer,
     contents,
     copy,
-    intact,
-    litter,
+    drain_all,
     newest,
     resume,
-    settle,
+    unexpected_files,
+    verified_checkpoints,
 )
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
 from grpo_run.runtime.staging.area import StagingArea
 
+pytestmark = pytest.mark.xdist_group("torture")
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500
-"""A drain takes some seventy; one that takes as many as this would never be killed at its end."""
+"""Upper bound on counted calls; a drain makes about 70."""
 
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """A folder in memory: what a SIGKILL leaves does not depend on the disk, and syncing one a thousand times takes long."""
+    """Create a folder in memory: SIGKILL leaves the same files as on a disk, and thousands of syncs are fast."""
     reason = unsupported()
     if reason is not None:
         pytest.skip(reason)
@@ -48,27 +49,27 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def yard(memory: Path) -> Iterator[Yard]:
-    """One process that forks them all."""
-    made = Yard(memory / "yard")
+def server(memory: Path) -> Iterator[VictimServer]:
+    """Start the process that forks every victim."""
+    made = VictimServer(memory / "server")
     yield made
     made.close()
 
 
-def every_call(mode: str, trial: Callable[[Stop], Fall]) -> int:
-    """Kill at the first call, at the second, and so on until a trial gets through; how many were killed."""
+def every_call(mode: str, trial: Callable[[Stop], Trace]) -> int:
+    """Kill at the first call, the second and so on until a trial completes; return the number of kills."""
     for number in range(1, MOST_CALLS):
         if trial(Stop(number=number, mode=mode)).at is None:
-            assert number > 3, "hardly anything was killed"
+            assert number > 3, "too few kills"
             return number - 1
-    raise AssertionError(f"{MOST_CALLS} calls and no end")
+    raise AssertionError(f"more than {MOST_CALLS} calls")
 
 
 def row(mode: str, what: str, killed: int) -> None:
-    """For `docs/campaigns.md`."""
+    """Print a row for `docs/campaigns.md`."""
     where = "half-way through each write" if mode == "half" else f"{mode} each call"
     print(
-        f"\n| SIGKILL {where} of {what} | {killed} | newest intact {killed} of {killed}, none half-written |"
+        f"\n| SIGKILL {where} of {what} | {killed} | newest checkpoint verified {killed} of {killed}, no partial checkpoint |"
     )
 
 
@@ -77,9 +78,9 @@ def row(mode: str, what: str, killed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What is in the output directory beside an older checkpoint when a snapshot of step 6 is drained.
+    """Contents of the output directory, besides an older checkpoint, when a snapshot of step 6 is drained.
 
-    `limit` is the script's `save_total_limit`. `before` are names there, `after` those once it is durable.
+    `limit` is the script's `save_total_limit`. `before` and `after` are the names before and after publishing.
     """
 
     same_step: str | None = None
@@ -105,7 +106,7 @@ SCENES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A folder to be copied for each trial, what the older checkpoint holds, and what the new one is to hold."""
+    """A template folder to copy for each trial, with the digests of the older and of the new checkpoint."""
 
     template: Path
     trial: Path
@@ -123,40 +124,42 @@ class Prepared:
         return self.trial / "out"
 
 
-def prepare(yard: Yard, memory: Path, scene: Scene) -> Prepared:
-    """A real save of each checkpoint; all drained but the last."""
+def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
+    """Save each checkpoint for real and drain all but the last."""
     trial = memory / "trial"
     shutil.rmtree(trial, ignore_errors=True)
     (trial / "out").mkdir(parents=True)
     made = {}
     saves = [(OLDER, OUR_RUN, 1.0), *([(STEP, scene.same_step, 2.0)] if scene.same_step else [])]
     for step, run_id, value in saves:
-        yard.save(
+        server.save(
             Save(staging=trial / "staging", output=trial / "out", step=step, value=value, run_id=run_id)
         )
-        settle(trial / "staging")
+        drain_all(trial / "staging")
         made[step] = contents(trial / "out" / f"checkpoint-{step}")
-    yard.save(Save(staging=trial / "staging", output=trial / "out", step=STEP, value=3.0, limit=scene.limit))
+    server.save(
+        Save(staging=trial / "staging", output=trial / "out", step=STEP, value=3.0, limit=scene.limit)
+    )
     found = newest(trial / "staging")
     assert found is not None
     template = copy(trial, memory / "template")
-    settle(trial / "staging")
+    drain_all(trial / "staging")
     new = contents(trial / "out" / f"checkpoint-{STEP}")
-    assert new not in made.values(), "weights of two saves are to differ"
+    assert new not in made.values(), "the weights of two saves must differ"
     return Prepared(
         template=template, trial=trial, slot=found[1].index, older=made[OLDER], same_step=made.get(STEP), new=new
     )  # fmt: skip
 
 
-def judge_drain(scene: Scene, prepared: Prepared, fall: Fall) -> None:
-    """What must hold however a drain ended."""
-    output, where = prepared.output, str(fall)
-    there = intact(output)  # nothing half-written has a checkpoint's name
+def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
+    """Check what must hold however the drain ended."""
+    output, where = prepared.output, str(trace)
+    there = verified_checkpoints(output)  # no partial checkpoint has a checkpoint's name
     published = there.get(f"checkpoint-{STEP}") == prepared.new
     found = newest(prepared.staging)
     assert found is not None, where
     assert (found[0].step, found[1].index) == (STEP, prepared.slot), where
-    if found[1].drained or fall.at is None:
+    if found[1].drained or trace.at is None:
         assert published, where
 
     chosen = resume(output)
@@ -167,14 +170,14 @@ def judge_drain(scene: Scene, prepared: Prepared, fall: Fall) -> None:
     allowed = {OLDER: prepared.older, STEP: prepared.new if published else prepared.same_step}[expected]
     assert contents(chosen) == allowed, where
 
-    settle(prepared.staging)  # as the supervisor does before the next attempt
+    drain_all(prepared.staging)  # as the supervisor does before the next attempt
     chosen = resume(output)
     assert chosen == output / f"checkpoint-{STEP}", where
     assert contents(chosen) == prepared.new, where
     names = {path.name for path in output.iterdir()}
-    # killed between publishing and rotating, an older one stays until the next checkpoint is published
+    # killed between publishing and rotation, the older one stays until the next checkpoint is published
     assert scene.after <= names <= scene.after | (scene.before if found[1].drained else set()), where
-    left = litter(output) - {"replaced-checkpoint-6"}
+    left = unexpected_files(output) - {"replaced-checkpoint-6"}
     assert left <= ({f"checkpoint-{STEP}/{LOCK}"} if found[1].drained else set()), where
     if scene.same_step == "run-0":
         assert contents(output / "replaced-checkpoint-6") == prepared.same_step, where
@@ -191,17 +194,17 @@ def judge_drain(scene: Scene, prepared: Prepared, fall: Fall) -> None:
         *(pytest.param(scene, "after", marks=pytest.mark.full) for scene in SCENES),
     ],
 )
-def test_a_drainer_killed_at_any_call_leaves_the_newest_checkpoint_intact(
-    yard: Yard, memory: Path, scene: str, mode: str
+def test_drain_worker_killed_at_any_call_leaves_the_newest_checkpoint_loadable(
+    server: VictimServer, memory: Path, scene: str, mode: str
 ) -> None:
-    """Never none, never a half-written one under a checkpoint's name, and draining again leaves nothing behind."""
-    prepared = prepare(yard, memory, SCENES[scene])
+    """There is always a checkpoint, never a partial one, and draining again leaves no other files."""
+    prepared = prepare(server, memory, SCENES[scene])
 
-    def trial(stop: Stop) -> Fall:
+    def trial(stop: Stop) -> Trace:
         copy(prepared.template, prepared.trial)
-        fall = yard.drain(prepared.staging, prepared.slot, stop, below=[prepared.trial])
-        judge_drain(SCENES[scene], prepared, fall)
-        return fall
+        trace = server.drain(prepared.staging, prepared.slot, stop, below=[prepared.trial])
+        check_drain(SCENES[scene], prepared, trace)
+        return trace
 
     row(mode, f"a drain ({scene})", every_call(mode, trial))
 
@@ -223,55 +226,55 @@ def test_a_drainer_killed_at_any_call_leaves_the_newest_checkpoint_intact(
         pytest.param("full", 1, 0, "after", marks=pytest.mark.full),
     ],
 )
-def test_a_rank_killed_at_any_call_of_a_snapshot_leaves_the_last_one_intact(
-    yard: Yard, memory: Path, slots: str, ranks: int, victim: int, mode: str
+def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
+    server: VictimServer, memory: Path, slots: str, ranks: int, victim: int, mode: str
 ) -> None:
-    """The new one counts only when it is whole; else the last one does, and every byte of it is what was written."""
+    """A snapshot counts only when complete; otherwise the previous one does, with every byte verified."""
     base = memory / "trial"
     shutil.rmtree(base, ignore_errors=True)
     staging, output = base / "staging", base / "out"
     output.mkdir(parents=True)
     if slots == "full":
-        # drained, so the next to be written; superseded; the newest, which is on disk nowhere
+        # three slots: drained, superseded, and the newest, which is not on disk
         for step, value in ((1, 1.0), (2, 2.0)):
-            yard.save(save(base, step, value, ranks, scheduled=step == 1))
+            server.save(save(base, step, value, ranks, scheduled=step == 1))
             if step == 1:
-                settle(staging)
-    yard.save(save(base, OLDER, 4.0, ranks))
+                drain_all(staging)
+    server.save(save(base, OLDER, 4.0, ranks))
     template = copy(base, memory / "template")
-    settle(staging)
+    drain_all(staging)
     older = contents(output / f"checkpoint-{OLDER}")
     copy(template, base)
-    yard.save(save(base, STEP, 6.0, ranks))
-    settle(staging)
+    server.save(save(base, STEP, 6.0, ranks))
+    drain_all(staging)
     new = contents(output / f"checkpoint-{STEP}")
 
-    def trial(stop: Stop) -> Fall:
+    def trial(stop: Stop) -> Trace:
         copy(template, base)
-        fall = yard.save(save(base, STEP, 6.0, ranks), stop, below=[base], victim=victim)
-        where, found = str(fall), newest(staging)
+        trace = server.save(save(base, STEP, 6.0, ranks), stop, below=[base], victim=victim)
+        where, found = str(trace), newest(staging)
         assert found is not None, where
-        assert found[0].step == STEP if fall.at is None else found[0].step in (OLDER, STEP), where
+        assert found[0].step == STEP if trace.at is None else found[0].step in (OLDER, STEP), where
         assert not any(slot.busy for slot in StagingArea(staging).slots), where
         expected = older if found[0].step == OLDER else new
-        settle(staging)
+        drain_all(staging)
         chosen = resume(output, ranks=ranks)
         assert chosen is not None, where
         assert chosen.name == found[0].folder, where
         assert contents(chosen) == expected, where
-        assert not litter(output), where
-        # and the next attempt takes its own
-        yard.save(save(base, NEXT, 8.0, ranks))
-        settle(staging)
+        assert not unexpected_files(output), where
+        # the next attempt takes a snapshot of its own
+        server.save(save(base, NEXT, 8.0, ranks))
+        drain_all(staging)
         assert resume(output, ranks=ranks) == output / f"checkpoint-{NEXT}", where
-        intact(output)
-        return fall
+        verified_checkpoints(output)
+        return trace
 
     row(mode, f"rank {victim} of {ranks} in a snapshot (slots {slots})", every_call(mode, trial))
 
 
 def save(base: Path, step: int, value: float, ranks: int, *, scheduled: bool = False) -> Save:
-    """A snapshot in the trial's folder."""
+    """Describe a snapshot in the trial's folder."""
     return Save(
         staging=base / "staging", output=base / "out", step=step, value=value, world_size=ranks, scheduled=scheduled
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""All processes of a run are killed at once at random moments, again and again: the same command goes on each time."""
+"""All processes of a run are killed at once at random moments; the same command resumes each time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
-from support.whole_runs import attempts, kill_all, resumed_at, what_is_left
+from support.whole_runs import attempts, kill_all, remaining_state, resumed_at
 
 from grpo_run.runtime.errors import EXIT_FINISHED
 
 STEP_SECONDS = 0.05
 SPREAD_SECONDS = 0.35
-"""After an event, a kill comes within so long: two to four steps, with all of a snapshot and its draining in them."""
+"""A kill follows an event within this time: two to four steps, which include a snapshot and its draining."""
 WEIGHTS = {
     "step_committed": 8,
     "checkpoint_staged": 8,
@@ -25,7 +25,7 @@ WEIGHTS = {
     "attempt_started": 2,
     "train_started": 1,
 }
-"""What a kill follows, by weight: mostly a save, sometimes a start or a resumption."""
+"""Events that kills follow, with weights: mostly saves, sometimes a start or a resume."""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ WEIGHTS = {
 def test_whole_runs_killed_at_random_moments(
     kills: int, seed: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Each goes on from the newest intact checkpoint, at most one step is lost each time, and the weights are the same."""
+    """Each launch resumes from the newest verified checkpoint, loses at most one step, and the weights stay equal."""
     steps = 8 + 3 * kills
     arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
     run = runs(
@@ -50,7 +50,7 @@ def test_whole_runs_killed_at_random_moments(
         await_event(run, event, supervisor=kill, least=3 * kill)
         time.sleep(dice.uniform(0.0, SPREAD_SECONDS))
         kill_all(run)
-        left = what_is_left(run, output)
+        left = remaining_state(run, output)
         assert left.newest >= left.committed - 1, f"kill {kill}: {left}"
         behind.append(max(0, left.committed - left.newest))
         expected[attempts(run)] = left.newest
@@ -61,12 +61,12 @@ def test_whole_runs_killed_at_random_moments(
         assert resumed in (None, step), f"attempt {attempt} began at {resumed}, not {step}\n{run.tail()}"
     print(
         f"\n| all processes of a run of {steps} steps killed at random moments | {kills} | weights equal;"
-        f" steps behind the highest committed: {behind.count(0)} times 0, {behind.count(1)} times 1 |"
+        f" lost steps: {behind.count(0)} times 0, {behind.count(1)} times 1 |"
     )
 
 
 def await_event(run: Run, name: str, *, supervisor: int, least: int) -> None:
-    """Wait for an event under the n-th supervisor; of those with a step, one that has come to step `least`."""
+    """Wait for an event of the n-th supervisor; an event with a step must have reached step `least`."""
 
     def seen(events: list[dict[str, Any]]) -> bool:
         starts = [index for index, event in enumerate(events) if event["event"] == "run_started"]

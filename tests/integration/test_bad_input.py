@@ -1,4 +1,4 @@
-"""Bad input ends in one clear line and code 2, before any process is started and with nothing lost."""
+"""Invalid input prints one line and exits with 2, before any process is started."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_bad_input_is_one_line_and_code_2(
 
 
 def test_malformed_yaml_names_file_and_line(refused: Callable[..., str], tmp_path: Path) -> None:
-    """A recipe or an accelerate configuration that is no YAML is located."""
+    """A syntax error in a recipe or an accelerate configuration is reported with file and line."""
     (tmp_path / "mine.yaml").write_text("recipe: arithmetic\ngrpo:\n  learning_rate: [1\nseed: 3\n")
     assert "mine.yaml:4" in refused("train", "mine.yaml").replace(", line ", ":")
     (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_CPU\n  num_processes: 2\n")

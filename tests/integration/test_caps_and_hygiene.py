@@ -1,4 +1,4 @@
-"""Caps and hygiene, laid over an unmodified script from the command line."""
+"""Generation caps and hygiene, set on the command line for an unmodified script."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ STEPS = ("--max-steps", "8", "--save-steps", "4")
 
 
 def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`--generation` bounds what is generated, and the journal says what was laid over what."""
+    """`--generation` limits completions, and the journal records the old and new values."""
     run = runs(
         "--nproc-per-node", "2", "--generation", "max_completion_length=3", "no_repeat_ngram_size=2",
         "repetition_penalty=1.1", "max_time=30", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "12",
         "--save-steps", "4",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
-    laid = {event["key"]: (event["old"], event["new"]) for event in run.events("generation_capped")}
-    assert laid["max_completion_length"][1] == 3
-    assert laid["max_completion_length"][0] > 3
-    assert laid["no_repeat_ngram_size"] == (None, 2)
-    assert laid["max_time"] == (None, 30.0)
+    changed = {event["key"]: (event["old"], event["new"]) for event in run.events("generation_capped")}
+    assert changed["max_completion_length"][1] == 3
+    assert changed["max_completion_length"][0] > 3
+    assert changed["no_repeat_ngram_size"] == (None, 2)
+    assert changed["max_time"] == (None, 30.0)
     lengths = [event["completion_length"] for event in run.events("step_logged")]
     assert lengths
     assert max(lengths) <= 3
 
 
-def test_hygiene_runs_on_the_same_steps_everywhere_and_shows_its_cost(runs: Callable[..., Run]) -> None:
-    """`--hygiene-every 3` cleans on steps 3 and 6 of 8, and each cleaning's cost is in the journal."""
+def test_hygiene_runs_at_its_interval_and_records_its_duration(runs: Callable[..., Run]) -> None:
+    """`--hygiene-every 3` runs after steps 3 and 6 of 8, and the journal records each duration."""
     run = runs("--hygiene-every", "3", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out", *STEPS).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     cleaned = run.events("hygiene")

@@ -1,4 +1,4 @@
-"""Decisions of all ranks, called from a user's own loop."""
+"""Consensus functions called from a user's own loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from support.runs import Run
 
 
-def test_all_ranks_go_round_as_often_as_the_longest(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Rank 0 needs 3 rounds, rank 1 needs 7: both go round 7 times, and any and all agree everywhere."""
+def test_loop_runs_on_all_ranks_until_the_last_one_is_done(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Rank 0 needs 3 rounds and rank 1 needs 7: both run 7, and `any` and `all` return the same on both."""
     (tmp_path / "rounds.py").write_text(
         "import os, pathlib\n"
         "from grpo_run.trainers import consensus\n"
@@ -26,10 +26,8 @@ def test_all_ranks_go_round_as_often_as_the_longest(runs: Callable[..., Run], tm
         assert (tmp_path / f"rank{rank}.txt").read_text() == repr((7, True, False, False, True))
 
 
-def test_ranks_that_decide_from_different_lines_are_told_both(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    """A rank that meets another's call is stopped by an error with both places, and the verdict says mismatch."""
+def test_calls_from_different_lines_fail_with_both_places(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Consensus calls from different lines raise an error that names both, and the cause is a mismatch."""
     (tmp_path / "apart.py").write_text(
         "import os\n"
         "from grpo_run.trainers import consensus\n"

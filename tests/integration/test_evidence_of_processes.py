@@ -1,4 +1,4 @@
-"""Evidence of real processes: every one of them yields the user's line, whatever state it is in."""
+"""Evidence of real processes contains the user's line, whatever state the process is in."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ judge()
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[int, str], int]]:
-    """Starts a rank in a session of its own from a script's text, and waits until it is in the function where it stays."""
+    """Start a rank in its own session from a script's text, and wait until it is in the function where it stays."""
     started: list[subprocess.Popen[bytes]] = []
 
     def rank(number: int, text: str) -> int:
@@ -69,19 +69,19 @@ def start(tmp_path: Path) -> Iterator[Callable[[int, str], int]]:
 
 @pytest.fixture
 def incident(tmp_path: Path) -> Path:
-    """An open incident's directory."""
+    """Create the directory of an open incident."""
     folder = tmp_path / "0001-collecting"
     folder.mkdir(mode=0o700)
     return folder
 
 
 def stack_files(incident: Path, pids: dict[int, int]) -> dict[int, Path]:
-    """Where the ranks write."""
+    """Return the file that each rank writes its stacks to."""
     return {rank: incident.parent / f"rank{rank}.stacks" for rank in pids}
 
 
 def functions(found: Evidence) -> dict[int, str]:
-    """The user's function that each rank is in."""
+    """Return the user's function that each rank is in."""
     located = {}
     for rank, stacks in found.stacks.items():
         stack = main_stack(stacks)
@@ -91,7 +91,7 @@ def functions(found: Evidence) -> dict[int, str]:
 
 
 def until(state: str, pid: int) -> None:
-    """Wait for a process to be in a state."""
+    """Wait until a process is in a state."""
     deadline = time.monotonic() + READY_SECONDS
     while processes.read_state(pid) != state:
         assert time.monotonic() < deadline
@@ -99,7 +99,7 @@ def until(state: str, pid: int) -> None:
 
 
 def computing(pid: int) -> None:
-    """Wait until a process has computed for a while: what comes before the match takes next to nothing."""
+    """Wait until a process has used 0.2 s of CPU, which only the regular expression needs."""
     begun, deadline = processes.read_cpu_seconds(pid) or 0.0, time.monotonic() + READY_SECONDS
     while (processes.read_cpu_seconds(pid) or 0.0) < begun + 0.2:
         assert time.monotonic() < deadline
@@ -109,7 +109,7 @@ def computing(pid: int) -> None:
 def test_sleeping_and_computing_ranks_write_their_own_stacks(
     start: Callable[[int, str], int], incident: Path
 ) -> None:
-    """The C handler needs no interpreter: a regular expression that holds the lock is no obstacle."""
+    """The C signal handler writes stacks even while a regular expression holds the GIL."""
     pids = {0: start(0, ARMED + SLEEP), 1: start(1, ARMED + MATCH), 2: start(2, ARMED + SLEEP)}
     found = collect(incident, pids, stack_files(incident, pids))
     assert found.missing == []
@@ -119,7 +119,7 @@ def test_sleeping_and_computing_ranks_write_their_own_stacks(
 
 
 def test_a_stopped_rank_yields_its_line(start: Callable[[int, str], int], incident: Path) -> None:
-    """No signal reaches it; its memory can be read all the same, and it stays stopped."""
+    """The stack of a process in SIGSTOP is read from its memory; the process stays stopped."""
     pids = {0: start(0, ARMED + SLEEP), 1: start(1, ARMED + SLEEP)}
     os.kill(pids[1], signal.SIGSTOP)
     until("T", pids[1])
@@ -133,7 +133,7 @@ def test_a_stopped_rank_yields_its_line(start: Callable[[int, str], int], incide
 def test_a_stuck_interpreter_shows_the_native_code_it_is_in(
     start: Callable[[int, str], int], incident: Path
 ) -> None:
-    """Beside its own Python stack: what holds the lock, below the last Python frame; and it runs on."""
+    """The native stack shows the code that holds the GIL below the last Python frame; the process keeps running."""
     pids = {0: start(0, ARMED + MATCH)}
     computing(pids[0])
     found = collect(incident, pids, stack_files(incident, pids), interpreter_stuck={0})
@@ -146,10 +146,10 @@ def test_a_stuck_interpreter_shows_the_native_code_it_is_in(
 
 
 @pytest.mark.parametrize("text", [IGNORING, BLOCKING], ids=["ignores", "blocks"])
-def test_a_rank_that_does_not_hear_the_signal_yields_its_line(
+def test_a_rank_that_ignores_the_signal_yields_its_line(
     start: Callable[[int, str], int], incident: Path, text: str
 ) -> None:
-    """A script may ignore or block what it likes."""
+    """A script that ignores or blocks the stack signal still yields its line."""
     pids = {0: start(0, text + SLEEP)}
     found = collect(incident, pids, stack_files(incident, pids))
     assert found.missing == []
@@ -157,8 +157,8 @@ def test_a_rank_that_does_not_hear_the_signal_yields_its_line(
     assert processes.read_state(pids[0]) == "S"
 
 
-def test_what_a_rank_started_is_listed(start: Callable[[int, str], int], incident: Path) -> None:
-    """Reward workers and data loaders are in its session, with their state and command."""
+def test_children_of_a_rank_are_listed(start: Callable[[int, str], int], incident: Path) -> None:
+    """Processes in the rank's session, such as data loaders, are listed with state and command."""
     pids = {0: start(0, "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\n" + SLEEP)}
     child = next(pid for pid in processes.session_members(pids[0]) if pid != pids[0])
     until("S", child)
@@ -168,10 +168,10 @@ def test_what_a_rank_started_is_listed(start: Callable[[int, str], int], inciden
     assert "sleep 600" in line
 
 
-def test_without_py_spy_the_gap_is_named(
+def test_missing_py_spy_is_reported(
     start: Callable[[int, str], int], incident: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be observed is said, with the reason."""
+    """Evidence that could not be collected is listed with the reason."""
     monkeypatch.setattr("grpo_run.watchdog.evidence.py_spy.find_py_spy", lambda: None)
     pids = {0: start(0, IGNORING + SLEEP)}
     found = collect(incident, pids, stack_files(incident, pids))

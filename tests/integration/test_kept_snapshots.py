@@ -1,4 +1,4 @@
-"""What a full disk had left in memory at a run's end is written by the next launch of the same command."""
+"""Snapshots that a full disk kept in memory at a run's end are written by the next launch of the same command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_run.runtime.staging.area import StagingArea, staging_path
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Path]:
-    """A finished run's place in memory, with a checkpoint that the script had asked for."""
+    """Create the staging directory of a finished run, with a checkpoint that the script asked for."""
     path = staging_path(tmp_path / "run", "night")
     assert path is not None
     staging = StagingArea(path)
@@ -31,10 +31,10 @@ def kept(tmp_path: Path) -> Iterator[Path]:
     staging.clear()
 
 
-def test_the_next_launch_writes_what_was_kept(
+def test_next_launch_writes_kept_snapshots(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a real drainer; the memory is given back then."""
+    """A real drain worker publishes the snapshot, and the staging directory is removed."""
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
@@ -48,8 +48,8 @@ def test_the_next_launch_writes_what_was_kept(
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_older_than_the_run_is_not_written(kept: Path, tmp_path: Path) -> None:
-    """It went on, and ended, on another machine."""
+def test_snapshots_older_than_the_run_are_not_written(kept: Path, tmp_path: Path) -> None:
+    """Snapshots of this machine are discarded when the run finished on another one."""
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
@@ -58,8 +58,8 @@ def test_what_is_older_than_the_run_is_not_written(kept: Path, tmp_path: Path) -
     assert not kept.exists()
 
 
-def test_nothing_kept_is_nothing_to_do(tmp_path: Path) -> None:
-    """No process is started for it."""
+def test_no_kept_snapshots_start_no_process(tmp_path: Path) -> None:
+    """Without snapshots no drain worker is started."""
     run = RunDirectory(path=tmp_path / "run")
     run.create()
     launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=tmp_path / "none", run_id="night"))

@@ -1,4 +1,4 @@
-"""A plain TRL script under `grpo-run launch`: unchanged, equal, finished once, described truly."""
+"""A plain TRL script under `grpo-run launch`: equal weights, correct status, and the rules of a run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
 
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "sft_then_grpo.py"])
 def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """An undisturbed run under supervision ends with the weights torchrun ends with."""
+    """An undisturbed supervised run ends with torchrun's weights."""
     cold = script == "grpo.py"
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, cold=cold or None
@@ -31,7 +31,7 @@ def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path
 
 
 def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
-    """Without a run id the command finds its run again; finished, it points to --fresh and ends 0."""
+    """The same command without a run id finds its run; if finished, it exits with 0 and mentions --fresh."""
     command = [
         str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--nproc-per-node", "1",
         str(SCRIPTS / "sft.py"), "--output-dir", "out", "--max-steps", "2", "--save-steps", "2",
@@ -50,7 +50,7 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
 
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
-    """One supervisor a run directory: the second gets one line with the first's pid, and code 2."""
+    """A second launch on a live run prints one line with the first supervisor's pid and exits with 2."""
     arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps", "4", "--step-seconds", "0.1")  # fmt: skip
     first = runs(*arguments).start()
     first.until_step(2)
@@ -64,7 +64,7 @@ def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> Non
 
 
 def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`-m package.module` runs as `python -m` would: package known, arguments passed, working directory first."""
+    """`-m package.module` runs as with `python -m`: package, arguments and `sys.path[0]` are the same."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "hello.py").write_text(
@@ -79,7 +79,7 @@ def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:
 def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A script that assigns HF_HOME before importing sees its libraries read it."""
+    """A script that assigns HF_HOME before its imports gets a fresh interpreter in which libraries read it."""
     (tmp_path / "early.py").write_text(
         "import os, sys\n"
         "assert 'transformers' not in sys.modules\n"
@@ -93,8 +93,8 @@ def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
     assert "HF_HOME" in run.tail()
 
 
-def test_fresh_interpreters_train_equally(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`--no-preload` is guarded alike: killed, resumed, same weights."""
+def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """With `--no-preload`, a killed rank resumes to the same weights."""
     run = runs(
         "--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS
     ).start()

@@ -1,9 +1,8 @@
-"""The parallelism modes are real on CPU ranks, under plain torchrun, with no part of grpo-run inside a rank.
+"""The parallelism modes take effect on CPU ranks under plain torchrun, without any part of grpo-run in a rank.
 
-DDP, ZeRO-2, ZeRO-3 and FSDP 2 train the scripts of `tests/scripts` on two Gloo ranks, each with the
-environment that `load_parallelism` takes from `tests/configs`. What is compared are digests of the full
-weights: a run that lost its ranks and went on from a checkpoint at a rollout boundary must end with the bytes
-of the run that was never hurt. The tests of `grpo-run launch` build on this: whatever differs there is ours.
+DDP, ZeRO-2, ZeRO-3 and FSDP 2 train the scripts of `tests/scripts` on two Gloo ranks, each with the environment that
+`load_parallelism` computes from `tests/configs`. A run that lost its ranks and resumed from a checkpoint at a rollout
+boundary must end with the weights of the undisturbed run. Tests of `grpo-run launch` rely on this.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ MODES = ("ddp", "zero2", "zero3", "fsdp2")
 
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configurations name their DeepSpeed files from there, as accelerate reads them."""
+    """Change to the repository's root: paths of DeepSpeed files in the configurations are relative to it."""
     monkeypatch.chdir(REPOSITORY)
 
 
 def environment(mode: str, *, shim: bool = True) -> dict[str, str]:
-    """A rank's environment: the test's own, the mode's, and nothing of another mode."""
+    """Return a rank's environment in this mode."""
     parallelism = load_parallelism(
         Path("tests") / "configs" / f"{mode}.yaml",
         nproc_per_node=None,
@@ -63,7 +62,7 @@ def environment(mode: str, *, shim: bool = True) -> dict[str, str]:
 
 
 def torchrun(script: str, output_dir: Path, variables: dict[str, str], *extra: str) -> int:
-    """Run the script on two ranks and give back torchrun's exit code; what it printed is kept for the report."""
+    """Run the script on two ranks and return torchrun's exit code; its output is printed for the test report."""
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(RANKS), str(SCRIPTS / script)]
     command += ["--output-dir", str(output_dir), "--cpu"]
     command += ["--max-steps", str(STEPS), "--save-steps", str(SAVE_STEPS), *extra]
@@ -73,9 +72,9 @@ def torchrun(script: str, output_dir: Path, variables: dict[str, str], *extra: s
         try:
             printed, _ = process.communicate(timeout=DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun takes its ranks with it
+            process.terminate()  # torchrun terminates its ranks
             printed, _ = process.communicate(timeout=DEADLINE_SECONDS)
-            pytest.fail(f"{script} was not done after {DEADLINE_SECONDS} s:\n{printed[-4000:]}")
+            pytest.fail(f"{script} did not finish within {DEADLINE_SECONDS} s:\n{printed[-4000:]}")
     print(printed[-4000:])
     return process.returncode
 
@@ -86,8 +85,8 @@ def digest(output_dir: Path) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
-def test_the_mode_is_real_and_a_resumed_run_ends_with_the_same_weights(mode: str, tmp_path: Path) -> None:
-    """Partitioned as the mode promises, and bit-exact from a checkpoint at a rollout boundary."""
+def test_mode_takes_effect_and_a_resumed_run_ends_with_the_same_weights(mode: str, tmp_path: Path) -> None:
+    """The model is partitioned as the mode specifies, and resuming at a rollout boundary is bit-exact."""
     variables = environment(mode)
     whole, lost = tmp_path / "whole", tmp_path / "lost"
 
@@ -104,12 +103,12 @@ def test_the_mode_is_real_and_a_resumed_run_ends_with_the_same_weights(mode: str
     written = state.stat().st_mtime_ns
 
     assert torchrun("grpo.py", lost, variables, "--resume") == 0
-    assert state.stat().st_mtime_ns == written, "it began again instead of going on"
+    assert state.stat().st_mtime_ns == written, "the run restarted instead of resuming"
     assert digest(lost) == digest(whole)
 
 
-def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_caught_in_the_rank(tmp_path: Path) -> None:
-    """accelerate says nothing; `check_took_effect` does."""
+def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> None:
+    """accelerate silently uses DDP; `check_took_effect` raises."""
     assert torchrun("grpo.py", tmp_path, environment("fsdp2", shim=False), "--record-partition") == 0
     rank = json.loads((tmp_path / "partition-rank0.json").read_text())
     check_partition("ddp", rank)
@@ -121,10 +120,10 @@ def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_caught_in_the_rank(tmp_path:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_environment_is_what_accelerate_launch_gives_a_rank(
+def test_environment_equals_accelerate_launch(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real `accelerate launch` and `load_parallelism` are asked about the same file."""
+    """`load_parallelism` computes the environment that the real `accelerate launch` gives a rank."""
     for name in list(os.environ):
         if name.startswith(OF_ACCELERATE):
             monkeypatch.delenv(name)
@@ -136,7 +135,7 @@ def test_the_environment_is_what_accelerate_launch_gives_a_rank(
     assert code == 0, printed
     theirs = json.loads((tmp_path / "0.json").read_text())
     file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-    if file in theirs:  # ours is the full path
+    if file in theirs:  # grpo-run uses the absolute path
         theirs[file] = str((REPOSITORY / theirs[file]).resolve())
     theirs.pop("KMP_AFFINITY", None)  # would pin all ranks to the same cores
     theirs = {name: value for name, value in theirs.items() if name.startswith(OF_ACCELERATE)}
@@ -155,7 +154,7 @@ def test_the_environment_is_what_accelerate_launch_gives_a_rank(
 @pytest.mark.full
 @pytest.mark.parametrize("script", ["rloo.py", "sft.py", "sft_then_grpo.py"])
 def test_the_other_scripts_resume_exactly(script: str, tmp_path: Path) -> None:
-    """RLOO, SFT and two trainers in one process, under DDP."""
+    """RLOO, SFT and two trainers in one process resume exactly under DDP."""
     variables = environment("ddp")
     whole, lost = tmp_path / "whole", tmp_path / "lost"
     assert torchrun(script, whole, variables) == 0

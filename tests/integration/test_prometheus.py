@@ -29,6 +29,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.observation import Phase, RankState
 
+pytestmark = pytest.mark.xdist_group("prometheus")
 DEADLINE_SECONDS = 15.0
 RULES = FOLDER / "prometheus" / "alerts.yml"
 
@@ -111,7 +112,7 @@ class Run:
     def read(self) -> RunStatus:
         """Read the status of the directory, like a reader outside the supervisor."""
         if self.broken:
-            raise OSError("the run directory's file system is gone")
+            raise OSError("the run directory cannot be read")
         return read_status(self.directory)
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ def night(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
 
 @pytest.fixture(scope="module")
 def doomed(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
-    """The run that one test makes unreadable."""
+    """Serve a run that one test makes unreadable."""
     yield from served(folder, "doomed")
 
 
@@ -217,7 +218,7 @@ def for_the_run(expression: str) -> str:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    """The committed rules are valid."""
+    """promtool accepts the committed rules."""
     assert "9 rules found" in promtool("check", "rules", str(RULES))
 
 

@@ -1,17 +1,15 @@
-"""A rank is to the script what torchrun's is: compared point by point, on one script that looks around."""
+"""To the user's script, a rank of grpo-run is indistinguishable from a rank of torchrun."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import torchrun
 from support.runs import Run
 
-LOOK = """
+OBSERVE = """
 import json, multiprocessing, os, signal, sys, threading
 import torch, numpy
 rank = os.environ["RANK"]
@@ -48,45 +46,54 @@ here = {
 def function(): pass
 import pickle
 here["pickles_main"] = pickle.loads(pickle.dumps(function)) is function
-json.dump(here, open(os.path.join(os.environ["LOOK_OUT"], f"rank{rank}.json"), "w"))
+json.dump(here, open(os.path.join(os.environ["OBSERVED"], f"rank{rank}.json"), "w"))
 """
 
+pytestmark = pytest.mark.xdist_group("observations")
+LAUNCHERS = ("cold", "fresh", "warm")
+"""`grpo-run launch`, the same with --no-preload, and the same from the warm launcher of these tests."""
 DRAWN = ("numpy", "python_random", "torch_seed")
-"""What an unseeded generator gives, so different in each process."""
+"""Values of unseeded generators, which differ in each process."""
 
 DIFFER_BY_NATURE = {
-    "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "LOOK_OUT", "MASTER_ADDR",
+    "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OBSERVED", "MASTER_ADDR",
     "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST", "TORCH_FR_BUFFER_SIZE",
 }  # fmt: skip
-"""Ports, ids and paths of one run; our restart budget; what the shell leaves behind; how much of the collectives' record
-is kept, which torch reads and scripts do not."""
+"""Ports, ids and paths of one run, the restart budget, the shell's `_`, and the size of the Flight Recorder's buffer."""
 
 
-@pytest.fixture
-def looks(runs: Callable[..., Run], tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
-    """What the script saw, by launcher and rank."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "look.py").write_text(LOOK)
-    command = ["--nproc-per-node", "2", "scripts/look.py", "--x", "a b", ""]
+@pytest.fixture(scope="module")
+def observations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Run the script under each launcher; return what it observed by launcher and rank."""
+    folder = tmp_path_factory.mktemp("observations")
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "observe.py").write_text(OBSERVE)
+    command = ["--nproc-per-node", "2", "scripts/observe.py", "--x", "a b", ""]
     seen: dict[str, list[dict[str, Any]]] = {}
-    for launcher in ("torchrun", "ours", "fresh"):
-        out = tmp_path / launcher
+    for launcher in ("torchrun", *LAUNCHERS):
+        out = folder / launcher
         out.mkdir()
-        environment = {"LOOK_OUT": str(out), "OMP_NUM_THREADS": "1"}
+        environment = {"OBSERVED": str(out), "OMP_NUM_THREADS": "1"}
         if launcher == "torchrun":
-            torchrun(tmp_path, command, environment=environment)
+            torchrun(folder, command, environment=environment)
         else:
             extra = ["--no-preload"] if launcher == "fresh" else []
-            run = runs(*extra, *command, name=f"run-{launcher}", environment=environment).start()
-            assert run.wait() == 0, run.tail()
+            cold = launcher == "cold"
+            run = Run(
+                folder, [*extra, *command], name=f"run-{launcher}", environment=environment, cold=cold or None
+            )
+            try:
+                assert run.start().wait() == 0, run.tail()
+            finally:
+                run.close()
         seen[launcher] = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return seen
 
 
-def test_rank_is_to_the_script_what_torchruns_is(looks: dict[str, list[dict[str, Any]]]) -> None:
-    """Environment, arguments, module, session, signals, threads, generators: equal in all three ways to start."""
-    for launcher in ("ours", "fresh"):
-        for reference, ours in zip(looks["torchrun"], looks[launcher], strict=True):
+def test_script_observes_the_same_as_under_torchrun(observations: dict[str, list[dict[str, Any]]]) -> None:
+    """Environment, arguments, module, session, signals and threads are equal to those under torchrun."""
+    for launcher in LAUNCHERS:
+        for reference, ours in zip(observations["torchrun"], observations[launcher], strict=True):
             for name in set(reference) - {"environment", *DRAWN, "parent", "title"}:
                 assert ours[name] == reference[name], (launcher, name)
             left = {k: v for k, v in reference["environment"].items() if k not in DIFFER_BY_NATURE}
@@ -99,14 +106,14 @@ def test_rank_is_to_the_script_what_torchruns_is(looks: dict[str, list[dict[str,
             assert set(reference["environment"]) - set(ours["environment"]) <= {"_"}
 
 
-def test_unseeded_generators_differ_between_ranks(looks: dict[str, list[dict[str, Any]]]) -> None:
-    """Forked from one server, ranks must not share torch's, numpy's and random's state."""
+def test_unseeded_generators_differ_between_ranks(observations: dict[str, list[dict[str, Any]]]) -> None:
+    """Forked ranks do not share the state of torch's, numpy's and Python's generators."""
     for name in DRAWN:
-        first, second = looks["ours"]
+        first, second = observations["cold"]
         assert first[name] != second[name], name
 
 
-def test_title_names_run_rank_and_script(looks: dict[str, list[dict[str, Any]]]) -> None:
-    """`ps` shows which rank of which script a process is."""
-    for rank, ours in enumerate(looks["ours"]):
-        assert ours["title"].startswith(f"grpo-run rank {rank}/2: scripts/look.py --x a b")
+def test_title_names_run_rank_and_script(observations: dict[str, list[dict[str, Any]]]) -> None:
+    """The process title names rank and script."""
+    for rank, ours in enumerate(observations["cold"]):
+        assert ours["title"].startswith(f"grpo-run rank {rank}/2: scripts/observe.py --x a b")

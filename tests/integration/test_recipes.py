@@ -1,4 +1,4 @@
-"""The packaged recipes, run for real: the demo as a user runs it, GSM8K on its own files."""
+"""The packaged recipes: the demo as a user runs it, and GSM8K on its real files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "share
 
 @pytest.mark.timeout(600)
 def test_demo_learns_recovers_and_draws(tmp_path: Path) -> None:
-    """Reward over the last 20 steps at least 0.8 and 0.3 above the first 20; one of one faults recovered; a picture."""
+    """The reward rises to at least 0.8 and by at least 0.3, the killed rank recovers, and the plot is written."""
     answer = subprocess.run(
         [str(BIN / "grpo-run"), "demo", "--out", "out"],
         cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=580,
@@ -37,10 +37,8 @@ def test_demo_learns_recovers_and_draws(tmp_path: Path) -> None:
 
 
 def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
-    """Two steps on GSM8K's own lines with the tiny model: prompts, answers and both rewards fit together."""
-    assert (GSM8K / "train.jsonl").is_file(), (
-        f"GSM8K's files are not at {GSM8K}; name their folder in GRPO_RUN_GSM8K"
-    )
+    """Two steps on GSM8K with the tiny model: prompts, answers and both rewards work together."""
+    assert (GSM8K / "train.jsonl").is_file(), f"no GSM8K files at {GSM8K}; set GRPO_RUN_GSM8K to their folder"
     command = [
         str(BIN / "grpo-run"), "train", "gsm8k", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"),
         "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}", "--set", f"output_dir={tmp_path / 'out'}",

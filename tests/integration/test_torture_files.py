@@ -1,4 +1,4 @@
-"""Files of real checkpoints are flipped and cut at random: no damaged one is ever chosen, always the newest intact."""
+"""After random damage to checkpoint files, the newest undamaged checkpoint is chosen, never a damaged one."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ TRIALS = 200
 
 
 class Sum(torch.nn.Module):
-    """A model of eight numbers."""
+    """A linear model of eight inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
 
     def forward(self, numbers: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The loss of guessing their sum."""
+        """Return the squared error of the predicted sum."""
         return {"loss": ((self.layer(numbers).squeeze(-1) - labels) ** 2).mean()}
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Thirty-two rows."""
+    """A dataset of 32 rows."""
 
     def __len__(self) -> int:
         return 32
@@ -54,13 +54,13 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Publish(TrainerCallback):
-    """Writes the manifest once transformers has written the rest."""
+    """Writes the manifest after transformers has written the checkpoint."""
 
     def __init__(self, trainer: Any, call: TrainCall) -> None:
         self.trainer, self.call = trainer, call
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """As the guard does."""
+        """Write the manifest as the guard does."""
         identity = Identity(
             run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=installed_versions(),
             **description.manifest_fields(self.trainer, 1),
@@ -70,7 +70,7 @@ class Publish(TrainerCallback):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An output directory with three checkpoints that a trainer has written."""
+    """Train for real and return an output directory with three checkpoints."""
     folder = tmp_path_factory.mktemp("written")
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=max(STEPS), save_steps=2, per_device_train_batch_size=4, use_cpu=True,
@@ -85,7 +85,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def question(folder: Path, **changes: Any) -> ResumeRequest:
-    """A later attempt of the run that wrote them."""
+    """Return the question of a later attempt of the run that wrote the checkpoints."""
     fields: dict[str, Any] = {
         "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
         "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_argument": None, "resume_from": None,
@@ -94,24 +94,24 @@ def question(folder: Path, **changes: Any) -> ResumeRequest:
 
 
 def flip(content: bytes, dice: random.Random) -> bytes:
-    """One bit anywhere."""
+    """Flip a random bit."""
     changed = bytearray(content)
     changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
     return bytes(changed)
 
 
 def cut(content: bytes, dice: random.Random) -> bytes:
-    """Shorter, down to nothing."""
+    """Truncate at a random byte."""
     return content[: dice.randrange(len(content))]
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file of every checkpoint, the manifests among them."""
+    """Return every file of every checkpoint, manifests included."""
     return [file for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
 def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> None:
-    """One to three files damaged at random, 200 times: the newest untouched checkpoint, or none when there is none."""
+    """With one to three files damaged at random, 200 times, the newest undamaged checkpoint is chosen, or none."""
     dice, folder = random.Random(200), tmp_path / "out"
     shutil.copytree(written, folder)
     everything = files(folder)
@@ -120,32 +120,30 @@ def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> 
     }
     chosen: list[int | None] = []
     for trial in range(TRIALS):
-        # newer ones more often: what is hit is what would be taken
+        # the newest checkpoint more often, because it would be chosen
         newest = [file for file in everything if file.parent.name == f"checkpoint-{max(STEPS)}"]
         hit = {dice.choice(newest if count == 0 else everything) for count in range(dice.randint(1, 3))}
-        sound = {file: file.read_bytes() for file in hit}
-        for file, content in sound.items():
-            harm: Callable[[bytes, random.Random], bytes] = dice.choice([flip, cut])
-            file.write_bytes(harm(content, dice))
-        harmed = {file.parent for file in hit}
-        intact = [step for step in STEPS if folder / f"checkpoint-{step}" not in harmed]
+        original = {file: file.read_bytes() for file in hit}
+        for file, content in original.items():
+            damage: Callable[[bytes, random.Random], bytes] = dice.choice([flip, cut])
+            file.write_bytes(damage(content, dice))
+        damaged = {file.parent for file in hit}
+        intact = [step for step in STEPS if folder / f"checkpoint-{step}" not in damaged]
         rejected: list[RejectedCheckpoint] = []
         answer = choose(question(folder), rejected.append)
         expected = str(folder / f"checkpoint-{max(intact)}") if intact else None
         assert answer.argument == expected, (trial, hit)
-        newer = {path for path in harmed if not intact or int(path.name.split("-")[1]) > max(intact)}
+        newer = {path for path in damaged if not intact or int(path.name.split("-")[1]) > max(intact)}
         assert {one.path for one in rejected if one.corrupt} == newer, (trial, hit, rejected)
         chosen.append(max(intact, default=None))
-        for file, content in sound.items():
+        for file, content in original.items():
             file.write_bytes(content)
     assert set(chosen) == {None, *STEPS[:-1]}
     assert choose(question(folder), lambda one: None).argument == str(folder / f"checkpoint-{max(STEPS)}")
 
 
-def test_no_cut_checkpoint_without_a_manifest_is_ever_given_to_a_script(
-    written: Path, tmp_path: Path
-) -> None:
-    """`resume_from_checkpoint=True` over what transformers alone has written, a file cut or missing at random."""
+def test_no_truncated_checkpoint_without_a_manifest_is_chosen(written: Path, tmp_path: Path) -> None:
+    """`resume_from_checkpoint=True` without manifests skips checkpoints with a truncated or missing file."""
     dice, folder = random.Random(60), tmp_path / "out"
     shutil.copytree(written, folder)
     for step in STEPS:

@@ -1,4 +1,4 @@
-"""Writes what this rank's environment is to the path given, with `{rank}` replaced. Imports nothing heavy."""
+"""Write this rank's environment to the given path, with `{rank}` replaced. Imports only the standard library."""
 
 from __future__ import annotations
 

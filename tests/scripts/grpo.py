@@ -1,7 +1,7 @@
 """A plain TRL GRPO script: a tiny model, one long epoch, a checkpoint every few steps.
 
-Run it with `torchrun`, `accelerate launch` or `grpo-run launch`; the parallelism mode is whatever the
-environment says. Writes `weights.sha256` and, with `--record-partition`, `partition-rank{r}.json`.
+Run it with `torchrun`, `accelerate launch` or `grpo-run launch`; the environment selects the
+parallelism mode. Writes `weights.sha256` and, with `--record-partition`, `partition-rank{r}.json`.
 """
 
 from __future__ import annotations

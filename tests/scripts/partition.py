@@ -1,4 +1,4 @@
-"""Records, on every rank, what this rank alone holds: the proof that a parallelism mode is real.
+"""Record on every rank what the rank holds, which shows that a parallelism mode takes effect.
 
 `grpo.py --record-partition` adds the callback. After the first optimizer step it writes
 `partition-rank{r}.json` beside the checkpoints, with counts of elements, not bytes.
@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 
 def optimizer_elements(optimizer: Any) -> int:
-    """The elements of the first moments held by this rank: Adam's state, one element a parameter it updates."""
+    """Count the elements of Adam's first moments on this rank: one per parameter element that it updates."""
     total = 0
     for state in optimizer.state.values():
         moment = state["exp_avg"]
@@ -26,7 +26,7 @@ def optimizer_elements(optimizer: Any) -> int:
 
 
 def parameter_facts(model: torch.nn.Module) -> dict[str, Any]:
-    """Global and local element counts, and how the parameters are held between steps."""
+    """Return global and local element counts, and how parameters are stored between steps."""
     total = local = sharded = unavailable = 0
     for parameter in model.parameters():
         status = getattr(parameter, "ds_status", None)

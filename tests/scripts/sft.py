@@ -1,4 +1,4 @@
-"""A plain TRL SFT script: the same tiny model learns little sums.
+"""A plain TRL SFT script: the same tiny model learns small sums.
 
 Run it with `torchrun`, `accelerate launch` or `grpo-run launch`. Writes `weights.sha256` at the end.
 """
@@ -20,7 +20,7 @@ def trainer_for(
     tokenizer: PreTrainedTokenizerFast,
     model: Qwen2ForCausalLM,
 ) -> Any:
-    """The trainer of this script; `sft_then_grpo.py` uses it too."""
+    """Return the trainer of this script; `sft_then_grpo.py` uses it too."""
     return SFTTrainer(
         model=model,
         args=SFTConfig(**{**tiny.settings(arguments), "output_dir": str(output_dir)}, max_length=32),

@@ -1,4 +1,4 @@
-"""A plain TRL script with two trainers in one process: SFT first, then GRPO from what SFT saved.
+"""A plain TRL script with two trainers in one process: SFT first, then GRPO from the SFT model.
 
 Run it with `torchrun`, `accelerate launch` or `grpo-run launch`. The stages keep their checkpoints in
 `<output_dir>/sft` and `<output_dir>/grpo`; `--exit-at-step` counts in the GRPO stage. Writes

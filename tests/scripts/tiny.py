@@ -1,8 +1,7 @@
-"""What the plain TRL scripts beside it share: a model, a tokenizer and data built on the spot, and a digest.
+"""Shared code of the plain TRL scripts in this folder: model, tokenizer, data, and a digest of the weights.
 
-The scripts import it as any user's script imports a file beside it. It knows nothing of what launches it
-and never reads the network. Everything here is deterministic: two runs of one script with the same
-arguments and the same number of ranks end with the same weights.
+The scripts import it as a user's script imports a file beside it. It does not know what launches it and does not use the
+network. Two runs of one script with the same arguments and number of ranks end with the same weights.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PROMPT_CHARACTERS = 6
 
 
 def use_test_shims() -> None:
-    """Apply the shims that the environment asks for; call it before any trainer or its arguments are made."""
+    """Apply the shims selected by the environment; call it before creating trainers or their arguments."""
     if os.environ.get("TEST_FSDP_ON_CPU") == "1":
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "shims"))
         import fsdp_on_cpu
@@ -47,7 +46,7 @@ def use_test_shims() -> None:
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """The arguments that every script takes."""
+    """Return a parser of the arguments that every script takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--max-steps", type=int, default=12)
@@ -58,39 +57,41 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="slept once in every reward or batch")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="sleep of every reward call or batch")
     parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is an accelerator")
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
+        "--resume", action="store_true", help="resume from the last checkpoint if there is one"
     )
-    parser.add_argument("--texts", type=int, default=None, help="how many; one long epoch if not given")
+    parser.add_argument("--texts", type=int, default=None, help="number of samples; default one long epoch")
     parser.add_argument(
-        "--settings", type=json.loads, default={}, metavar="JSON", help="more of the trainer's arguments"
+        "--settings", type=json.loads, default={}, metavar="JSON", help="further arguments of the trainer"
     )
-    parser.add_argument("--exit-at-step", type=int, default=None, help="leave without a word after this step")
+    parser.add_argument(
+        "--exit-at-step", type=int, default=None, help="exit without an error after this step"
+    )
     return parser
 
 
 def rollout_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the two scripts that generate."""
+    """Add the arguments of the scripts that generate."""
     parser.add_argument("--num-generations", type=int, default=4)
     parser.add_argument("--num-iterations", type=int, default=1)
     parser.add_argument("--steps-per-generation", type=int, default=None)
     parser.add_argument("--max-completion-length", type=int, default=6)
-    parser.add_argument("--prompts", type=int, default=None, help="how many; one long epoch if not given")
-    parser.add_argument("--eval-prompts", type=int, default=None, help="evaluate on as many")
+    parser.add_argument("--prompts", type=int, default=None, help="number of samples; default one long epoch")
+    parser.add_argument("--eval-prompts", type=int, default=None, help="number of evaluation prompts")
     parser.add_argument(
-        "--save-inside-rollouts", action="store_true", help="what was launched keeps rollouts in checkpoints"
+        "--save-inside-rollouts", action="store_true", help="the launcher saves rollouts with checkpoints"
     )
 
 
 def evaluation(arguments: argparse.Namespace) -> Dataset | None:
-    """The prompts to evaluate on, if the arguments ask for any."""
+    """Return the evaluation prompts, None by default."""
     return prompts(arguments.eval_prompts) if arguments.eval_prompts else None
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `transformers.TrainingArguments` that every script uses."""
+    """Return the settings of `transformers.TrainingArguments` that every script uses."""
     return {
         "output_dir": str(arguments.output_dir),
         "max_steps": arguments.max_steps,
@@ -114,7 +115,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def rollout_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What GRPO and RLOO take beside `settings`."""
+    """Return the settings of GRPO and RLOO besides `settings`."""
     return {
         "num_generations": arguments.num_generations,
         "num_iterations": arguments.num_iterations,
@@ -127,17 +128,17 @@ def rollout_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_rollout_boundaries(arguments: argparse.Namespace) -> None:
-    """Stop a run whose checkpoints would fall inside a rollout: TRL does not save the rollout it is in."""
+    """Reject checkpoints inside a rollout: TRL does not save the current rollout."""
     if arguments.save_inside_rollouts:
         return
     micro_steps = arguments.save_steps * arguments.gradient_accumulation_steps
     steps_per_generation = arguments.steps_per_generation or arguments.gradient_accumulation_steps
     if micro_steps % (steps_per_generation * arguments.num_iterations):
-        raise SystemExit("--save-steps does not fall on a rollout boundary")
+        raise SystemExit("--save-steps is not a multiple of a rollout's steps")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character."""
+    """Return a tokenizer with one token per character."""
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *ALPHABET])}
     fast = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     fast.pre_tokenizer = Split("", "isolated")
@@ -148,7 +149,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:
-    """Two layers, sixteen wide, float32, the same weights on every rank."""
+    """Return a model with two layers of width 16 in float32, with the same weights on every rank."""
     set_seed(seed)
     configuration = Qwen2Config(
         vocab_size=vocabulary_size,
@@ -167,7 +168,7 @@ def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:
 
 
 def policy(vocabulary_size: int, arguments: argparse.Namespace) -> Qwen2ForCausalLM:
-    """`model`, and where the settings ask for a reference model also on disk, which TRL reads the reference from."""
+    """Return `model`; if the settings ask for a reference model, also save it, because TRL loads the reference from disk."""
     made = model(vocabulary_size, arguments.seed)
     if arguments.settings.get("beta"):
         folder = arguments.output_dir / "initial"
@@ -183,12 +184,12 @@ def policy(vocabulary_size: int, arguments: argparse.Namespace) -> Qwen2ForCausa
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             import deepspeed
 
-            deepspeed.init_distributed("gloo")  # or it reads the reference model as one rank of one
+            deepspeed.init_distributed("gloo")  # otherwise it loads the reference model as a single rank
     return made
 
 
 def prompts(count: int) -> Dataset:
-    """`count` prompts of equal length, all different in expectation."""
+    """Return `count` random prompts of equal length."""
     source = random.Random(3)
     rows = [
         "".join(source.choices(string.digits + string.ascii_lowercase, k=PROMPT_CHARACTERS))
@@ -198,19 +199,19 @@ def prompts(count: int) -> Dataset:
 
 
 def texts(count: int) -> Dataset:
-    """`count` little sums, written out."""
+    """Return `count` small sums as text."""
     source = random.Random(5)
     pairs = [(source.randrange(10, 50), source.randrange(10, 50)) for _ in range(count)]
     return Dataset.from_dict({"text": [f"{left}+{right}={left + right}." for left, right in pairs]})
 
 
 def prompts_for_one_epoch(arguments: argparse.Namespace) -> int:
-    """How many prompts were asked for, or make one epoch a little longer than the run, whatever the number of ranks."""
+    """Return the number of prompts given, or enough for one epoch slightly longer than the run."""
     return arguments.prompts or -(-texts_for_one_epoch(arguments) // arguments.num_generations)
 
 
 def texts_for_one_epoch(arguments: argparse.Namespace) -> int:
-    """How many samples were asked for, or make one epoch a little longer than the run, whatever the number of ranks."""
+    """Return the number of samples given, or enough for one epoch slightly longer than the run."""
     if arguments.texts:
         return int(arguments.texts)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -219,7 +220,7 @@ def texts_for_one_epoch(arguments: argparse.Namespace) -> int:
 
 
 def rewards(step_seconds: float) -> Any:
-    """A reward that differs within a group and asks for letters of the prompt; sleeps once a batch."""
+    """Return a reward for letters of the prompt, which differs within a group; it sleeps once per batch."""
 
     def overlap(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         if step_seconds:
@@ -233,7 +234,7 @@ def rewards(step_seconds: float) -> Any:
 
 
 class ExitAtStep(TrainerCallback):
-    """Leaves the process at the end of a step, before its checkpoint, as a killed process would."""
+    """Exits at the end of a step before its checkpoint, as a killed process would."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -244,7 +245,7 @@ class ExitAtStep(TrainerCallback):
 
 
 class SleepAtStep(TrainerCallback):
-    """Stretches every step, where there is no reward function to sleep in."""
+    """Sleeps in every step, for scripts without a reward function."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -255,12 +256,12 @@ class SleepAtStep(TrainerCallback):
 
 
 def callbacks(arguments: argparse.Namespace) -> list[TrainerCallback]:
-    """The callbacks that the arguments ask for."""
+    """Return the callbacks that the arguments ask for."""
     return [] if arguments.exit_at_step is None else [ExitAtStep(arguments.exit_at_step)]
 
 
 def train(trainer: Any, arguments: argparse.Namespace) -> None:
-    """`trainer.train()`, from the last checkpoint where the arguments say so."""
+    """Call `trainer.train()`, from the last checkpoint if the arguments say so."""
     checkpoint = None
     if arguments.resume and arguments.output_dir.is_dir():
         checkpoint = get_last_checkpoint(str(arguments.output_dir))
@@ -268,7 +269,7 @@ def train(trainer: Any, arguments: argparse.Namespace) -> None:
 
 
 def digest(state: dict[str, torch.Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes of a full state dict, in the order of the names."""
+    """Return the sha256 of names, types, shapes and bytes of a full state dict, ordered by name."""
     total = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -278,7 +279,7 @@ def digest(state: dict[str, torch.Tensor]) -> str:
 
 
 def write_digest(trainer: Any, output_dir: Path) -> None:
-    """Gather the full weights (every rank must call it); rank 0 writes their digest to `weights.sha256`."""
+    """Gather the full weights on every rank; rank 0 writes their digest to `weights.sha256`."""
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.is_world_process_zero():
         path = output_dir / "weights.sha256"

@@ -1,10 +1,10 @@
-"""Lets FSDP really shard on CPU ranks joined by Gloo, which accelerate alone refuses without a word.
+"""Make FSDP shard on CPU ranks with Gloo, where accelerate alone silently uses DDP.
 
-`AcceleratorState.__init__` looks at the FSDP plugin only when its distributed type is one of the MULTI_*
-accelerators, so on MULTI_CPU it stays with DDP. `install` repeats, after the original ran on MULTI_CPU, the
+`AcceleratorState.__init__` reads the FSDP plugin only when its distributed type is one of the MULTI_*
+accelerators, so on MULTI_CPU it uses DDP. `install` repeats, after the original ran on MULTI_CPU, the
 assignments of that branch. The scripts under `tests/scripts` call it where TEST_FSDP_ON_CPU=1.
 
-It is for tests: it says nothing about the speed or the support of FSDP on CPU.
+For tests only: it does not make FSDP on CPU supported or fast.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ REQUIRED_PARAMETERS = ("mixed_precision", "cpu", "fsdp_plugin")
 
 
 class ShimOutdated(RuntimeError):
-    """accelerate no longer has the shape this shim was written for."""
+    """accelerate's code differs from what this shim patches."""
 
 
 def check() -> None:
-    """Raise `ShimOutdated` unless accelerate still is what the shim patches."""
+    """Raise `ShimOutdated` unless accelerate's code is what the shim patches."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
@@ -32,7 +32,7 @@ def check() -> None:
         raise ShimOutdated(f"AcceleratorState.__init__ has no parameter {', '.join(missing)}")
     for state in (PartialState, AcceleratorState):
         if not isinstance(getattr(state, "_shared_state", None), dict):
-            raise ShimOutdated(f"{state.__name__}._shared_state is no dict")
+            raise ShimOutdated(f"{state.__name__}._shared_state is not a dict")
     if not {"FSDP", "MULTI_CPU"} <= set(DistributedType.__members__):
         raise ShimOutdated("DistributedType has no FSDP or no MULTI_CPU")
     source = inspect.getsource(inspect.unwrap(AcceleratorState.__init__))
@@ -44,11 +44,11 @@ def check() -> None:
         'PartialState._shared_state["distributed_type"] = self.distributed_type',
     ):
         if statement not in branch:
-            raise ShimOutdated(f"AcceleratorState.__init__ no longer says: {statement}")
+            raise ShimOutdated(f"AcceleratorState.__init__ no longer contains: {statement}")
 
 
 def install() -> None:
-    """Patch `AcceleratorState.__init__`; once is enough, twice does no harm. Raises `ShimOutdated`."""
+    """Patch `AcceleratorState.__init__`; idempotent. Raises `ShimOutdated`."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 

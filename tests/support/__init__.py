@@ -1,1 +1,3 @@
-"""What integration, fault and browser tests share."""
+"""Helpers of the integration, fault and browser tests.
+
+Start with `runs.py`, which starts real runs, and `warm.py`, which makes that fast."""

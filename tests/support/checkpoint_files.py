@@ -1,4 +1,4 @@
-"""Checkpoints as transformers writes them, made of a few bytes: every part there, none of them of use to a trainer."""
+"""Checkpoints with every file that transformers writes, a few bytes each; a trainer cannot load them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class StorageInfo:
-    """Torch's `_StorageInfo`, as far as it is read."""
+    """The fields of torch's `_StorageInfo` that are read."""
 
     relative_path: str
     offset: int
@@ -17,14 +17,14 @@ class StorageInfo:
 
 
 class Metadata:
-    """Torch's `Metadata`, as far as it is read."""
+    """The fields of torch's `Metadata` that are read."""
 
     def __init__(self) -> None:
         self.storage_data: dict[int, StorageInfo] = {}
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[int, ...]] | None = None) -> Path:
-    """A file of float32 zeros in the safetensors format."""
+    """Write a safetensors file of float32 zeros."""
     header, at = {}, 0
     for name, shape in (tensors or {"weight": (4, 2)}).items():
         size = 4
@@ -38,7 +38,7 @@ def safetensors(path: Path, tensors: dict[str, tuple[int, ...]] | None = None) -
 
 
 def torch_file(path: Path, content: bytes = b"numbers" * 100) -> Path:
-    """A zip archive as `torch.save` makes it: not compressed, with checksums."""
+    """Write an uncompressed zip archive with checksums, like `torch.save`."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}.")
         archive.writestr("archive/data/0", content)
@@ -46,19 +46,19 @@ def torch_file(path: Path, content: bytes = b"numbers" * 100) -> Path:
 
 
 def random_states(path: Path, ranks: int) -> None:
-    """One file a rank, under the names that transformers gives them."""
+    """Write one random state per rank, under the names that transformers uses."""
     for name in ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]:
         torch_file(path / name)
 
 
 def state(path: Path, step: int) -> None:
-    """`trainer_state.json` and `config.json`."""
+    """Write `trainer_state.json` and `config.json`."""
     (path / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_model_checkpoint": None}))
     (path / "config.json").write_text(json.dumps({"model_type": "tiny"}))
 
 
 def plain(folder: Path, step: int, *, ranks: int = 2) -> Path:
-    """`folder/checkpoint-<step>` of a replicated model, without a manifest."""
+    """Write `folder/checkpoint-<step>` of a replicated model, without a manifest."""
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     state(path, step)
@@ -70,7 +70,7 @@ def plain(folder: Path, step: int, *, ranks: int = 2) -> Path:
 
 
 def deepspeed(folder: Path, step: int, *, ranks: int = 2, stage: int = 2) -> Path:
-    """As transformers and DeepSpeed write it: the folder that `latest` names, and what lies beside it."""
+    """Write a checkpoint like transformers with DeepSpeed: the folder that `latest` names, and the files beside it."""
     path = plain(folder, step, ranks=ranks)
     (path / "optimizer.pt").unlink()
     tag = path / f"global_step{step}"
@@ -87,7 +87,7 @@ def deepspeed(folder: Path, step: int, *, ranks: int = 2, stage: int = 2) -> Pat
 
 
 def fsdp(folder: Path, step: int, *, ranks: int = 2) -> Path:
-    """As accelerate writes sharded state: two folders in torch's distributed format."""
+    """Write a checkpoint like accelerate with FSDP: two folders in torch's distributed format."""
     path = plain(folder, step, ranks=ranks)
     for name in ("optimizer.pt", "model.safetensors"):
         (path / name).unlink()

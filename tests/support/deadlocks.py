@@ -1,8 +1,7 @@
-"""One long run with a planted deadlock every few steps, and what came of each: the campaign's rows.
+"""One long run with an injected deadlock every few steps, and one row of results for each.
 
-A fault is addressed by kind, rank, step and phase; its latency is counted from the journal line that the rank wrote
-before it did the deed, so the other ranks' way to the deadlock is in it, to the line of the incident, whose verdict
-is then on disk.
+A fault is addressed by kind, rank, step and phase. Its latency runs from the journal event that the rank wrote before the
+fault to the event of the incident, whose verdict is then on disk; it includes the other ranks' way to the deadlock.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from support.runs import SCRIPTS, Run
 PHASES = (
     "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint", "hygiene",
 )  # fmt: skip
-"""Every phase of a training step; `eval` and `idle` are not part of one, `startup` has no process group yet."""
+"""Every phase of a training step. `eval` and `idle` are not part of one, and `startup` has no process group."""
 FIRST_STEP, STEPS_APART = 8, 6
-"""Even, as saved steps are; far enough for a newer checkpoint and a few common steps between two faults."""
+"""Even, like the saved steps, and far enough apart for a newer checkpoint and a few healthy steps between two faults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One fault and its end."""
+    """One fault and its verdict."""
 
     kind: str
     phase: str
@@ -39,7 +38,7 @@ class Row:
 
     @property
     def names_the_rank(self) -> bool:
-        """The one culprit, or nobody where two ranks had nothing in common to depart from."""
+        """Whether the one culprit is named, or none where the two ranks' records cannot tell which is wrong."""
         return bool(
             self.verdict["culprits"] == [self.rank]
             or (self.verdict["culprits"] == [] and "cannot tell which" in self.verdict["sentence"])
@@ -49,7 +48,7 @@ class Row:
 def campaign(
     runs: Callable[..., Run], kind: str, *, ranks: int, places: Sequence[tuple[int, str]], name: str
 ) -> tuple[Run, list[Row]]:
-    """Run one script through one fault of `kind` at each place, (rank, phase), and read what was found."""
+    """Run one script with one fault at each place (rank, phase), and return its rows."""
     steps = [FIRST_STEP + STEPS_APART * index for index in range(len(places))]
     words = [
         word
@@ -65,9 +64,9 @@ def campaign(
     rows = []
     incidents = run.events("incident")
     for (rank, phase), step in zip(places, steps, strict=True):
-        planted = [e for e in run.events("fault_injected") if e["step"] == step]
-        assert len(planted) == 1, (kind, phase, step, run.tail())
-        found = [e for e in incidents if e["time"] > planted[0]["time"]][:1]
+        injected = [e for e in run.events("fault_injected") if e["step"] == step]
+        assert len(injected) == 1, (kind, phase, step, run.tail())
+        found = [e for e in incidents if e["time"] > injected[0]["time"]][:1]
         assert found, (kind, phase, step, run.tail())
         rows.append(
             Row(
@@ -75,7 +74,7 @@ def campaign(
                 phase=phase,
                 rank=rank,
                 step=step,
-                latency_seconds=found[0]["time"] - planted[0]["time"],
+                latency_seconds=found[0]["time"] - injected[0]["time"],
                 detection_seconds=found[0]["detection_seconds"],
                 verdict=json.loads((Path(found[0]["incident"]) / "verdict.json").read_text()),
             )

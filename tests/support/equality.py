@@ -1,8 +1,8 @@
-"""One cell of the equality matrix: a short run over two epochs, killed at every one of its steps, and its reference.
+"""One cell of the equality matrix: a short run over two epochs, killed at every step, and its reference.
 
-A cell names a trainer, a way of spreading it and how its rollouts fit its steps. Data are so few that two epochs are
-some eight optimizer steps, with a rollout that serves several of them, and prompts left over that another epoch's
-order would have taken. What is compared are the final weights' digest and every line the Trainer logged.
+A cell names a trainer, a parallelism mode and the geometry of rollouts and optimizer steps. The dataset is so small that
+two epochs are about eight optimizer steps; a rollout serves several of them, and each epoch leaves out other prompts.
+The digest of the final weights and every line that the Trainer logged are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = CONFIGS.parent.parent
 MODES = ("ddp-1", "ddp", "zero2", "zero3", "fsdp2")
 """`ddp-1` is one rank; the others have two."""
 BATCH_SIZE, GENERATIONS, LONGEST = 4, 4, 12
-"""Samples a micro-batch and rank, completions a prompt, optimizer steps a cell."""
+"""Samples per micro-batch and rank, completions per prompt, maximum optimizer steps per cell."""
 CLOCKED = (
     "step_time",
     "train_runtime",
@@ -31,12 +31,12 @@ CLOCKED = (
     "eval_samples_per_second",
     "eval_steps_per_second",
 )
-"""What is logged and depends on the clock."""
+"""Logged values that depend on the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """See the module. `settings` are further arguments of the trainer's configuration."""
+    """A trainer, its mode and its geometry. `settings` are further arguments of the trainer's configuration."""
 
     algorithm: str
     mode: str
@@ -48,7 +48,7 @@ class Cell:
     arguments: tuple[str, ...] = ()
     leftover_prompts: int = 1
     kills: tuple[int, ...] | None = None
-    """Steps to be killed at; all of them if not given."""
+    """Steps at which a rank is killed; every step by default."""
     name_of_settings: str = ""
 
     def __str__(self) -> str:
@@ -57,36 +57,36 @@ class Cell:
 
     @property
     def ranks(self) -> int:
-        """How many processes train."""
+        """Number of ranks."""
         return self.ranks_asked or (1 if self.mode == "ddp-1" else 2)
 
     @property
     def texts(self) -> int:
-        """Samples of a trainer without rollouts: three whole optimizer steps, a part of one, and a batch of one."""
+        """Samples of a trainer without rollouts: three full optimizer steps, a partial one, and a batch of one sample."""
         return BATCH_SIZE * self.ranks * (3 * self.accumulation + 1) + 1
 
     @property
-    def rollouts_an_epoch(self) -> int:
-        """Enough for three whole optimizer steps and a part of one."""
+    def rollouts_per_epoch(self) -> int:
+        """Enough for three full optimizer steps and a partial one."""
         return -(-(3 * self.accumulation + 1) // (self.steps_per_generation * self.num_iterations))
 
     @property
     def prompts(self) -> int:
-        """In the data, some of them left over in each epoch."""
-        a_rollout = BATCH_SIZE * self.ranks * self.steps_per_generation // GENERATIONS
-        return a_rollout * self.rollouts_an_epoch + min(self.leftover_prompts, a_rollout - 1)
+        """Size of the dataset; each epoch leaves some prompts out."""
+        per_rollout = BATCH_SIZE * self.ranks * self.steps_per_generation // GENERATIONS
+        return per_rollout * self.rollouts_per_epoch + min(self.leftover_prompts, per_rollout - 1)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of two epochs, or as many of them as are allowed."""
-        micro_steps = self.rollouts_an_epoch * self.steps_per_generation * self.num_iterations
+        """Optimizer steps of two epochs, limited to `LONGEST`."""
+        micro_steps = self.rollouts_per_epoch * self.steps_per_generation * self.num_iterations
         if self.algorithm == "sft":
             micro_steps = -(-self.texts // (BATCH_SIZE * self.ranks))
         return min(2 * -(-micro_steps // self.accumulation), LONGEST)
 
     @property
     def words(self) -> list[str]:
-        """The script and its arguments, less the output directory."""
+        """The script and its arguments, without the output directory."""
         words = [
             str(SCRIPTS / f"{self.algorithm}.py"),
             "--max-steps", str(self.steps), "--save-steps", "1", "--logging-steps", "1",
@@ -104,7 +104,7 @@ class Cell:
 
 
 def reference(cell: Cell, folder: Path) -> Path:
-    """Train the cell under torchrun, with no part of grpo-run in a rank; gives its output directory."""
+    """Train the cell under torchrun and return its output directory."""
     output = folder / "torchrun"
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if cell.mode != "ddp-1":
@@ -124,20 +124,20 @@ def reference(cell: Cell, folder: Path) -> Path:
     except AssertionError:
         if not (
             output / "weights.sha256"
-        ).exists():  # else torch aborted when its processes ended, after the script
+        ).exists():  # otherwise torch aborted at process exit, after the script
             raise
     return output
 
 
 def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: bool) -> Path:
-    """Train the cell under `grpo-run launch`, a rank killed in every step or in none; gives its output directory."""
+    """Train the cell under `grpo-run launch`, with a rank killed at every step or at none; return its output directory."""
     name = "killed" if kills else "undisturbed"
     steps = (cell.kills or range(1, cell.steps + 1)) if kills else ()
     injections = [word for step in steps for word in ("--inject", f"kill@rank{step % cell.ranks}:step{step}")]
-    spread = [] if cell.mode == "ddp-1" else ["--accelerate-config", str(CONFIGS / f"{cell.mode}.yaml")]
+    parallelism = [] if cell.mode == "ddp-1" else ["--accelerate-config", str(CONFIGS / f"{cell.mode}.yaml")]
     run = runs(
         *(("--allow-untested",) if cell.mode == "fsdp2" else ()),
-        *spread, *injections, "--nproc-per-node", str(cell.ranks), *cell.words,
+        *parallelism, *injections, "--nproc-per-node", str(cell.ranks), *cell.words,
         "--output-dir", str(folder / name),
         name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if cell.mode == "fsdp2" else None, cwd=ROOT,
     ).start()  # fmt: skip
@@ -147,7 +147,7 @@ def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: boo
 
 
 def logged(output: Path, steps: int) -> list[dict[str, Any]]:
-    """Every line the Trainer logged up to the last checkpoint, without what the clock decides."""
+    """Return every line the Trainer logged up to the last checkpoint, without the values that depend on the clock."""
     state = json.loads((output / f"checkpoint-{steps}" / "trainer_state.json").read_text())
     return [
         {key: value for key, value in line.items() if key not in CLOCKED} for line in state["log_history"]
@@ -155,11 +155,11 @@ def logged(output: Path, steps: int) -> list[dict[str, Any]]:
 
 
 def differences(cell: Cell, found: Path, expected: Path) -> list[str]:
-    """What the run in `found` has otherwise than the one in `expected`, in words; nothing, if all is well."""
+    """Describe each difference between the run in `found` and the one in `expected`."""
     theirs, ours = logged(expected, cell.steps), logged(found, cell.steps)
     different = []
     for ours_line, theirs_line in zip(ours, theirs, strict=False):
-        # text, so that a NaN equals itself
+        # compare text, so that NaN equals NaN
         for key in sorted(ours_line.keys() | theirs_line.keys()):
             if repr(ours_line.get(key)) != repr(theirs_line.get(key)):
                 different.append(
@@ -173,7 +173,7 @@ def differences(cell: Cell, found: Path, expected: Path) -> list[str]:
 
 
 def row(cell: Cell, different: list[str], seconds: float) -> str:
-    """One line of the campaign's table."""
+    """Return one line of the campaign's table."""
     verdict = "equal" if not different else different[0]
     return (
         f"| {cell.algorithm} | {cell.mode} | {cell.steps_per_generation} | {cell.num_iterations} |"

@@ -1,7 +1,7 @@
-"""Holds a process as a file system that hangs does: it does not run, and SIGKILL takes effect only when it is let go.
+"""Freeze a process with cgroup v1, as a hanging file system does: SIGKILL takes effect only after thawing.
 
-A process that waits for a dead NFS server is in uninterruptible sleep, which a test cannot have without such a server; a
-frozen one behaves alike (the freezer of cgroups version 1; version 2 lets frozen processes be killed).
+A process that waits for a dead NFS server is in uninterruptible sleep, which a test cannot produce without such a server.
+A process frozen by the cgroup v1 freezer behaves the same; with cgroup v2, a frozen process can be killed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ WAIT_SECONDS = 10.0
 
 
 def unsupported() -> str | None:
-    """Why nothing can be frozen here, None when it can."""
+    """Return why processes cannot be frozen here, or None."""
     if not (FREEZER / "cgroup.procs").exists():
-        return f"no freezer of cgroups version 1 at {FREEZER}"
+        return f"no cgroup v1 freezer at {FREEZER}"
     if not os.access(FREEZER, os.W_OK):
-        return f"{FREEZER} cannot be written by this user"
+        return f"{FREEZER} is not writable"
     return None
 
 
 class Freezer:
-    """One group of frozen processes."""
+    """A freezer cgroup."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def freeze(self, pid: int) -> None:
-        """Hold a process; returns when it stands still."""
+        """Freeze a process; return when it has stopped."""
         (self._path / "cgroup.procs").write_text(str(pid))
         self._set("FROZEN")
 
     def thaw(self) -> None:
-        """Let them all go on, or die of a SIGKILL sent meanwhile."""
+        """Resume all processes; a SIGKILL sent meanwhile takes effect."""
         self._set("THAWED")
 
     def _set(self, state: str) -> None:
@@ -51,7 +51,7 @@ class Freezer:
 
 @contextmanager
 def freezer() -> Iterator[Freezer]:
-    """A group for as long as the block runs; what is in it then is let go."""
+    """Create a freezer cgroup for the block; thaw its processes at the end."""
     path = Path(tempfile.mkdtemp(prefix="grpo-run-test-", dir=FREEZER))
     made = Freezer(path)
     try:
@@ -61,8 +61,8 @@ def freezer() -> Iterator[Freezer]:
         deadline = time.monotonic() + WAIT_SECONDS
         while pids := (path / "cgroup.procs").read_text().split():
             for pid in pids:
-                with suppress(OSError):  # gone meanwhile
+                with suppress(OSError):  # the process has exited
                     (FREEZER / "cgroup.procs").write_text(pid)
-            assert time.monotonic() < deadline, f"{path} does not become empty"
+            assert time.monotonic() < deadline, f"{path} still has processes"
             time.sleep(0.01)
         path.rmdir()

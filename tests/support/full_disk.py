@@ -1,6 +1,6 @@
-"""A small file system in memory that a test fills: `with small_disk(path) as disk: disk.leave(4096)`.
+"""A small tmpfs that a test fills: `with small_disk(path) as disk: disk.leave(4096)`.
 
-Needs the right to mount (root in most containers); `SmallDisk.unsupported` says why when there is none.
+Mounting needs root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BALLAST = "ballast"
 
 
 class SmallDisk:
-    """A mounted tmpfs; `folder` is free for use, the ballast lies beside it."""
+    """A mounted tmpfs. Tests use `folder`; the ballast file is beside it."""
 
     def __init__(self, mounted: Path) -> None:
         self._ballast = mounted / BALLAST
@@ -29,7 +29,7 @@ class SmallDisk:
         return status.f_bavail * status.f_frsize
 
     def leave(self, size_bytes: int) -> None:
-        """Fill it until so many bytes are free (to a page), or give up what fills it."""
+        """Resize the ballast until `size_bytes` are free, to the page."""
         held = self._ballast.stat().st_size if self._ballast.exists() else 0
         wanted = max(0, held + self.free_bytes - size_bytes)
         descriptor = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -42,16 +42,16 @@ class SmallDisk:
             os.close(descriptor)
 
     def empty(self) -> None:
-        """Take the ballast away."""
+        """Remove the ballast."""
         self._ballast.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(mount_point: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount one for as long as the block runs.
+    """Mount a small tmpfs for the block.
 
     Raises:
-        PermissionError: this user may not mount; the message says so.
+        PermissionError: this user may not mount.
     """
     mount_point.mkdir()
     answer = subprocess.run(
@@ -60,13 +60,11 @@ def small_disk(mount_point: Path, size_bytes: int) -> Iterator[SmallDisk]:
     )  # fmt: skip
     if answer.returncode != 0:
         mount_point.rmdir()
-        raise PermissionError(
-            f"a full disk needs a small file system, and mount(8) says: {answer.stderr.strip()}"
-        )
+        raise PermissionError(f"cannot mount a small file system: {answer.stderr.strip()}")
     try:
         yield SmallDisk(mount_point)
     finally:
-        # lazily: a process that a failed test left may still have a file there
+        # lazily: a process of a failed test may still have a file open
         subprocess.run(["umount", "-l", str(mount_point)], check=True, timeout=30)
         with suppress(OSError):
             mount_point.rmdir()

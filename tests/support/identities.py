@@ -1,4 +1,4 @@
-"""What checkpoints say they are: whose, of which call, at which step."""
+"""Identities of checkpoints for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall
 
 
 def identity(output: Path | str = "out", step: int = 5, **changes: Any) -> Identity:
-    """`checkpoint-<step>` of run-1 on one rank, of a call that saves to `output`.
+    """Return the identity of `checkpoint-<step>` of run-1 on one rank, of a call that saves to `output`.
 
     Args:
         changes: fields of `Identity`, or `ordinal` and `trainer_class` of its call.

@@ -1,4 +1,4 @@
-"""A run directory with one incident in it, as the supervisor leaves it: rank 1 of four called something else."""
+"""A run directory with one incident as the supervisor writes it: rank 1 of four called another collective."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SITE = "/venv/lib/python3.11/site-packages"
 
 
 def location(line: int, function: str) -> dict[str, Any]:
-    """A place in the user's script."""
+    """Return a location in the user's script."""
     return {"file": "/home/me/train.py", "line": line, "function": function}
 
 
 def verdict(**changes: Any) -> dict[str, Any]:
-    """`verdict.json`."""
+    """Return the content of `verdict.json`."""
     return {
         "schema": 1,
         "cause": "collective_mismatch",
@@ -49,7 +49,7 @@ def verdict(**changes: Any) -> dict[str, Any]:
 
 
 def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes: Any) -> RunDirectory:
-    """Make `root/runs/night` with one incident, recovered from; `changes` go into its verdict."""
+    """Write `root/runs/night` with one incident that was recovered; `changes` are fields of its verdict."""
     run = RunDirectory(path=root / "runs" / "night")
     run.create()
     run.write_run({"run_id": "night"})
@@ -83,7 +83,7 @@ def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes
 
 
 def timeline() -> dict[str, Any]:
-    """Three steps, then rank 1 in its reward and the others in a vote."""
+    """Return a timeline: three steps, then rank 1 in its reward function and the others in forward_backward."""
     ranks: dict[str, list[list[Any]]] = {}
     for rank in range(4):
         spans: list[list[Any]] = []
@@ -103,7 +103,7 @@ def timeline() -> dict[str, Any]:
 
 
 def folded() -> str:
-    """Rank 1 apart from the others."""
+    """Return folded stacks in which rank 1 differs from the others."""
 
     def stack(*frames: tuple[str, int, str]) -> list[Stack]:
         return [Stack("MainThread", tuple(Frame(*frame) for frame in frames), True)]
@@ -119,7 +119,7 @@ def folded() -> str:
 
 
 def note(rank: int, sequence: int) -> dict[str, Any]:
-    """What a rank noted of one collective: rank 1 differs at the last, rank 3 has not come so far."""
+    """Return a rank's record of one collective: rank 1 differs in the last one, rank 3 has not reached it."""
     differs = rank == 1 and sequence == 1207
     last = sequence == 1207
     return {
@@ -135,7 +135,7 @@ def note(rank: int, sequence: int) -> dict[str, Any]:
 
 
 def write_journal(run: RunDirectory, incident: Path) -> None:
-    """A few steps, the incident, the restart, and the step that was committed after it."""
+    """Write a few steps, the incident, the restart and the next committed step."""
     clock = iter(
         [AT - 60 + 4 * number for number in range(12)] + [AT - 5.0, AT, AT + 0.1, AT + 0.2, AT + 1.4]
     )

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the distribution's Chromium for the tests in tests/browser, where that is possible without asking.
+# Install the distribution's Chromium for tests/browser if this is possible without interaction.
 set -eu
 for name in chromium chromium-browser google-chrome; do
     if command -v "$name" >/dev/null; then

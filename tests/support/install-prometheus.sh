@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs Prometheus' binaries from the distribution, where that is possible without asking.
+# Install the distribution's Prometheus if this is possible without interaction.
 set -eu
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive

@@ -1,6 +1,6 @@
-"""Drains snapshots by the hundred through the supervisor's side and its drainer's process, and tells the memory of both.
+"""Drain hundreds of snapshots with a DrainScheduler and its worker, and measure the memory of both processes.
 
-The entry point of a process of its own, so that what the tests hold is not measured.
+`drain_many` runs in a process of its own, so that pytest's memory is not measured.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EVERY = 50
 
 
 def drain_many(folder: Path, count: int, connection: Connection) -> None:
-    """The supervisor's side: fill slots, look until each is durable, tell the memory of both processes now and then."""
+    """Fill slots, poll until each is durable, and send the resident memory of both processes every `EVERY` checkpoints."""
     staging = StagingArea(folder / "staging")
     published: list[str] = []
-    drain_scheduler.POLL_SECONDS = 0.0  # as often as it likes
+    drain_scheduler.POLL_SECONDS = 0.0  # no pause between scans
     drains = DrainScheduler(
         staging,
         write=lambda name, **fields: published.append(name),

@@ -1,4 +1,4 @@
-"""What a rank must hold, by parallelism mode, from the record `tests/scripts/partition.py` writes."""
+"""Checks of what a rank holds in each parallelism mode, from the record of `tests/scripts/partition.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ RANKS = 2
 
 
 def check_partition(mode: str, rank: dict[str, Any]) -> None:
-    """What one rank holds, by mode. `elements` counts the whole model."""
+    """Check what one rank holds. `elements` counts the whole model."""
     share = rank["elements"] / RANKS
     assert rank["world_size"] == RANKS
     if mode == "ddp":

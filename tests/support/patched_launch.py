@@ -1,4 +1,4 @@
-"""`grpo-run` with other waiting times of the supervisor's draining, so that a test need not wait a minute for each.
+"""`grpo-run` with other timeouts of the drain scheduler, so that tests wait seconds instead of minutes.
 
 TEST_DRAINS='{"STALL_SECONDS": 2.0}' python -P tests/support/patched_launch.py launch …
 """

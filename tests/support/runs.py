@@ -1,7 +1,7 @@
-"""Starts real runs, waits for what their journals say, and hurts them by rank and step.
+"""Start real runs, wait for events in their journals, and inject faults by rank and step.
 
-A test addresses a rank of the present attempt and a committed step, as the journal tells them; nothing sleeps
-for a guessed time. Every wait has a deadline and fails with the end of the run's output.
+A test addresses a rank of the current attempt and a committed step from the journal; nothing sleeps for a guessed time.
+Every wait has a deadline and fails with the end of the run's output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BIN = Path(sys.executable).parent
 
 
 class Run:
-    """One run directory and the supervisors started on it, in a folder of the test's own."""
+    """One run directory and the supervisors started on it."""
 
     def __init__(
         self,
@@ -78,30 +78,32 @@ class Run:
         return self
 
     def wait(self, timeout_seconds: float = 120.0) -> int:
-        """The supervisor's exit code."""
+        """Wait for the supervisor and return its exit code."""
         assert self.process is not None
         try:
             return self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.close()
-            raise AssertionError(f"not ended within {timeout_seconds} s:\n{self.tail()}") from None
+            raise AssertionError(f"no exit within {timeout_seconds} s:\n{self.tail()}") from None
 
     def close(self) -> None:
-        """End whatever is left; for finalizers."""
+        """Kill the supervisor and remove staged snapshots; for finalizers."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
         if (memory := staging_path(self.directory, self.directory.name)) is not None:
-            for left in memory.parent.glob(f"*{memory.name[-13:]}"):  # its digest, whatever the run's name
+            for left in memory.parent.glob(
+                f"*{memory.name[-13:]}"
+            ):  # the digest in its name, whatever the run's id
                 shutil.rmtree(left, ignore_errors=True)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """The journal, or its events of one name."""
+        """Return the journal's events, or those of one name."""
         self._records += self._reader.new()
         return [record for record in self._records if name in (None, record["event"])]
 
     def until(self, condition: Callable[[list[dict[str, Any]]], Any], timeout_seconds: float = 60.0) -> Any:
-        """Wait until `condition` of the journal holds; returns what it returned."""
+        """Wait until `condition` returns something true for the journal's events; return that."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             if found := condition(self.events()):
@@ -116,7 +118,7 @@ class Run:
             time.sleep(0.005)
 
     def until_step(self, step: int, *, train_call: int = 1, timeout_seconds: float = 60.0) -> None:
-        """Wait until `step` of a `train()` call is committed in the present attempt."""
+        """Wait until `step` of a `train()` call is committed in the current attempt."""
 
         def reached(events: list[dict[str, Any]]) -> bool:
             attempt = self._attempt(events)
@@ -134,7 +136,7 @@ class Run:
         return max((event["attempt"] for event in events if event["event"] == "attempt_started"), default=-1)
 
     def pid(self, rank: int) -> int:
-        """The process of a rank in the present attempt."""
+        """Return the pid of a rank in the current attempt."""
         events = self.events()
         attempt = self._attempt(events)
         pids = [
@@ -146,7 +148,7 @@ class Run:
         return int(pids[0])
 
     def until_phase(self, rank: int, phase: Phase, *, timeout_seconds: float = 60.0) -> None:
-        """Wait until a rank enters `phase`: seen outside it, then in it."""
+        """Wait until a rank is seen outside `phase` and then in it."""
         deadline, was_outside = time.monotonic() + timeout_seconds, False
         while time.monotonic() < deadline:
             slot = Board.open(self.directory / "board.mmap").read(rank)
@@ -170,19 +172,19 @@ class Run:
         return value
 
     def tail(self, characters: int = 6000) -> str:
-        """The end of what the run printed."""
+        """Return the end of the run's output."""
         return (
             self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
         )
 
 
 def digest(output_dir: Path) -> str:
-    """The sha256 of the final weights, as the scripts write it."""
+    """Return the sha256 of the final weights, which the scripts write."""
     return (output_dir / "weights.sha256").read_text().split()[0]
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Those of `pids` that are running (a zombie is not)."""
+    """Return those of `pids` that are running; a zombie is not."""
 
     def running(pid: int) -> bool:
         try:
@@ -194,7 +196,7 @@ def alive(pids: Sequence[int]) -> list[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Every process below `pid`."""
+    """Yield every descendant of `pid`."""
     import psutil
 
     for child in psutil.Process(pid).children(recursive=True):

@@ -1,4 +1,4 @@
-"""Snapshots in a staging as ranks leave them: real arenas, images and files, of a few bytes."""
+"""Snapshots in a staging directory as ranks write them, with a few bytes in each file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from support.identities import identity
 
 PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}
-"""What a trainer writes itself."""
+"""Files that the trainer writes directly."""
 
 
 def snapshot(output: Path, step: int = 5, **changes: Any) -> StagedSnapshot:
-    """What a rank would declare of `checkpoint-<step>` in `output`; scheduled, of the first call and attempt."""
+    """Describe `checkpoint-<step>` in `output`: scheduled, of the first call and attempt."""
     what = identity(output, step, versions={"torch": "2.13.0"}, ordinal=changes.pop("ordinal", 1))
     fields = {"attempt": 0, "output_dir": str(output), "staged_at": 1000.0}
     return StagedSnapshot(**(dict(what) | fields | changes))
 
 
 def weights(rank: int, step: int) -> bytes:
-    """The bytes of a rank's weights."""
+    """Return the bytes of a rank's weights."""
     return b"weights of rank %d at step %d " % (rank, step) * 50
 
 
 def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
-    """Take the snapshot: every rank's part, the trainer's own files, and then that it is complete."""
+    """Write a snapshot: every rank's data, the trainer's files, then the completion marker."""
     slot.begin_snapshot()
     for name, content in PLAIN.items():
         path = slot.files / staged.folder / name

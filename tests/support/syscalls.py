@@ -1,10 +1,10 @@
-"""Kills a process at the n-th system call that changes a file: before it, after it, or when half of it is written.
+"""Kill a process at the n-th system call that changes a file: before it, after it, or with half of it written.
 
-    fall = run_and_kill(work, Stop(number=7, mode="before"), below=(folder,))
+    trace = run_and_kill(work, Stop(number=7, mode="before"), below=(folder,))
 
-The work runs in a fork that the calling process traces (ptrace(2)), so calls made by torch's and Rust's own code count
-as Python's do. Only calls on files below the given folders count, and `os.getppid()`, which work may put where no file
-is touched (between two copies into mapped memory). For tests that must hold whenever a process dies.
+The work runs in a fork that the calling process traces with ptrace(2), so calls by torch and Rust code count too. Only
+calls on files below the given folders count, and `os.getppid()`, which work may call as a marker where it changes no file
+(between two copies into mapped memory).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRACE_SYSGOOD, EXIT_KILL = 1, 0x100000
 ENTRY = 1
 MARK = "getppid"
 WRITES = frozenset({"write", "pwrite64", "writev", "copy_file_range", "sendfile"})
-ON_DESCRIPTORS = frozenset({"ftruncate", "fallocate", "fsync", "fdatasync", "flock", "fchmod", *WRITES})
+ON_DESCRIPTORS = frozenset({"ftruncate", "traceocate", "fsync", "fdatasync", "flock", "fchmod", *WRITES})
 ON_PATHS = frozenset({"rename", "unlink", "rmdir", "mkdir", "chmod"})
 AT_DIRECTORIES = frozenset({"renameat", "renameat2", "unlinkat", "mkdirat", "fchmodat"})
 OPENS = frozenset({"open", "openat"})
@@ -34,19 +34,19 @@ NUMBERS = {
         1: "write", 2: "open", 18: "pwrite64", 20: "writev", 40: "sendfile", 73: "flock", 74: "fsync",
         75: "fdatasync", 77: "ftruncate", 82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink", 90: "chmod",
         91: "fchmod", 110: MARK, 257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 268: "fchmodat",
-        285: "fallocate", 316: "renameat2", 326: "copy_file_range",
+        285: "traceocate", 316: "renameat2", 326: "copy_file_range",
     },
     "aarch64": {
-        32: "flock", 34: "mkdirat", 35: "unlinkat", 38: "renameat", 46: "ftruncate", 47: "fallocate", 52: "fchmod",
+        32: "flock", 34: "mkdirat", 35: "unlinkat", 38: "renameat", 46: "ftruncate", 47: "traceocate", 52: "fchmod",
         53: "fchmodat", 56: "openat", 64: "write", 66: "writev", 68: "pwrite64", 71: "sendfile", 82: "fsync",
         83: "fdatasync", 173: MARK, 276: "renameat2", 285: "copy_file_range",
     },
 }  # fmt: skip
-"""asm/unistd.h: the calls of which one changes a file, by machine."""
+"""Numbers of the system calls that change files, by machine, from asm/unistd.h."""
 
 
 class _Info(ctypes.Structure):
-    """`struct ptrace_syscall_info`, its entry form; of the exit form the first word alone is used."""
+    """`struct ptrace_syscall_info` at entry; at exit, only the first word of the union is used."""
 
     _fields_ = (
         ("op", ctypes.c_uint8),
@@ -62,41 +62,43 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Where to kill: the `number`-th call, counted from 1; `mode` is "before", "after" or "half" (writes alone count)."""
+    """Where to kill: at the `number`-th call, counted from 1. `mode` is "before", "after" or "half" (counts only writes)."""
 
     number: int
     mode: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fall:
-    """What became of it. `at` is the call it died at, None when it ran to its end, with `calls` counted."""
+class Trace:
+    """Result of a traced run. `at` is the call at which it was killed, None if it completed after `calls` counted calls."""
 
     at: str | None
     calls: int
 
 
 def unsupported() -> str | None:
-    """Why processes cannot be traced here, None when they can."""
+    """Return why processes cannot be traced here, or None."""
     if platform.machine() not in NUMBERS:
-        return f"the numbers of system calls on {platform.machine()} are not in tests/support/syscalls.py"
+        return f"no system call numbers for {platform.machine()} in tests/support/syscalls.py"
     try:
-        fall = run_and_kill(os.getppid, Stop(number=1, mode="before"), below=())
+        trace = run_and_kill(os.getppid, Stop(number=1, mode="before"), below=())
     except OSError as error:
         return f"ptrace(2) is not permitted: {error.strerror}"
-    return None if fall.at == MARK else "ptrace(2) does not see system calls (Linux 5.3 or later does)"
+    return (
+        None if trace.at == MARK else "ptrace(2) does not report system calls; Linux 5.3 or later is required"
+    )
 
 
 def run_and_kill(
     work: Callable[[], object], stop: Stop, *, below: Sequence[Path], timeout_seconds: int = 60
-) -> Fall:
+) -> Trace:
     """Run `work` in a fork of this process and kill it where `stop` says.
 
-    Call it in a process without threads of its own: a fork has none of them.
+    The calling process must have no other threads, because a fork does not inherit them.
 
     Raises:
         OSError: the fork cannot be traced.
-        RuntimeError: it failed by itself.
+        RuntimeError: the work failed by itself.
     """
     victim = os.fork()
     if victim == 0:
@@ -125,7 +127,7 @@ def _be_traced(work: Callable[[], object], timeout_seconds: int) -> None:
         os._exit(code)
 
 
-def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Fall:
+def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Trace:
     calls, pending, info, deliver = 0, None, _Info(), 0
     while True:
         _ptrace(SYSCALL, victim, 0, deliver)
@@ -134,7 +136,7 @@ def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Fall:
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             if status != 0:
                 raise RuntimeError(f"the traced process failed, wait status {status:#x}")
-            return Fall(at=None, calls=calls)
+            return Trace(at=None, calls=calls)
         number = os.WSTOPSIG(status)
         if number != signal.SIGTRAP | 0x80:
             deliver = number
@@ -151,18 +153,18 @@ def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Fall:
                 return _kill(victim, pending, calls)
         elif pending is not None and calls == stop.number:
             if stop.mode == "half":
-                _take_half_back(victim, descriptor, ctypes.c_int64(info.number).value)
+                _truncate_to_half(victim, descriptor, ctypes.c_int64(info.number).value)
             return _kill(victim, pending, calls)
 
 
-def _kill(victim: int, at: str, calls: int) -> Fall:
+def _kill(victim: int, at: str, calls: int) -> Trace:
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
-    return Fall(at=at, calls=calls)
+    return Trace(at=at, calls=calls)
 
 
 def _counted(victim: int, info: _Info, below: tuple[str, ...]) -> str | None:
-    """The call in words, when it counts."""
+    """Return a description of the call if it counts."""
     name = NUMBERS[platform.machine()].get(info.number)
     first, second, third = info.arguments[0], info.arguments[1], info.arguments[2]
     if name is None:
@@ -201,15 +203,15 @@ def _text(victim: int, address: int) -> str:
     with open(f"/proc/{victim}/mem", "rb", buffering=0) as memory:
         content = b""
         while b"\0" not in content and len(content) < 4096:
-            # never across a page's end: the next one may not be there
+            # never across a page boundary: the next page may not be mapped
             content += os.pread(
                 memory.fileno(), 4096 - (address + len(content)) % 4096, address + len(content)
             )
     return os.fsdecode(content.partition(b"\0")[0])
 
 
-def _take_half_back(victim: int, descriptor: int, written: int) -> None:
-    """As if the kernel had come to half of it: what was appended to a file is cut."""
+def _truncate_to_half(victim: int, descriptor: int, written: int) -> None:
+    """Truncate a file to half of what was just appended, as if the kernel had stopped there."""
     path = f"/proc/{victim}/fd/{descriptor & 0xFFFFFFFF}"
     found = os.stat(path)
     if written > 0 and stat.S_ISREG(found.st_mode):

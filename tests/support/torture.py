@@ -1,8 +1,8 @@
-"""Saves and drains that are killed at any of their system calls, in processes of their own, and what must hold after.
+"""Saves and drains that are killed at any of their system calls, and checks of the files they leave.
 
-A `Yard` is a process that holds a real trainer and forks: a rank that takes a snapshot (`runtime.staging.slots`,
-`trainers.saving.snapshots`), or a drainer that makes one durable. The fork is traced and killed where `syscalls.Stop` says. What is
-left on the file system is then judged here as the guard does it at the start of the next attempt.
+A `VictimServer` is a process with a real trainer that forks a rank that takes a snapshot, or a drain worker that
+publishes one. The fork is traced and killed at a `syscalls.Stop`. The functions at the end read the resulting files as the
+guard does at the start of the next attempt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import hidden_main
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import ResumeRequest
-from support.syscalls import Fall, Stop, run_and_kill
+from support.syscalls import Stop, Trace, run_and_kill
 
 OUR_RUN = "run-1"
 _made: dict[str, Any] = {}
@@ -40,7 +40,7 @@ _made: dict[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """A snapshot to take. `value` is what every weight is set to, so that two of one step differ."""
+    """A snapshot to take. Every weight is set to `value`, so that two snapshots of one step differ."""
 
     staging: Path
     output: Path
@@ -53,20 +53,20 @@ class Save:
 
 
 def call_in(output: Path) -> TrainCall:
-    """The one `train()` call of every snapshot here."""
+    """Return the `train()` call of every snapshot here."""
     return TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(output))
 
 
-# ---- in the yard ----
+# ---- in the server ----
 
 
 def _trainer(scratch: Path | None = None) -> Any:
-    """A real one with an optimizer that has taken a step; made once, before any fork, in `scratch`."""
+    """Return a real trainer whose optimizer has taken a step; created once, before any fork."""
     if "trainer" not in _made:
         import torch
         from transformers import Trainer, TrainingArguments
 
-        torch.set_num_threads(1)  # a fork has none of the others
+        torch.set_num_threads(1)  # a fork inherits no other threads
 
         class Sum(torch.nn.Module):
             def __init__(self) -> None:
@@ -88,7 +88,7 @@ def _trainer(scratch: Path | None = None) -> Any:
 
 
 class _Votes:
-    """An agreement of one rank with itself, or of two over a socket. Leaves when the other has died."""
+    """Votes of one rank, or of two over a socket; exits when the peer has been killed."""
 
     def __init__(self, peer: socket.socket | None) -> None:
         self._peer = peer
@@ -106,8 +106,8 @@ class _Votes:
         return max(value, struct.unpack("q", told)[0])
 
 
-def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
-    """One rank's part of a snapshot, by the code that a rank runs."""
+def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
+    """Take one rank's part of a snapshot with the code that a rank runs."""
     import torch
     from transformers import set_seed
 
@@ -122,7 +122,7 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
         return allocate(self, size_bytes)
 
     SnapshotBuffer.allocate = marked  # type: ignore[method-assign]
-    set_seed(save.step)  # Python's own generator is another one in every fork
+    set_seed(save.step)  # Python reseeds its own generator in every fork
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.fill_(save.value)
@@ -151,41 +151,41 @@ def take(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
 
 
 def drain(staging: Path, index: int) -> None:
-    """One request, by the code that the drainer runs."""
+    """Answer one request with the code that the drain worker runs."""
     told = handle_request(StagingArea(staging), DrainRequest(slot=index), lambda written_bytes: None)
     assert isinstance(told, DrainPublished), told
 
 
-def _saved(save: Save, stop: Stop | None, below: Sequence[Path], victim: int) -> Fall:
-    """Take a snapshot with all its ranks, one of them traced."""
+def _saved(save: Save, stop: Stop | None, below: Sequence[Path], victim: int) -> Trace:
+    """Take a snapshot with all ranks, one of them traced."""
     if save.world_size == 1:
-        return _run(lambda: take(save), stop, below)
+        return _run(lambda: take_snapshot(save), stop, below)
     ours, theirs = socket.socketpair()
 
     def rest() -> None:
         ours.close()
-        take(save, 1 - victim, theirs)
+        take_snapshot(save, 1 - victim, theirs)
 
     other = _fork(rest)
     theirs.close()
     try:
-        fall = _run(lambda: take(save, victim, ours), stop, below)
+        trace = _run(lambda: take_snapshot(save, victim, ours), stop, below)
     finally:
-        ours.close()  # the other rank goes on until it needs the dead one
+        ours.close()  # the other rank runs until it needs a vote of the killed one
         _, status = os.waitpid(other, 0)
-    if fall.at is None and status != 0:
+    if trace.at is None and status != 0:
         raise RuntimeError(f"rank {1 - victim} failed, wait status {status:#x}")
-    return fall
+    return trace
 
 
-def _run(work: Callable[[], object], stop: Stop | None, below: Sequence[Path]) -> Fall:
+def _run(work: Callable[[], object], stop: Stop | None, below: Sequence[Path]) -> Trace:
     if stop is not None:
         return run_and_kill(work, stop, below=below)
     child = _fork(work)
     _, status = os.waitpid(child, 0)
     if status != 0:
-        raise RuntimeError(f"it failed, wait status {status:#x}")
-    return Fall(at=None, calls=0)
+        raise RuntimeError(f"the process failed, wait status {status:#x}")
+    return Trace(at=None, calls=0)
 
 
 def _fork(work: Callable[[], object]) -> int:
@@ -218,11 +218,11 @@ def _serve(connection: Connection, scratch: Path) -> None:
             connection.send(traceback.format_exc())
 
 
-class Yard:
-    """See the module. Close it.
+class VictimServer:
+    """Forks ranks and drain workers on request; call `close` at the end.
 
     Args:
-        scratch: a folder of its own.
+        scratch: an empty folder.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -235,46 +235,46 @@ class Yard:
 
     def save(
         self, save: Save, stop: Stop | None = None, *, below: Sequence[Path] = (), victim: int = 0
-    ) -> Fall:
-        """Take a snapshot; `victim` is the rank that is killed at `stop`."""
+    ) -> Trace:
+        """Take a snapshot; kill the rank `victim` at `stop`."""
         return self._ask("save", (save, victim), stop, below)
 
     def drain(
         self, staging: Path, slot: int, stop: Stop | None = None, *, below: Sequence[Path] = ()
-    ) -> Fall:
-        """Make a slot durable."""
+    ) -> Trace:
+        """Drain a slot."""
         return self._ask("drain", (staging, slot), stop, below)
 
-    def _ask(self, kind: str, arguments: tuple[Any, ...], stop: Stop | None, below: Sequence[Path]) -> Fall:
+    def _ask(self, kind: str, arguments: tuple[Any, ...], stop: Stop | None, below: Sequence[Path]) -> Trace:
         self._connection.send((kind, arguments, stop, tuple(below)))
-        assert self._connection.poll(120), "the yard does not answer"
+        assert self._connection.poll(120), "the victim server does not answer"
         told = self._connection.recv()
-        assert isinstance(told, Fall), told
+        assert isinstance(told, Trace), told
         return told
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._connection.close()
         self._process.join(10)
 
 
-# ---- the judgement ----
+# ---- checks ----
 
 
 def contents(path: Path) -> dict[str, str]:
-    """The digests of a checkpoint whose every byte is what its manifest says."""
+    """Verify a checkpoint against its manifest and return its digests by file."""
     manifest = read_manifest(path)
     verify_digests(path, manifest.files)
     return {name: entry.blake3 for name, entry in manifest.files.items()}
 
 
-def intact(output: Path) -> dict[str, dict[str, str]]:
-    """Everything that has a checkpoint's name; raises when one is not whole."""
+def verified_checkpoints(output: Path) -> dict[str, dict[str, str]]:
+    """Return the digests of everything with a checkpoint's name; raise if one does not verify."""
     return {path.name: contents(path) for path in output.iterdir() if step_of(path) is not None}
 
 
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
-    """The checkpoint that a later attempt goes on from, found as the guard finds it."""
+    """Return the checkpoint that a later attempt resumes from, chosen as the guard does."""
     clean_partial_directories(output)
     question = ResumeRequest(
         call=call_in(output), run_id=OUR_RUN, world_size=ranks, first_attempt=False, run_started_at=0.0,
@@ -286,8 +286,8 @@ def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     return choice.checkpoint.path if choice.checkpoint is not None else None
 
 
-def settle(staging: Path) -> list[DrainPublished]:
-    """Make durable what the supervisor does before the next attempt, in its order."""
+def drain_all(staging: Path) -> list[DrainPublished]:
+    """Drain what the supervisor drains before the next attempt, in its order."""
     found = StagingArea(staging)
     done = []
     while True:
@@ -302,12 +302,12 @@ def settle(staging: Path) -> list[DrainPublished]:
 
 
 def newest(staging: Path) -> tuple[StagedSnapshot, StagingSlot] | None:
-    """The newest complete snapshot."""
+    """Return the newest complete snapshot."""
     return next(iter(StagingArea(staging).snapshots()), None)
 
 
-def litter(output: Path) -> set[str]:
-    """Names in an output directory that are no checkpoint's, and files in checkpoints that are in no manifest."""
+def unexpected_files(output: Path) -> set[str]:
+    """Return names in an output directory that are not checkpoints, and files in checkpoints without a manifest entry."""
     found = {path.name for path in output.iterdir() if step_of(path) is None}
     for path in output.iterdir():
         if step_of(path) is not None:
@@ -321,7 +321,7 @@ def litter(output: Path) -> set[str]:
 
 
 def copy(template: Path, target: Path) -> Path:
-    """A fresh copy to hurt."""
+    """Make a fresh copy for one trial."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(template, target, symlinks=True)
     return target

@@ -1,4 +1,4 @@
-"""Kills all processes of a run at once, and says what is left of it that the next attempt could go on from."""
+"""Kill all processes of a run at once, and read what the next attempt can resume from."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from grpo_run.runtime.staging.area import StagingArea, staging_path
 from support.runs import Run, alive, descendants
 
 PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
-"""For `Run(program=…)`; see there."""
+"""`Run(program=PATCHED)` reads its drain timeouts from TEST_DRAINS."""
 GONE_SECONDS = 20.0
 
 
 def processes(run: Run) -> list[int]:
-    """The supervisor, its forkserver, ranks and drainer."""
+    """Return the pids of supervisor, forkserver, ranks and drain worker."""
     assert run.process is not None
     return [run.process.pid, *descendants(run.process.pid)]
 
 
 def kill_all(run: Run) -> None:
-    """SIGKILL to every one of them, without leaving any time to react; returns when all are gone."""
+    """Send SIGKILL to every process at once; return when all have exited."""
     assert run.process is not None
     pids = processes(run)
     for pid in pids:
@@ -38,20 +38,20 @@ def kill_all(run: Run) -> None:
     run.process.wait(GONE_SECONDS)
     deadline = time.monotonic() + GONE_SECONDS
     while left := alive(pids):
-        assert time.monotonic() < deadline, f"processes {left} outlive SIGKILL"
+        assert time.monotonic() < deadline, f"processes {left} survive SIGKILL"
         time.sleep(0.01)
 
 
 def memory_of(run: Run) -> Path:
-    """Where its snapshots are; gone when the run has given the memory back."""
+    """Return the staging directory of a run; a finished run removes it."""
     path = staging_path(run.directory, json.loads((run.directory / "run.json").read_text())["run_id"])
     assert path is not None, "no memory-backed file system"
     return path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """Of a run without processes: steps of the newest snapshot and intact durable checkpoint, and the highest committed."""
+class RemainingState:
+    """Steps of a run's newest snapshot, newest verified checkpoint and highest committed step."""
 
     snapshot: int
     durable: int
@@ -62,8 +62,8 @@ class Left:
         return max(self.snapshot, self.durable)
 
 
-def what_is_left(run: Run, output: Path) -> Left:
-    """Look; everything with a checkpoint's name must be whole. Nobody may be running."""
+def remaining_state(run: Run, output: Path) -> RemainingState:
+    """Read a run without processes; everything with a checkpoint's name must verify."""
     clean_partial_directories(output)
     durable = 0
     if output.is_dir():
@@ -73,13 +73,13 @@ def what_is_left(run: Run, output: Path) -> Left:
             durable = max(durable, candidate.step)
     snapshots = StagingArea(memory_of(run)).snapshots()
     committed = max((event["step"] for event in run.events("step_committed")), default=0)
-    return Left(
+    return RemainingState(
         snapshot=snapshots[0][0].step if snapshots else 0, durable=durable, committed=committed
     )  # fmt: skip
 
 
 def resumed_at(run: Run, attempt: int) -> int | None:
-    """The step that an attempt began at; None when it did not come to train."""
+    """Return the step that an attempt started at, None if it did not start to train."""
     for event in run.events("train_started"):
         if event["attempt"] == attempt and event["rank"] == 0:
             return int(event["step"])
@@ -87,5 +87,5 @@ def resumed_at(run: Run, attempt: int) -> int | None:
 
 
 def attempts(run: Run) -> int:
-    """How many have begun."""
+    """Return the number of attempts."""
     return len({event["attempt"] for event in run.events("attempt_started")})
