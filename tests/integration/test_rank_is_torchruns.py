@@ -96,13 +96,15 @@ def test_script_observes_the_same_as_under_torchrun(observations: dict[str, list
         for reference, ours in zip(observations["torchrun"], observations[launcher], strict=True):
             for name in set(reference) - {"environment", *DRAWN, "parent", "title"}:
                 assert ours[name] == reference[name], (launcher, name)
-            left = {k: v for k, v in reference["environment"].items() if k not in DIFFER_BY_NATURE}
-            right = {
-                k: v
-                for k, v in ours["environment"].items()
-                if k not in DIFFER_BY_NATURE and not k.startswith("GRPO_RUN_")
-            }
-            assert right == left, launcher
+            theirs, own = (
+                {
+                    name: value
+                    for name, value in observed["environment"].items()
+                    if name not in DIFFER_BY_NATURE and not name.startswith("GRPO_RUN_")
+                }
+                for observed in (reference, ours)
+            )
+            assert own == theirs, launcher
             assert set(reference["environment"]) - set(ours["environment"]) <= {"_"}
 
 
