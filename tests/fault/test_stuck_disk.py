@@ -18,7 +18,7 @@ from support.whole_runs import PATCHED, memory_of, resumed_at
 
 STEPS = 40
 STALL_SECONDS = 2.0
-TIMES = f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "CLOSE_SECONDS": 1.0}}'
+TIMES = f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "STOP_SECONDS": 1.0}}'
 
 
 def launch(runs: Callable[..., Run], *, save_steps: int) -> Run:
