@@ -1,19 +1,19 @@
-"""Every error grpo-run raises on purpose.
+"""Every error that grpo-run raises on purpose.
 
     GrpoRunError
-    ├── UsageError(ValueError)        the user can mend it; exit code 2, one line, nothing lost
-    │   ├── ConfigError               a setting, a recipe or a configuration file
+    ├── UsageError(ValueError)        the user can correct it; exit code 2, one line, nothing is lost
+    │   ├── ConfigError               a setting, a recipe or a configuration file is wrong
     │   ├── RunDirectoryError         the run directory cannot be used, or is in use
-    │   └── UntestedVersionError      a library outside the range this release was tested with
+    │   └── UntestedVersionError      a library is outside the version range tested with this release
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
-    ├── CheckpointError               a checkpoint that cannot be trusted (names the file and why)
-    ├── NoRoomError                   no memory to hold a checkpoint in (names the limit); write it to disk instead
-    ├── IllegalTransition             a lifecycle event in a state that does not allow it; our own bug
-    └── ProcessError                  a process that could not be started, or would not die
+    ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
+    ├── NoRoomError                   not enough memory for a snapshot (names the limit); the caller writes to disk
+    ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
+    └── ProcessError                  a process could not be started, or survived SIGKILL
 
-    Stopped(SystemExit)               unwinds the user's script after an agreed stop; not an error
+    Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
 
-Does not include anything raised by torch or the user's script: those pass through unchanged.
+Errors of torch and of the user's script are not wrapped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from __future__ import annotations
 EXIT_FINISHED = 0
 EXIT_USAGE = 2
 EXIT_STOPPED = 75
-"""`EX_TEMPFAIL` of sysexits.h: run the same command again to go on."""
+"""`EX_TEMPFAIL` of sysexits.h: run the same command again to resume."""
 EXIT_GAVE_UP = 93
-"""Do not requeue; the report is written. The code NVIDIA's resiliency extension uses for the same."""
+"""Do not requeue; an incident report is written. NVIDIA's resiliency extension uses the same code."""
 
 
 class GrpoRunError(Exception):
-    """Base of all; never raised itself."""
+    """Base class of all errors; raise a subclass."""
 
     def __init__(self, *args: object) -> None:
         assert type(self) is not GrpoRunError, "raise a subclass"
@@ -35,7 +35,7 @@ class GrpoRunError(Exception):
 
 
 class UsageError(GrpoRunError, ValueError):
-    """The command, a file or a setting is wrong: the message says what, where and what to do."""
+    """The command, a file or a setting is wrong. The message says what, where, and how to correct it."""
 
 
 class ConfigError(UsageError):
@@ -43,11 +43,11 @@ class ConfigError(UsageError):
 
 
 class RunDirectoryError(UsageError):
-    """The run directory cannot be written, or a live supervisor owns it."""
+    """The run directory cannot be read or written, or a live supervisor owns it."""
 
 
 class UntestedVersionError(UsageError):
-    """An installed library is outside the range this release was tested with."""
+    """An installed library is outside the version range tested with this release."""
 
 
 class ConsensusError(GrpoRunError):
@@ -59,19 +59,23 @@ class CheckpointError(GrpoRunError):
 
 
 class NoRoomError(GrpoRunError):
-    """There is no memory to hold a checkpoint in; nothing was taken, and it can be written directly instead."""
+    """There is not enough memory for a snapshot. No memory was taken; the checkpoint can be written to disk."""
 
 
 class IllegalTransition(GrpoRunError):
-    """A lifecycle event arrived in a state that does not allow it; the state is unchanged."""
+    """A lifecycle event is illegal in the present state; the state is unchanged."""
 
 
 class ProcessError(GrpoRunError):
-    """A rank's process could not be started or would not die."""
+    """A rank's process could not be started, or did not exit after SIGKILL."""
 
 
 class Stopped(SystemExit):
-    """Leaves the user's script after all ranks agreed to stop and saved; exits with code 75."""
+    """Exits the user's script with code 75, after all ranks agreed to stop and saved.
+
+    Args:
+        step: at which they stopped.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(EXIT_STOPPED)

@@ -1,7 +1,7 @@
-"""Every private name of Python and of torch that the runtime leans on.
+"""Every private name of Python and torch that the runtime uses.
 
-One place, so that a contract test (`tests/unit/runtime/test_upstream.py`) says at once what a new release
-moved. Called by `forkserver.py`, `agent.py`, `writer.py` and a rank's bootstrap. Holds no behaviour of our own beyond the touch itself.
+They are in one file, so that a contract test (`tests/unit/runtime/test_upstream.py`) reports what a new release has
+changed. Used by `processes/`, `staging/` and the bootstrap of a rank. Contains no behaviour beyond these calls.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ AGENT_METHODS = (
     "_start_workers",
     "_stop_workers",
 )
-"""Methods of torch's LocalElasticAgent that `agent.Agent` overrides or calls."""
+"""Methods of torch's LocalElasticAgent that `processes.agent.Agent` overrides or calls."""
 
 AGENT_ATTRIBUTES = ("_remaining_restarts", "_worker_group")
 _MAIN_PROCESS = type(multiprocessing.current_process())
-"""Python deletes the class's name; this module is first imported where the current process still is one."""
+"""Python deletes the name of this class. The module is first imported in a main process, which is an instance of it."""
 
 FORKSERVER_ATTRIBUTES = ("_forkserver_alive_fd", "_forkserver_pid")
 
 
 @contextlib.contextmanager
 def hidden_main() -> Iterator[None]:
-    """Keep multiprocessing from importing the supervisor's `__main__` again in each child it starts."""
+    """Prevent multiprocessing from importing the supervisor's `__main__` again in each child that it starts."""
     main: Any = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     try:
@@ -53,16 +53,19 @@ def hidden_main() -> Iterator[None]:
 
 
 def forkserver_pid() -> int | None:
-    """The running forkserver of this process, if any."""
+    """Return the process id of this process's forkserver; None if it is not running."""
     server: Any = multiprocessing.forkserver._forkserver
     return server._forkserver_pid  # type: ignore[no-any-return]
 
 
 def forget_child(process: Any) -> None:
-    """Keep multiprocessing from waiting, at this interpreter's end, for a child that may never go.
+    """Prevent multiprocessing from waiting for a child when this interpreter exits.
 
-    One in uninterruptible sleep (a file system that hangs) outlives SIGKILL, and `daemon=True` only has it killed
-    before it is waited for.
+    A child in uninterruptible sleep (a file system that hangs) survives SIGKILL. A daemonic child is killed at exit, but
+    multiprocessing waits for it afterwards.
+
+    Args:
+        process: the child's `multiprocessing.Process`.
     """
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
     for child in [child for child in children if child is process]:
@@ -70,26 +73,26 @@ def forget_child(process: Any) -> None:
 
 
 def cuda_was_opened_before_fork() -> bool:
-    """Whether this process was forked from one that had opened CUDA, and so cannot use it."""
+    """Return whether this process was forked after its parent had initialized CUDA, and therefore cannot use it."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda._is_in_bad_fork()
 
 
 def wait_for_threads() -> None:
-    """What the interpreter does first at its end: wait for threads that are not daemons."""
+    """Wait for threads that are not daemons, as the interpreter does first when it exits."""
     threading._shutdown()  # type: ignore[attr-defined]
 
 
 def run_exit_handlers() -> None:
-    """What it does next: call what was registered with `atexit`, once."""
+    """Call the functions registered with `atexit`, once, as the interpreter does next."""
     atexit._run_exitfuncs()
 
 
 def become_main_process() -> None:
-    """Make a forkserver child look like a program started by itself.
+    """Make a forkserver child behave like a program started from a shell.
 
-    Its copy of the pipe that keeps the forkserver alive is closed (the supervisor alone decides that), and
-    `multiprocessing` is told that this is a main process: not somebody's child, free to have daemons.
+    Closes its copy of the pipe that keeps the forkserver alive, so that only the supervisor keeps it alive. Tells
+    `multiprocessing` that this is a main process, which may have daemonic children.
     """
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_alive_fd is not None:
@@ -102,11 +105,19 @@ def become_main_process() -> None:
 
 
 GLOO_OPTIONS = ("_devices", "_timeout", "global_ranks_in_group", "group_name")
-"""Attributes of ProcessGroupGloo's `_Options` that name a group for the Flight Recorder."""
+"""Attributes of ProcessGroupGloo's `_Options` that give a group its name in the Flight Recorder."""
 
 
 def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeout_seconds: float) -> Any:
-    """A Gloo group outside `torch.distributed`'s registry, under a name that the Flight Recorder shows."""
+    """Return a Gloo group that is not registered in `torch.distributed`, with a name that the Flight Recorder shows.
+
+    Args:
+        store: used by the ranks to find each other.
+        rank: of this process.
+        world_size: number of ranks.
+        name: of the group.
+        timeout_seconds: of each collective.
+    """
     from datetime import timedelta
 
     from torch.distributed import ProcessGroupGloo
@@ -120,17 +131,25 @@ def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeo
     return gloo(store, rank, world_size, options)
 
 
-# ---- torch's file format, for `writer.py` ----
+# ---- torch's file format ----
 
 
 @contextlib.contextmanager
 def torch_archive(
     path: str, *, compute_crc32: bool, storage_alignment: int
 ) -> Iterator[Callable[[str, int, int], None]]:
-    """Write an archive as `torch.save(…, path)` does; yields what writes one record: name, address, bytes.
+    """Write an archive as `torch.save(…, path)` does. Yields a function that writes one record.
 
-    `torch.save` opens the path itself when it is ASCII, and then names the archive after it; else it writes
-    through a file of Python's, and the archive is called "archive".
+    `torch.save` opens an ASCII path itself and names the archive after it. It writes to any other path through a Python
+    file, and names the archive "archive".
+
+    Args:
+        path: the file.
+        compute_crc32: as torch's setting `save.compute_crc32`.
+        storage_alignment: in bytes, as torch's setting `save.storage_alignment`.
+
+    Yields:
+        a function of (name of the record, address in memory, size in bytes).
 
     Raises:
         RuntimeError: torch cannot write.
@@ -148,7 +167,7 @@ def torch_archive(
             if size_bytes == 0:
                 writer.write_record(name, b"", 0)
                 return
-            # torch takes a storage, and makes one of read-only memory only with a warning: it reads it alone
+            # torch accepts only a storage here; it reads the memory, and warns unless the buffer is writable
             memory = (ctypes.c_ubyte * size_bytes).from_address(address)
             storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
             writer.write_record(name, storage, size_bytes)

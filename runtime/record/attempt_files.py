@@ -1,7 +1,7 @@
-"""Where one attempt keeps its files: a rank's output, stacks, error and socket.
+"""The files of one attempt: output, stacks, error and socket of each rank.
 
-The supervisor asks for paths by rank; ranks are told them in their settings. Makes the attempt's directory, and
-writes nothing into it.
+The supervisor asks for paths by rank and passes them to the ranks. Creates the directory of the attempt; writes no
+files into it.
 """
 
 from __future__ import annotations
@@ -16,73 +16,76 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.observation import RankError
 
 MAX_SOCKET_PATH_BYTES = 100
-"""`sun_path` of unix(7) has 108, its end included."""
-SHORT_DIRECTORY = "/tmp"  # $TMPDIR may be as long as the run's own path
-
-
-def _elsewhere(name: str) -> Path:
-    """A new directory where temporary files go, or in memory when that is full too."""
-    prefix = f"grpo-run-{name}-"
-    try:
-        return Path(tempfile.mkdtemp(prefix=prefix))
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY_ROOT))
+"""`sun_path` of unix(7) has 108 bytes, including the terminating null byte."""
+SHORT_DIRECTORY = "/tmp"
+"""Where sockets go if the run's path is too long. Not $TMPDIR, which may be as long."""
 
 
 class AttemptFiles:
-    """The files of attempt `number` of a run."""
+    """Paths of one attempt.
+
+    Args:
+        run: the run directory.
+        number: of the attempt.
+    """
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self._folder = run.attempt(number)
-        self._short: tempfile.TemporaryDirectory[str] | None = None
+        self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
 
     def make(self) -> Path | None:
-        """Make the attempt's directory, or on a full disk a temporary one, which is not removed.
+        """Create the directory; on a full disk, create a temporary directory instead, which is never removed.
 
         Returns:
-            where the latter is.
+            the temporary directory, if one was created.
 
         Raises:
-            OSError: neither can be made.
+            OSError: neither can be created.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # of an attempt of the same number that no journal knows: its errors and sockets are nobody's now
+            # left by an attempt of the same number whose journal was lost
             for stale in (*self._folder.glob("rank*.error.json"), *self._folder.glob("rank*.sock")):
                 stale.unlink()
-            probe = self._folder / ".room"  # ranks make files in it
+            probe = self._folder / ".probe"
             probe.touch(0o600)
             probe.unlink()
         except OSError as error:
             if error.errno not in NO_SPACE_ERRNOS:
                 raise
-            self._folder = _elsewhere(self._folder.name)
+            self._folder = _temporary_directory(self._folder.name)
             return self._folder
         return None
 
     def log(self, rank: int) -> Path:
-        """The rank's output."""
+        """Return the path of the rank's stdout and stderr."""
         return self._folder / f"rank{rank}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Where the rank's faulthandler writes."""
+        """Return the path that the rank's faulthandler writes to."""
         return self._folder / f"rank{rank}.stacks"
 
     def error(self, rank: int) -> Path:
-        """Where the rank's bootstrap writes what was raised."""
+        """Return the path that the rank's bootstrap writes an exception to."""
         return self._folder / f"rank{rank}.error.json"
 
     def socket(self, rank: int) -> Path:
-        """Where the rank's worker server listens; in a directory of its own where the run's path is too long."""
+        """Return the path of the rank's worker server, in a temporary directory if the run's path is too long."""
         path = self._folder / f"rank{rank}.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
-        if self._short is None:
-            self._short = tempfile.TemporaryDirectory(prefix="grpo-run-", dir=SHORT_DIRECTORY)
-        return Path(self._short.name) / path.name
+        if self._socket_directory is None:
+            self._socket_directory = tempfile.TemporaryDirectory(prefix="grpo-run-", dir=SHORT_DIRECTORY)
+        return Path(self._socket_directory.name) / path.name
+
+    def close(self) -> None:
+        """Remove the temporary directory of the sockets, if there is one. No rank of the attempt is running."""
+        if self._socket_directory is not None:
+            self._socket_directory.cleanup()
+            self._socket_directory = None
 
     def read_error(self, rank: int) -> RankError | None:
-        """What the rank's bootstrap wrote about an exception; None when it had no time to."""
+        """Return the exception that the rank's bootstrap wrote; None if there is none or it is truncated."""
         try:
             value = json.loads(self.error(rank).read_text())
             location = value["location"]
@@ -94,4 +97,13 @@ class AttemptFiles:
                 wall_time=float(value["wall_time"]),
             )
         except (OSError, ValueError, TypeError, LookupError):
-            return None  # cut short, or not ours: the exit code has to do
+            return None  # the verdict then relies on the exit code
+
+
+def _temporary_directory(name: str) -> Path:
+    """Create a directory where temporary files go, or in shared memory if that is full too."""
+    prefix = f"grpo-run-{name}-"
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY_ROOT))

@@ -1,4 +1,7 @@
-"""When a step is committed: all ranks have voted after its optimizer step. Pure; called by the supervisor at each look."""
+"""Committed steps, derived from the board: a step is committed when all ranks have voted after its optimizer step.
+
+Pure. Called by the supervisor at each poll.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from grpo_run.watchdog.observation import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """The newest step that every rank is known to have voted on, and when the last of them did (monotonic)."""
+    """The newest step that every rank has voted on.
+
+    Args:
+        train_call: ordinal of its `train()` call.
+        step: the committed step.
+        resumed_step: the step that the call resumed from.
+        target_steps: number of steps of the call.
+        voted_at_seconds: when the last rank voted, on the monotonic clock.
+    """
 
     train_call: int
     step: int
@@ -20,11 +31,11 @@ class Commit:
 
 
 def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit | None:
-    """Read it off the board; None while a rank cannot be read, or ranks are in different `train()` calls.
+    """Return the newest commit; None if a slot cannot be read or ranks are in different `train()` calls.
 
     Args:
-        slots: this node's ranks.
-        world_size: ranks of all nodes.
+        slots: of this node's ranks.
+        world_size: number of ranks on all nodes.
     """
     readings = [slot for slot in slots.values() if slot is not None]
     if len(readings) < len(slots) or not readings:
@@ -32,12 +43,12 @@ def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit |
     call = min(slot.train_call for slot in readings)
     if any(slot.train_call != call for slot in readings) or call == 0:
         return None
-    # with every rank on this board a vote begun by all is a step committed; else wait to be told by the vote
-    everywhere = len(readings) == world_size
+    # if the board shows all ranks, a vote that each has begun commits the step; otherwise only the vote's result does
+    complete = len(readings) == world_size
     return Commit(
         train_call=call,
         step=min(slot.voted_step for slot in readings)
-        if everywhere
+        if complete
         else max(slot.committed_step for slot in readings),
         resumed_step=readings[0].resumed_step,
         target_steps=readings[0].target_steps,

@@ -1,7 +1,7 @@
-"""What has happened to a run so far, folded from its journal: attempts, steps, checkpoints, recoveries.
+"""The history of a run, replayed from its journal: attempts, steps, checkpoints, recoveries.
 
-The supervisor folds the journal when it starts (so its counters outlive it) and goes on event by event;
-`grpo-run status` and the metrics read the same fold. Pure: takes records, does no I/O.
+The supervisor replays the journal when it starts, so that counters survive a restart of the supervisor, and then applies
+event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes records, does no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ from grpo_run.watchdog.stalls.durations import Durations
 
 @dataclass(kw_only=True)
 class Recovery:
-    """One disturbance and what became of it. Times in seconds; None until it is known."""
+    """One fault and its recovery. Durations in seconds; None until known.
+
+    Args:
+        cause, rank, sentence, signature, incident: from the verdict; `incident` is the folder.
+        step, train_call: the position at which the fault happened.
+        action: chosen by the policy; empty until then.
+        detection_seconds: from the fault to the verdict.
+        recovery_seconds: from the fault to the next committed step.
+        lost_steps: number of steps repeated after the restart.
+        at: time of the fault, in seconds since the epoch.
+        from_checkpoint: the step that the next attempt resumed from; None if it restarted the `train()` call.
+    """
 
     cause: str
     rank: int | None
@@ -38,7 +49,7 @@ class Recovery:
     """Why the action was chosen."""
 
     def as_json(self) -> dict[str, Any]:
-        """The public form, as in `grpo-run status --json`."""
+        """Return the object shown by `grpo-run status --json`."""
         keys = [
             "cause",
             "rank",
@@ -54,7 +65,7 @@ class Recovery:
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """A published checkpoint as the journal knows it."""
+    """A published checkpoint, as recorded in the journal."""
 
     step: int
     path: str
@@ -64,7 +75,11 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class History:
-    """The fold. `apply` takes one journal record; everything else reads."""
+    """State of a run after the events applied so far. `apply` is the only method that changes it.
+
+    Positions are pairs (train call, step). `attempts` and `supervisors` are counts; `first_time` and `last_time` are
+    times of events in seconds since the epoch; `unreadable` counts records that could not be interpreted.
+    """
 
     run_id: str = ""
     state: str = "starting"
@@ -76,9 +91,9 @@ class History:
     last_time: float | None = None
     checkpoint: Checkpoint | None = None
     snapshot_step: int | None = None
-    """Of the newest snapshot in memory."""
+    """Step of the newest snapshot in memory; None once the memory is freed."""
     checkpoint_trouble: str | None = None
-    """Why the disk does not take checkpoints; None while it does."""
+    """Why checkpoints cannot be written to disk; None while they can."""
     recoveries: list[Recovery] = field(default_factory=list)
     exit_code: int | None = None
     sentence: str = ""
@@ -86,31 +101,32 @@ class History:
     reward: float | None = None
     loss: float | None = None
     best_position: tuple[int, int] = (0, 0)
+    """The furthest committed position of all attempts."""
+    highest_checkpoint: tuple[int, int] = (0, 0)
+    """The furthest position ever checkpointed. The restart budget refills when it rises."""
     failures_without_progress: int = 0
     supervisors: int = 0
     left_early: bool = False
     learned: dict[str, Any] = field(default_factory=dict)
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
-    _spans: list[tuple[int, int, float]] = field(
-        default_factory=list
-    )  # (train call, step, seconds) that survived
+    _step_durations: list[tuple[int, int, float]] = field(default_factory=list)
+    """(train call, step, seconds) of each committed step that was not repeated later."""
     _last_commit: tuple[int, int, float] | None = None
-    _progress_at: tuple[int, int] = (0, 0)
     _idle_seconds: float = 0.0
     _ended_at: float | None = None
     _previous_time: float | None = None
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> History:
-        """Fold a whole journal."""
+        """Replay a whole journal."""
         history = cls()
         for record in records:
             history.apply(record)
         return history
 
     def apply(self, record: dict[str, Any]) -> None:
-        """Take one journal record into account; events that do not matter here are passed over."""
+        """Apply one journal record. Unknown events are ignored; records without valid fields are counted."""
         time = record.get("time") or 0.0
         if not isinstance(time, (int, float)):
             self.unreadable += 1
@@ -124,20 +140,20 @@ class History:
         try:
             handler(record, time)
         except (LookupError, TypeError, ValueError, ArithmeticError):
-            self.unreadable += 1  # cut to its head, or another's: the rest of the journal still counts
+            self.unreadable += 1  # truncated to its header, or written by another version
 
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
         if self.exit_code == EXIT_GAVE_UP:
-            self.failures_without_progress = 0  # somebody has looked at the report, and started it again
+            self.failures_without_progress = 0  # the user has started the run again after it was given up
         self.exit_code = None
         self.sentence = ""
         self.state = "starting"
         self._last_commit = None
-        gone_at = self._ended_at if self._ended_at is not None else self._previous_time
-        if gone_at is not None:
-            self._idle_seconds += max(0.0, time - gone_at)
+        absent_since = self._ended_at if self._ended_at is not None else self._previous_time
+        if absent_since is not None:
+            self._idle_seconds += max(0.0, time - absent_since)
         self._ended_at = None
 
     def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
@@ -153,19 +169,19 @@ class History:
             return
         call, resumed = int(record["train_call"]), int(record.get("step") or 0)
         self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
-        self._spans = [span for span in self._spans if span[:2] <= (call, resumed)]
+        self._step_durations = [known for known in self._step_durations if known[:2] <= (call, resumed)]
         self._last_commit = (call, resumed, time)
         for recovery in self.recoveries:
             if recovery.lost_steps is None:
                 recovery.from_checkpoint = resumed if recovery.train_call == call else None
-                # begun again in the call it was in, or (no checkpoint there yet) in one before
+                # resumed in the same call, or in an earlier one if this call had no checkpoint yet
                 recovery.lost_steps = max(0, recovery.step - (resumed if recovery.train_call == call else 0))
 
     def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
         step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
         at = float(record.get("committed_at") or time)
         if self._last_commit is not None and self._last_commit[0] == call and step > self._last_commit[1]:
-            self._spans.append((call, step, at - self._last_commit[2]))
+            self._step_durations.append((call, step, at - self._last_commit[2]))
         self._last_commit = (call, step, at)
         self.step, self.train_call = step, call
         self.best_position = max(self.best_position, (call, step))
@@ -189,11 +205,11 @@ class History:
         if record.get("durable", True):
             self.checkpoint_trouble = None
             if self.exit_code is not None:
-                self.snapshot_step = None  # what a full disk had kept in memory is written now
+                self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
         self._progressed(call, step)
 
     def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
-        # it outlives the ranks, and is made loadable before the next attempt
+        # it survives the ranks, and is made loadable before the next attempt
         self.snapshot_step = int(record["step"])
         self._progressed(int(record.get("train_call") or 0), int(record["step"]))
 
@@ -201,8 +217,8 @@ class History:
         self.checkpoint_trouble = str(record.get("reason"))
 
     def _progressed(self, call: int, step: int) -> None:
-        if (call, step) > self._progress_at:
-            self._progress_at = (call, step)
+        if (call, step) > self.highest_checkpoint:
+            self.highest_checkpoint = (call, step)
             self.failures_without_progress = 0
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
@@ -234,7 +250,7 @@ class History:
         self.learned[str(record.get("phase"))] = record.get("durations")
 
     def learned_durations(self) -> dict[Phase, Durations]:
-        """How long phases took so far; a record that makes no sense is passed over, and learned anew."""
+        """Return how long phases took so far. Invalid records are ignored; those phases are measured again."""
         learned = {}
         for name, value in self.learned.items():
             with contextlib.suppress(ValueError, KeyError):
@@ -250,31 +266,32 @@ class History:
     def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
         self.exit_code = record.get("exit_code")
         if self.checkpoint_trouble is None:
-            self.snapshot_step = None  # every snapshot that counts is on disk, and the memory is freed
+            self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
         self._ended_at = time
 
     @property
-    def progress_checkpoint(self) -> tuple[int, int]:
-        """(train call, step) of the highest checkpoint ever taken: what the restart budget refills on."""
-        return self._progress_at
-
-    @property
     def finished(self) -> bool:
-        """The script has run to its end."""
+        """Whether the script of every rank ran to its end."""
         return self.exit_code == 0
 
     def productive_seconds(self) -> float:
-        """Seconds spent on steps that count: committed, and not done again after a recovery."""
-        return sum(span[2] for span in self._spans)
+        """Return the seconds spent on steps that were committed and not repeated after a recovery."""
+        return sum(seconds for _, _, seconds in self._step_durations)
 
     def mean_time_between_failures(self) -> float:
-        """Seconds between failures as the run has shown so far, supervisors' absences left out."""
+        """Return the mean seconds between failures so far. Time without a supervisor does not count."""
         elapsed = (self.last_time or 0.0) - (self.first_time or 0.0) - self._idle_seconds
         return mean_time_between_failures(max(0.0, elapsed), len(self.recoveries))
 
     def goodput(self, now: float | None = None) -> float | None:
-        """Share of wall time, supervisors' absences left out, spent on steps that count; 0 to 1, None before any."""
+        """Return the share of wall time spent on productive steps, from 0 to 1; None before the first event.
+
+        Time without a supervisor does not count.
+
+        Args:
+            now: seconds since the epoch, for a run that is live; the time of the last event if None.
+        """
         if self.first_time is None:
             return None
         end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)

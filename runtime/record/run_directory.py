@@ -1,13 +1,15 @@
-"""The run directory: where a run keeps its journal, board, logs and incidents, and who may write there.
+"""The run directory: where a run keeps its journal, board, logs and incidents, and which process may write there.
 
     runs/<run-id>/            mode 0700
-      run.json                what was asked for: command, world, versions
-      journal.jsonl  board.mmap  lock
-      attempts/000/rank0.log  what the ranks printed, a file a rank
+      run.json                configuration: command, world size, versions
+      journal.jsonl           events
+      board.mmap              one slot per rank
+      lock                    held by the supervisor
+      attempts/000/rank0.log  output, one file per rank
       incidents/0001-signal/  verdict.json and evidence
 
-Used by the supervisor (owner, holds the lock) and by the commands that look at a run (readers).
-Checkpoints are not here: they stay in the script's `output_dir`.
+The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are not here:
+they stay in the script's `output_dir`.
 """
 
 from __future__ import annotations
@@ -17,70 +19,74 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import write_json
+from grpo_run.runtime.files import lock_exclusively, write_json
 
 DEFAULT_ROOT = Path("runs")
-LOCK_SECONDS = 0.2
+LOCK_WAIT_SECONDS = 0.2
+"""How long to wait for a command that holds the lock only to read who owns the run."""
+ID_DIGITS = 6
 
 
 def default_run_id(target: str, command: Sequence[str]) -> str:
-    """The script's name and a short digest of the command, so that the same command finds its run again.
+    """Return the script's name and a short digest of the command, so that the same command finds its run again.
 
     Args:
-        target: the script's path or module name.
-        command: everything that makes the run what it is; flags that differ by node are left out by the caller.
+        target: path of the script, or name of the module.
+        command: words that identify the run. The caller omits flags that differ between nodes.
     """
-    name = re.sub(
-        r"[^A-Za-z0-9_.-]+", "-", Path(target).stem if "/" in target or target.endswith(".py") else target
-    )
-    digest = hashlib.sha256("\0".join([os.getcwd(), *command]).encode(errors="surrogateescape")).hexdigest()[
-        :6
-    ]
-    return f"{name.strip('-.') or 'run'}-{digest}"
+    name = Path(target).stem if "/" in target or target.endswith(".py") else target
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    text = "\0".join([os.getcwd(), *command])
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    return f"{name or 'run'}-{digest[:ID_DIGITS]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """Paths of one run, and its lock."""
+    """Paths and lock of one run."""
 
     path: Path
 
     @property
     def journal(self) -> Path:
+        """The event log."""
         return self.path / "journal.jsonl"
 
     @property
     def board(self) -> Path:
+        """The memory-mapped board."""
         return self.path / "board.mmap"
 
     @property
     def run_json(self) -> Path:
+        """The recorded configuration."""
         return self.path / "run.json"
 
     @property
     def lock(self) -> Path:
+        """The lock file, which contains the supervisor's process id."""
         return self.path / "lock"
 
     @property
     def incidents(self) -> Path:
+        """The folder of all incidents."""
         return self.path / "incidents"
 
     def attempt(self, number: int) -> Path:
-        """The directory of one attempt's logs."""
+        """Return the directory of one attempt."""
         return self.path / "attempts" / f"{number:03d}"
 
     def create(self) -> None:
-        """Make the directory (0700) and its folders.
+        """Create the directory (mode 0700) and its folders, unless they exist.
 
         Raises:
-            RunDirectoryError: it cannot be made or written.
+            RunDirectoryError: it cannot be created or written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -92,31 +98,32 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(
                 f"run directory {self.path} cannot be written: {error.strerror or error};"
-                " give another with --run-dir"
+                " choose another with --run-dir"
             ) from error
 
     def acquire(self) -> int:
-        """Become the only supervisor of this run. Returns the locked descriptor; hold it open for life.
+        """Become the only supervisor of this run.
+
+        Returns:
+            the descriptor that holds the lock; keep it open.
 
         Raises:
-            RunDirectoryError: a live supervisor holds it (its pid is named).
+            RunDirectoryError: a live supervisor holds the lock; the message names its process id.
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _lock(descriptor)
-        except BlockingIOError:
+        if not lock_exclusively(descriptor, LOCK_WAIT_SECONDS):
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunDirectoryError(
                 f"run directory {self.path} is in use by a live supervisor (pid {owner or 'unknown'});"
-                " stop it with `grpo-run stop`, or give another --run-id"
-            ) from None
+                " stop it with `grpo-run stop`, or choose another --run-id"
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
     def owner(self) -> int | None:
-        """The pid of the live supervisor, or None when nobody holds the lock."""
+        """Return the process id of the live supervisor; None if no process holds the lock."""
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -131,14 +138,14 @@ class RunDirectory:
         return None
 
     def write_run(self, fields: dict[str, Any]) -> None:
-        """Write `run.json` by rename."""
+        """Write `run.json` atomically."""
         write_json(self.run_json, fields)
 
     def read_run(self) -> dict[str, Any]:
-        """`run.json`.
+        """Return the contents of `run.json`.
 
         Raises:
-            RunDirectoryError: it is missing or not JSON.
+            RunDirectoryError: it is missing or is not a JSON object.
         """
         try:
             value = json.loads(self.run_json.read_text())
@@ -149,29 +156,21 @@ class RunDirectory:
         return value
 
 
-def _lock(descriptor: int) -> None:
-    """Take the lock, waiting out whoever only looks who holds it."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
 def find_run(path: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
-    """The run a command means: the directory given, a run id under `root`, or the newest run there.
+    """Return the run that a command refers to.
+
+    Args:
+        path: a run directory or a run id; None for the newest run.
+        root: the folder that contains runs.
 
     Raises:
-        RunDirectoryError: there is none.
+        RunDirectoryError: there is no such run.
     """
     if path is not None:
         for candidate in (Path(path), root / path):
             if (candidate / "run.json").is_file():
                 return RunDirectory(path=candidate)
-        raise RunDirectoryError(f"{path} is not a run directory (no run.json in it, nor under {root}/)")
+        raise RunDirectoryError(f"{path} is not a run directory (no run.json in it or under {root}/)")
     runs = sorted(root.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
     if not runs:
         raise RunDirectoryError(f"no run under {root}/; name a run directory")

@@ -1,10 +1,9 @@
-"""What follows a failure: start again, or give up. Pure: (history, verdict, budget) to a decision.
+"""The decision after a failure: restart, or give up. Pure: (history, verdict, budget) to a decision.
 
-The budget counts failures since the run's highest checkpoint last rose, so a run that moves is never given up
-for the number of its faults, and one that does not move is not kept up all night. A failure that is certain
-to repeat (the same error at the same line and step, with no newer checkpoint between) is not tried a third
-time, and a script that fails before its first step is tried again only if it once got further.
-Called by the supervisor. Does not act.
+The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is therefore
+never given up for the number of its faults, and a run without progress ends. A failure that is certain to repeat (the
+same error at the same line and step) causes only one restart. A script that fails before its first step is restarted
+only if an earlier attempt got further. Called by `faults.py`. Does not act.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from grpo_run.watchdog.verdict import Verdict
 
 
 class Action(str, Enum):
-    """What can be done about an incident."""
+    """What follows an incident. The values appear in the journal and as metric labels."""
 
     restart = "restart"
     restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
@@ -39,33 +38,32 @@ RESTARTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An action and the reason a person reads."""
+    """An action, and the reason shown to the user."""
 
     action: Action
     reason: str
 
 
 def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool) -> Decision:
-    """What to do about the latest incident.
+    """Return what follows the latest incident.
 
     Args:
-        history: the fold, with this incident already in it as the last recovery.
+        history: contains this incident as its last recovery.
         verdict: of this incident.
-        stopping: a stop had been asked for; then nothing is started again.
+        budget: limit on consecutive failures.
+        stopping: a stop was requested, so nothing is restarted.
     """
     if stopping:
-        return Decision(action=Action.stop, reason="a stop was asked for")
+        return Decision(action=Action.stop, reason="a stop was requested")
     if verdict.cause is Cause.startup_failure and verdict.deterministic and history.best_position == (0, 0):
         return Decision(
             action=Action.stop, reason="the script failed before its first step; a restart would repeat it"
         )
     failures = history.failures_without_progress
-    earlier = (
-        history.recoveries[-failures:-1] if failures else []
-    )  # since the last progress, without this one
+    earlier = history.recoveries[-failures:-1] if failures else []  # since the last progress
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
     if verdict.deterministic and (same or _is_repeated(history)):
-        return Decision(action=Action.stop, reason="the same failure at the same step again")
+        return Decision(action=Action.stop, reason="the same failure occurred again at the same step")
     if failures > budget.failures_without_progress:
         return Decision(
             action=Action.stop,
@@ -75,7 +73,7 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
 
 
 def _is_repeated(history: History) -> bool:
-    """The last failure is the one before over again: a snapshot taken on the way to the same step is no progress."""
+    """Return whether the last two failures are the same one, even if a snapshot was taken between them."""
     if len(history.recoveries) < 2:
         return False
     before, now = history.recoveries[-2:]

@@ -121,6 +121,7 @@ class Supervisor:
             self._drains.flush(restore=True)
             self._live.read_ranks()
         self._reporter.begin_attempt()
+        self.attempt.files.close()
         self.attempt = Attempt(
             self.run,
             self.attempt.number + 1,

@@ -123,8 +123,7 @@ def test_a_socket_of_a_run_with_a_long_path_lies_elsewhere(make: Callable[..., A
     (folder,) = {path.parent for path in paths}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert files.socket(0) == paths[0]
-    assert files._short is not None
-    files._short.cleanup()
+    files.close()
 
 
 def test_the_limit_is_in_bytes(tmp_path: Path) -> None:
@@ -133,8 +132,7 @@ def test_the_limit_is_in_bytes(tmp_path: Path) -> None:
     files = AttemptFiles(RunDirectory(path=Path("/" + name)), 0)
     path = files.socket(0)
     assert name not in str(path)
-    assert files._short is not None
-    files._short.cleanup()
+    files.close()
 
 
 def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]) -> None:
@@ -168,8 +166,7 @@ def test_a_long_temporary_directory_is_not_used(
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     files = make(folder="x" * 120)
     assert len(os.fsencode(files.socket(0))) <= MAX_SOCKET_PATH_BYTES
-    assert files._short is not None
-    files._short.cleanup()
+    files.close()
 
 
 @pytest.mark.parametrize(

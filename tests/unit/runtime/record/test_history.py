@@ -210,14 +210,14 @@ def test_an_old_step_saved_again_is_no_progress(again: int) -> None:
     """Work done again, and saved again, gets nobody further."""
     history = fold(started(0), published(1, 5), incident(2, 6), published(3, again), incident(4, 6))
     assert history.failures_without_progress == 2
-    assert history.progress_checkpoint == (1, 5)
+    assert history.highest_checkpoint == (1, 5)
 
 
 def test_a_later_call_is_progress_whatever_its_step() -> None:
     """Call 2 at step 1 is further than call 1 at step 20."""
     history = fold(started(0), published(1, 20, call=1), incident(2, 0), published(3, 1, call=2))
     assert history.failures_without_progress == 0
-    assert history.progress_checkpoint == (2, 1)
+    assert history.highest_checkpoint == (2, 1)
 
 
 def test_the_last_published_checkpoint_is_shown() -> None:
@@ -320,10 +320,10 @@ def test_progress_and_position_only_rise(story: list[tuple[str, int, int]], data
     """Record by record; and folding in two halves gives what folding at once gives."""
     times = sorted(data.draw(st.lists(st.floats(0, 1e6), min_size=len(story), max_size=len(story))))
     history = History()
-    before = (history.progress_checkpoint, history.best_position)
+    before = (history.highest_checkpoint, history.best_position)
     for time, event, fields in told(story, times):
         history.apply({"time": time, "event": event, **fields})
-        after = (history.progress_checkpoint, history.best_position)
+        after = (history.highest_checkpoint, history.best_position)
         assert after[0] >= before[0]
         assert after[1] >= before[1]
         before = after
