@@ -1,7 +1,9 @@
-"""What lives in a rank: the bootstrap that runs the user's script, and the guard on its Trainers.
+"""Code that runs inside a rank: the bootstrap that runs the user's script, and the guard of its Trainers.
 
-`guard(trainer)` may be called in a script that wants to say so; under `grpo-run launch` every
-`transformers.Trainer` is guarded without it. Importing this package imports neither torch nor TRL.
+May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
+`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `hooks`, `saving`, `resuming`, `capture`, `exact`,
+`rank`, then `consensus`, `patches` and `upstream`; `recipes` is a client of TRL and of none of these. Importing this
+package imports neither torch nor TRL.
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ __all__ = ["guard"]
 
 
 def guard(trainer: Any) -> Any:
-    """Put the guard on a trainer now instead of at its `train()` call, and return the trainer.
+    """Check now that a trainer can be guarded, instead of at its `train()` call, and return the trainer.
 
-    Outside `grpo-run launch` it changes nothing, so a script may call it always.
+    Optional: under `grpo-run launch` every `transformers.Trainer` is guarded. Outside it, this changes nothing, so a
+    script may always call it.
+
+    Raises:
+        ConfigError: the trainer cannot be guarded, or a setting of the run did not take effect on it.
     """
     from grpo_run.trainers.hooks.attach import guard as attach
 

@@ -1,9 +1,9 @@
-"""A rank's first and last code: prepares the process, runs the user's script unmodified, reports, leaves.
+"""Entry point of a rank: prepares the process, runs the user's script unmodified, reports how it ended, and exits.
 
-Called in each rank by the forkserver or by a fresh interpreter. To the script the process is what torchrun
-would give it. Once the script's last line has run, the rank says so on the board and in the journal, lets go
-of process groups under a deadline, runs exit handlers and leaves: what a library's teardown does after that
-cannot fail the run. Does not train; the guard does its part from inside `Trainer.train`.
+Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun would give
+it. When the script has returned, the rank reports completion on the board and in the journal, runs exit handlers,
+releases process groups within a time limit, and exits; a failure of a library's teardown cannot fail the run. Does
+not train: the guard acts inside `Trainer.train`.
 """
 
 from __future__ import annotations
@@ -12,56 +12,54 @@ import builtins
 import contextlib
 import faulthandler
 import io
-import json
 import os
 import runpy
 import sys
 import threading
-import time
 import traceback
 import types
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
-from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import allow_tracing_by, die_with_parent
 from grpo_run.trainers.hooks.attach import install_guard
+from grpo_run.trainers.rank.error_report import user_traceback, write_error
+from grpo_run.trainers.rank.output import flush_output, redirect_output, wrap_output
 from grpo_run.trainers.rank.session import Session, current, open_session
 from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
-from grpo_run.watchdog.evidence.source import is_users
 from grpo_run.watchdog.observation import RankState
 
-MAX_TRACEBACK_CHARACTERS = 32_000
 TEARDOWN_SECONDS = 3.0
+"""Time limit for releasing process groups, and for the threads of a script that failed."""
 EXIT_HANDLER_SECONDS = 10.0
+"""Time limit for the exit handlers of a script that failed."""
 
 
 def main() -> NoReturn:
-    """Run the rank to its end and leave the process; never returns."""
+    """Run the script and exit the process with its exit code. Does not return."""
     settings = RankSettings.from_environment()
     if settings.preloaded:
-        _redirect_output(settings.log)
-        _refuse_inherited_cuda()
+        redirect_output(settings.log)
+        _restart_if_cuda_was_initialized()
     else:
         die_with_parent(settings.parent_pid)
-    _wrap_output(forked=settings.preloaded)
+    wrap_output(forked=settings.preloaded)
     allow_tracing_by(settings.parent_pid)
     _set_title(settings)
-    _arm_stacks(settings.stacks)
+    _dump_stacks_to(settings.stacks)
     session = open_session(settings)
     try:
         code, completed = _run(settings, session)
     finally:
-        _flush()
-    _leave(session, code, completed)
+        flush_output()
+    _exit(session, code, completed)
 
 
 def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
-    """Run the script; returns the exit code, and whether the rank's work is done (or stopped by agreement)."""
+    """Run the script. Return the exit code, and whether the rank completed its work or stopped by agreement."""
     try:
         session.start()
         install_guard(session)
@@ -75,25 +73,25 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
             print(error.code, file=sys.stderr)
             code = 1
         if code != 0:
-            _report(session, error)
+            _fail(session, error)
         elif session.slot.state is RankState.training:
-            # well meant or not: peers that still train need to know from which line
-            _write_error(session, error)
+            # sys.exit(0) during training leaves the peers behind; the report says where it was called
+            error.__traceback__ = user_traceback(error, __file__)
+            write_error(session, error)
         return code & 0xFF, code == 0
     except UsageError as error:
         print(f"grpo-run: {error}", file=sys.stderr)
-        _report(session, error)
+        _fail(session, error)
         return EXIT_USAGE, False
-    except BaseException as error:  # noqa: BLE001 - whatever leaves the script must be written down
-        _report(session, error)
-        # the frames of runpy and of this file are no news to the user
-        traceback.print_exception(type(error), error, _user_frames(error))
+    except BaseException as error:  # noqa: BLE001 - every exception that ends the script is reported
+        _fail(session, error)
+        traceback.print_exception(type(error), error, user_traceback(error, __file__))
         return 1, False
     return 0, True
 
 
 def _run_script(settings: RankSettings) -> None:
-    """What `python -u script arguments` (or `python -u -m module arguments`) does, in this process."""
+    """Run the script in this process as `python script arguments` or `python -m module arguments` would."""
     config = settings.config
     sys.argv = [config.target, *config.arguments]
     if config.module:
@@ -104,47 +102,15 @@ def _run_script(settings: RankSettings) -> None:
         path = os.path.abspath(config.target)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
-        # runpy.run_path would take the module away before exit handlers run, and rewrite sys.argv[0]
+        # not runpy.run_path, which removes the module before exit handlers run and changes sys.argv[0]
         module = types.ModuleType("__main__")
         module.__dict__.update(__file__=path, __builtins__=builtins, __package__=None)
         sys.modules["__main__"] = module
-        exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this is for
+        exec(code, module.__dict__)  # noqa: S102 - this is the user's script
 
 
-class _Output(io.FileIO):
-    """A rank's output, of which a full disk loses what it does not take: no reason for a `print` to end a training."""
-
-    def write(self, data: Any) -> int:
-        """As its base, but for a full disk."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in NO_SPACE_ERRNOS:
-                raise
-            return memoryview(data).nbytes
-
-
-def _redirect_output(log: str) -> None:
-    """Point stdout and stderr at the rank's file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
-def _wrap_output(*, forked: bool) -> None:
-    """The layers that torchrun's `python -u` makes: nothing is held back that a kill could lose."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = _Output(number, "w", closefd=False)
-        # the forkserver's own streams are another environment's
-        encoding, errors = "utf-8", "backslashreplace"
-        if not forked:
-            encoding, errors = getattr(sys, name).encoding, getattr(sys, name).errors
-        setattr(sys, name, io.TextIOWrapper(raw, encoding, errors, write_through=True))
-
-
-def _refuse_inherited_cuda() -> None:
-    """A forkserver that had opened CUDA cannot serve: begin again as a fresh interpreter, same process."""
+def _restart_if_cuda_was_initialized() -> None:
+    """Re-execute as a fresh interpreter if the forkserver has initialized CUDA, which a fork cannot use."""
     if upstream.cuda_was_opened_before_fork():
         settings = RankSettings.from_environment().model_copy(
             update={"preloaded": False, "parent_pid": os.getppid()}
@@ -161,69 +127,24 @@ def _set_title(settings: RankSettings) -> None:
     setproctitle.setproctitle(settings.title)
 
 
-def _arm_stacks(path: str) -> None:
-    """Let one signal write every thread's stack to a file, and so does a crash."""
+def _dump_stacks_to(path: str) -> None:
+    """Write every thread's stack to a file on `STACK_SIGNAL` and on a crash."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.enable(descriptor)
     faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
 
 
-def _user_frames(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame on."""
-    frame = error.__traceback__
-    start = frame
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        if name != __file__ and "runpy" not in name:
-            start = frame
-            break
-        frame = frame.tb_next
-    return start
-
-
-def _report(session: Session, error: BaseException) -> None:
-    """Write what was raised, and where, for the supervisor; the board says that this rank failed."""
-    _write_error(session, error)
+def _fail(session: Session, error: BaseException) -> None:
+    """Write the error file and mark the rank as failed on the board."""
+    error.__traceback__ = user_traceback(error, __file__)
+    write_error(session, error)
     session.slot.state = RankState.failed
     session.slot.touch()
 
 
-def _write_error(session: Session, error: BaseException) -> None:
-    """For the supervisor; on a full disk it has only the exit code to go by."""
-    error.__traceback__ = _user_frames(error)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_users(frame.filename)]
-    last = next(reversed(own or list(frames)), None)
-    record = {
-        "type": type(error).__name__,
-        "message": _message(error)[:4000],
-        "traceback": text
-        if len(text) <= MAX_TRACEBACK_CHARACTERS
-        else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
-        "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
-        "wall_time": time.time(),
-    }
-    temporary = session.settings.error + ".new"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(record, file)
-        os.replace(temporary, session.settings.error)
-    except OSError as failure:
-        session.warn_in_journal(f"what was raised could not be written down: {failure}")
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the user's own __str__
-        return "its text could not be had: str() failed"
-
-
-def _leave(session: Session, code: int, completed: bool) -> NoReturn:
-    """Say how it ended, run exit handlers, let go of the groups, and leave."""
-    # threads that are no daemons are the script's: it has ended when they have
+def _exit(session: Session, code: int, completed: bool) -> NoReturn:
+    """Report completion, run exit handlers, release process groups, and exit."""
+    # the script's non-daemon threads are part of it
     with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
     if completed:
         session.slot.state = RankState.done
@@ -232,10 +153,10 @@ def _leave(session: Session, code: int, completed: bool) -> NoReturn:
     if completed:
         upstream.run_exit_handlers()
     else:
-        # peers wait for this rank's end; a handler that hangs must not hide the failure
+        # peers wait for this rank to exit, so an exit handler that hangs must not delay the failure
         with_deadline(upstream.run_exit_handlers, EXIT_HANDLER_SECONDS)
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
-    _flush()
+    flush_output()
     os._exit(code)
 
 
@@ -245,13 +166,17 @@ def _destroy_groups() -> None:
         opened.close()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        # some backends complain when a peer has left first; the run is over either way
+        # some backends raise if a peer has exited first; the run is over in either case
         with contextlib.suppress(RuntimeError, ValueError):
             distributed.destroy_process_group()
 
 
 def with_deadline(function: Callable[[], object], seconds: float | None) -> bool:
-    """Call `function`, giving up on it after `seconds`; returns whether it came back. None waits as long as it takes."""
+    """Call `function` with a time limit, and return whether it returned in time.
+
+    Args:
+        seconds: the time limit; None waits without limit.
+    """
     if seconds is None:
         function()
         return True
@@ -259,10 +184,3 @@ def with_deadline(function: Callable[[], object], seconds: float | None) -> bool
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # a script may have closed them, which is its right
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()

@@ -1,15 +1,16 @@
-"""Decisions that all ranks take together, for hand-written loops: `any`, `all`, `loop`.
+"""Decisions that all ranks make together, for hand-written training loops: `any`, `all`, `loop`.
 
-A generation loop that ends on one rank while another goes on deadlocks at the next collective. Here every
-rank brings its flag and takes the same answer:
+If one rank ends a generation loop while another continues, the next collective deadlocks. With these functions,
+every rank contributes its own flag and receives the same result:
 
     from grpo_run.trainers import consensus
     for _ in consensus.loop(lambda: not finished()):
         step()
 
-Called by users' scripts, from the main thread. A group of its own carries it, made at the first call, so a vote under
-way is not in its way. The call's place in the code travels with the flag: ranks that meet from different lines get an
-error that names both. Outside `grpo-run launch` a single process decides alone; several are refused.
+Called by users' scripts, from the main thread. The functions use a process group of their own, which the first call
+creates, so they do not interfere with the step vote. Each call sends its source location along: ranks that call from
+different lines get an error that names both. Outside `grpo-run launch`, a single process gets its own flag back, and
+several processes get an error.
 """
 
 from __future__ import annotations
@@ -22,47 +23,50 @@ from typing import Any
 from grpo_run.runtime.errors import ConsensusError, UsageError
 from grpo_run.trainers.rank.session import CONNECT_SECONDS, Session, current
 
-SITE_BYTES = 256
-"""Room for a call's place in the code; a longer one keeps its end."""
+LOCATION_BYTES = 256
+"""Size of a source location as sent; a longer one loses its beginning."""
 
 _groups: dict[Session, Any] = {}
 
 
 def any(flag: bool) -> bool:
-    """Whether `flag` is true on any rank; every rank must call it at the same line.
+    """Return whether `flag` is true on any rank. Collective: every rank must call it at the same line.
 
     Raises:
-        ConsensusError: ranks met here from different lines; names two of them.
+        ConsensusError: ranks called from different lines.
+        UsageError: the process is one of several that grpo-run did not start.
     """
-    return _most(bool(flag), _site())
+    return _any_rank(bool(flag), _location())
 
 
 def all(flag: bool) -> bool:
-    """Whether `flag` is true on all ranks; see `any`."""
-    return not _most(not flag, _site())
+    """Return whether `flag` is true on all ranks. Collective, with the errors of `any`."""
+    return not _any_rank(not flag, _location())
 
 
 def loop(more: Callable[[], bool]) -> Iterator[None]:
-    """Go round as long as any rank has more to do; a rank that is done goes round idle with the others.
+    """Iterate while any rank has more to do. A rank that is done iterates idly with the others. Collective.
 
     Args:
-        more: asked on every rank before each round.
+        more: called on every rank before each iteration; returns whether this rank has more to do.
     """
-    site = _site()
-    while _most(bool(more()), site):
+    location = _location()
+    while _any_rank(bool(more()), location):
         yield
 
 
-def _site() -> str:
+def _location() -> str:
     frame = sys._getframe(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _most(flag: bool, site: str) -> bool:
+def _any_rank(flag: bool, location: str) -> bool:
     session = current()
     if session is None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError("grpo_run.trainers.consensus needs its ranks started by grpo-run launch")
+            raise UsageError(
+                "grpo_run.trainers.consensus works between ranks only if grpo-run launch started them"
+            )
         return flag
     if session.world_size == 1:
         return flag
@@ -77,11 +81,12 @@ def _most(flag: bool, site: str) -> bool:
             timeout_seconds=session.config.timeouts.vote_seconds,
             on_collective=session.on_collective,
         )
-    answers = _groups[session].gather([int(flag), *site.encode()[-SITE_BYTES:].ljust(SITE_BYTES, b"\0")])
-    places = [bytes(answer[1:]).rstrip(b"\0").decode(errors="replace") for answer in answers]
-    for rank, place in enumerate(places):
-        if place != places[0]:
+    encoded = location.encode()[-LOCATION_BYTES:].ljust(LOCATION_BYTES, b"\0")
+    answers = _groups[session].gather([int(flag), *encoded])
+    locations = [bytes(answer[1:]).rstrip(b"\0").decode(errors="replace") for answer in answers]
+    for rank, other in enumerate(locations):
+        if other != locations[0]:
             raise ConsensusError(
-                f"ranks decide from different lines: rank 0 at {places[0]}, rank {rank} at {place}"
+                f"ranks called consensus from different lines: rank 0 at {locations[0]}, rank {rank} at {other}"
             )
     return bool(max(answer[0] for answer in answers))

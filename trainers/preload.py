@@ -1,9 +1,9 @@
-"""What the forkserver imports before the first rank is needed; importing this module is its whole work.
+"""Imports that the forkserver makes before the first rank is needed. Importing this module does all its work.
 
-Ties the server's life to the supervisor's first, then imports torch, transformers and TRL's trainers
-without touching an accelerator (a forked child could not use one that its parent had opened). What was
-imported is then frozen out of garbage collection, which also keeps its memory pages shared between ranks.
-Never imported by a rank or by the supervisor.
+First ties the forkserver's life to the supervisor's. Then imports torch, transformers and TRL's trainers without
+initializing an accelerator, because a forked child could not use an accelerator that its parent has initialized.
+Finally excludes the imported objects from garbage collection, which also keeps their memory pages shared between
+ranks. Never imported by a rank or by the supervisor.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 from grpo_run.runtime.processes.parent_death import die_with_parent
 
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
-os.setsid()  # signals to the supervisor's group or terminal are the supervisor's to answer
+os.setsid()  # the supervisor alone handles signals to its process group or terminal
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import setproctitle
 
-# finds the title's memory from the original environment, which a rank replaces: so it is done here
+# setproctitle locates the title's memory through the original environment, which a rank replaces
 setproctitle.setproctitle("grpo-run forkserver")
 
 import torch
@@ -34,7 +34,7 @@ PRELOADED = (
     torch, transformers, trl, Trainer, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast,
     GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer,
 )  # fmt: skip
-"""Named so that each lazy import really happens."""
+"""References that force the lazy imports of transformers and TRL."""
 
 gc.collect()
 gc.freeze()

@@ -1,7 +1,7 @@
-"""Caps on generation, laid over the script's own GRPO or RLOO configuration.
+"""Caps on generation that override the script's own GRPO or RLOO configuration.
 
-`--generation KEY=VALUE` is parsed here for the command line, applied here when the configuration is built
-(before TRL checks it), and checked here once the trainer exists. Does not generate.
+`parse` reads `--generation KEY=VALUE` for the command line, `install` applies the caps when a configuration is built
+(before TRL validates it), and `check` verifies them on the trainer. Does not generate.
 """
 
 from __future__ import annotations
@@ -14,47 +14,48 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 
 FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
-"""Fields of TRL's configurations."""
+"""Caps that are fields of TRL's configuration classes."""
 KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int, "max_time": float}
-"""What TRL passes on through `generation_kwargs` to transformers' GenerationConfig; vLLM knows neither."""
+"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM supports neither."""
 KEYS = {**FIELDS, **KEYWORDS}
 SYNONYMS = dict.fromkeys(
     ("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), "max_completion_length"
 )
-"""Names of a cap in other libraries (vLLM, transformers, OpenAI), for the hint."""
+"""Names that other libraries (vLLM, transformers, OpenAI) use for a cap, for the hint in the error."""
 
 
 def parse(settings: Sequence[str]) -> dict[str, int | float]:
-    """Read `KEY=VALUE` settings.
+    """Parse `KEY=VALUE` settings.
 
     Raises:
-        ConfigError: an unknown key (with the nearest one), or a value that is not a positive number.
+        ConfigError: a key is unknown, or a value is not a positive number.
     """
     parsed: dict[str, int | float] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
         if not separator:
-            raise ConfigError(f"--generation {setting}: write KEY=VALUE")
+            raise ConfigError(f"--generation {setting}: expected KEY=VALUE")
         if key not in KEYS:
             near = [SYNONYMS[key]] if key in SYNONYMS else difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
-            raise ConfigError(f"--generation {key}: no such cap; {hint}")
+            raise ConfigError(f"--generation {key}: unknown cap; {hint}")
         try:
             value = KEYS[key](text)
         except ValueError:
-            raise ConfigError(f"--generation {key}={text}: wants {KEYS[key].__name__}") from None
+            expected = "an integer" if KEYS[key] is int else "a number"
+            raise ConfigError(f"--generation {key}={text}: expected {expected}") from None
         if not 0 < value < float("inf"):
-            raise ConfigError(f"--generation {key}={text}: must be above 0 and finite")
+            raise ConfigError(f"--generation {key}={text}: must be greater than 0 and finite")
         parsed[key] = value
     return parsed
 
 
 def install(config_class: Any, caps: Mapping[str, int | float], journal: Callable[..., None]) -> None:
-    """Make every configuration of `config_class` (and subclasses) take the caps before its own checks.
+    """Apply the caps to every new configuration of `config_class` and its subclasses, before it validates itself.
 
     Args:
-        journal: called as (key=, old=, new=, config=) once a cap is laid.
+        journal: called with the keyword arguments key, old, new and config for each cap that is applied.
     """
     original = config_class.__post_init__
 
@@ -67,7 +68,7 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
             else:
                 if getattr(self, "use_vllm", False):
                     raise ConfigError(
-                        f"--generation {key}: vLLM has no such setting; leave it out or use_vllm=False"
+                        f"--generation {key}: not supported by vLLM; remove the cap, or set use_vllm=False"
                     )
                 keywords = dict(self.generation_kwargs or {})
                 old = keywords.get(key)
@@ -80,10 +81,10 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
 
 
 def check(trainer: Any, caps: Mapping[str, int | float]) -> None:
-    """See that a trainer which generates really got the caps.
+    """Check that the caps took effect on a trainer that generates.
 
     Raises:
-        ConfigError: it did not; a cap that is believed in and absent is worse than none.
+        ConfigError: a cap did not take effect, for example because the script set the value again.
     """
     args = trainer.args
     if not hasattr(args, "max_completion_length") or not hasattr(args, "generation_kwargs"):
@@ -92,5 +93,5 @@ def check(trainer: Any, caps: Mapping[str, int | float]) -> None:
         found = getattr(args, key) if key in FIELDS else (args.generation_kwargs or {}).get(key)
         if found != value:
             raise ConfigError(
-                f"--generation {key}={value} did not reach {type(trainer).__name__}: it has {found}"
+                f"--generation {key}={value} did not take effect: {type(trainer).__name__} has {found}"
             )

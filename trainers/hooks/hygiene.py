@@ -1,7 +1,7 @@
-"""Cleans garbage and allocator caches on the same step on every rank, and says what it cost.
+"""Collects garbage and releases cached accelerator memory on the same step on every rank.
 
-One rank collecting while the others wait costs all of them; together it costs once. Called by the guard's
-callback after the optimizer step, never inside generation. Off when `every` is 0.
+If each rank collected at a different step, all ranks would wait each time. Called by the callback after the optimizer
+step, never during generation. Disabled if the interval is 0.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from grpo_run.watchdog.observation import Phase
 
 
 def due(step: int, every: int) -> bool:
-    """Whether `step` is one to clean on: the same answer on every rank."""
+    """Return whether to clean after `step`, which is equal on every rank.
+
+    Args:
+        every: interval in steps; 0 for never.
+    """
     return every > 0 and step > 0 and step % every == 0
 
 
 def clean(slot: SlotWriter) -> float:
-    """Collect garbage and give cached accelerator memory back; returns and records the seconds it took."""
+    """Collect garbage and release cached accelerator memory. Return the time taken, in seconds."""
     began = time.perf_counter()
     slot.enter(Phase.hygiene)
     gc.collect()

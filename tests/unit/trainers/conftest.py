@@ -1,4 +1,4 @@
-"""A rank's session with a real board and journal and a vote group of one, and the exact state of calls."""
+"""A session with a real board and journal and a vote group of one rank, and the exact state of `train()` calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grpo_run.watchdog.observation import Slot
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    """A board of one slot."""
+    """A board with one slot."""
     return Board.create(tmp_path / "board.mmap", 1)
 
 
@@ -33,7 +33,7 @@ def slot(board: Board) -> SlotWriter:
 
 @pytest.fixture
 def reading(board: Board, slot: SlotWriter) -> Callable[[], Slot]:
-    """What a reader sees of the slot now."""
+    """Return what a reader of the board sees in the slot now."""
 
     def read() -> Slot:
         seen = board.read(0)
@@ -47,7 +47,7 @@ def reading(board: Board, slot: SlotWriter) -> Callable[[], Slot]:
 def session(
     board: Board, slot: SlotWriter, journal: Journal, make_settings: Callable[..., RankSettings]
 ) -> Any:
-    """As much of a session as the guard uses; the group needs no store and no peers."""
+    """The part of a session that the guard uses. Its vote group needs no store and no peers."""
     notified: list[str] = []
 
     def warn(text: str) -> None:
@@ -74,17 +74,17 @@ def requests(board: Board) -> UserRequests:
 
 @pytest.fixture
 def begin() -> Begun:
-    """Begins calls."""
+    """Begin the exact state of `train()` calls."""
     return Begun()
 
 
 @pytest.fixture
 def warned(begin: Begun) -> list[str]:
-    """What a person was told."""
+    """Warnings that the user was shown."""
     return begin.warned
 
 
 @pytest.fixture
 def again(begin: Begun, tmp_path: Path) -> Callable[..., Any]:
-    """From one trainer through a checkpoint into a fresh one."""
+    """Save one trainer's state to a checkpoint and restore it into another trainer."""
     return functools.partial(begin.again, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""What a rank does with the script it is given. The script runs in this process; nothing is left behind."""
+"""How a rank runs its script, and how it reports the end. The scripts run in the test process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers import bootstrap
+from grpo_run.trainers.rank.output import RankOutput
 from grpo_run.watchdog.observation import RankState, Slot
 
 Run = Callable[..., int]
@@ -27,7 +28,7 @@ Run = Callable[..., int]
 def run(
     tmp_path: Path, session: Any, make_settings: Callable[..., RankSettings], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Runs a script's text as a rank would; returns the exit code."""
+    """Run the text of a script as a rank does, and return the exit code."""
     monkeypatch.setattr(sys, "argv", sys.argv[:])
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
@@ -47,20 +48,20 @@ def run(
 
 
 def written(session: Any) -> dict[str, Any]:
-    """The error the rank wrote down."""
+    """Return the content of the rank's error file."""
     value: dict[str, Any] = json.loads(Path(session.settings.error).read_text())
     return value
 
 
-def test_a_script_that_ends_is_done(run: Run, session: Any) -> None:
-    """Code 0, no error file."""
+def test_a_script_that_returns_exits_with_0(run: Run, session: Any) -> None:
+    """No error file is written."""
     assert run("x = 1") == 0
     assert not Path(session.settings.error).exists()
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path, module: bool) -> None:
-    """Its name, its arguments, its folder first on the path, itself as `__main__`."""
+def test_a_script_sees_what_python_would_set_up(run: Run, tmp_path: Path, module: bool) -> None:
+    """Its `__name__`, its arguments, its directory first on `sys.path`, and itself as `__main__`."""
     code = run(
         """
         import json, sys
@@ -79,8 +80,8 @@ def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path, modul
     assert Path(argv0).name == "train.py"
 
 
-def test_a_script_is_compiled_as_it_is_written(run: Run, tmp_path: Path) -> None:
-    """Our own `from __future__` is ours: the script's annotations are the objects they name."""
+def test_a_script_is_compiled_without_future_imports(run: Run, tmp_path: Path) -> None:
+    """The bootstrap's own `from __future__` does not apply: annotations are evaluated."""
     code = run(
         """
         from pathlib import Path
@@ -93,10 +94,10 @@ def test_a_script_is_compiled_as_it_is_written(run: Run, tmp_path: Path) -> None
     assert (tmp_path / "seen.txt").read_text() == "{'steps': <class 'int'>}"
 
 
-def test_an_exception_is_written_with_its_place(
+def test_an_exception_is_reported_with_its_location(
     run: Run, session: Any, reading: Callable[[], Slot], tmp_path: Path
 ) -> None:
-    """Type, message, the user's line, and the board says that this rank failed."""
+    """The error file has type, message and the user's line; the board shows the rank as failed."""
     code = run(
         """
         def reward():
@@ -112,7 +113,7 @@ def test_an_exception_is_written_with_its_place(
     assert reading().state is RankState.failed
 
 
-def test_the_place_is_the_users_line_not_the_librarys(run: Run, session: Any, tmp_path: Path) -> None:
+def test_the_location_is_in_the_users_code(run: Run, session: Any, tmp_path: Path) -> None:
     """The innermost frame outside installed libraries."""
     site = tmp_path / "site-packages"
     site.mkdir()
@@ -121,10 +122,10 @@ def test_the_place_is_the_users_line_not_the_librarys(run: Run, session: Any, tm
     assert written(session)["location"][:2] == [str(tmp_path / "train.py"), 4]
 
 
-def test_the_traceback_begins_with_the_users_frame(
+def test_the_traceback_starts_at_the_users_frame(
     run: Run, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours are no news, in the file and on the screen."""
+    """Frames of the bootstrap are omitted, in the error file and on standard error."""
     run("raise ValueError('x')")
     shown = capsys.readouterr().err
     for text in (written(session)["traceback"], shown):
@@ -133,7 +134,7 @@ def test_the_traceback_begins_with_the_users_frame(
         assert "runpy" not in text
 
 
-def test_bad_syntax_is_told_as_python_tells_it(
+def test_a_syntax_error_is_printed_as_python_prints_it(
     run: Run, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its line."""
@@ -142,8 +143,8 @@ def test_bad_syntax_is_told_as_python_tells_it(
     assert "train.py" in capsys.readouterr().err
 
 
-def test_what_is_written_is_bounded(run: Run, session: Any) -> None:
-    """A message of megabytes (a whole batch, say) does not fill the disk."""
+def test_the_error_file_is_bounded(run: Run, session: Any) -> None:
+    """A message of megabytes, such as a whole batch, does not fill the disk."""
     run("raise ValueError('x' * 1_000_000)")
     assert len(Path(session.settings.error).read_bytes()) < 100_000
 
@@ -158,25 +159,25 @@ def test_what_is_written_is_bounded(run: Run, session: Any) -> None:
         ("sys.exit(True)", 1),
     ],
 )
-def test_leaving_by_sys_exit_is_pythons(run: Run, statement: str, code: int) -> None:
-    """The same codes."""
+def test_sys_exit_gives_the_exit_code_that_python_gives(run: Run, statement: str, code: int) -> None:
+    """Modulo 256."""
     assert run(f"import sys\n{statement}") == code
 
 
-def test_a_text_given_to_sys_exit_is_shown(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_given_to_sys_exit_is_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """On standard error."""
     run("import sys\nsys.exit('no data')")
     assert "no data" in capsys.readouterr().err
 
 
-def test_an_agreed_stop_is_75(run: Run, session: Any) -> None:
-    """And no failure."""
+def test_an_agreed_stop_exits_with_75(run: Run, session: Any) -> None:
+    """It is not a failure."""
     assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
     assert not Path(session.settings.error).exists()
 
 
 def test_an_agreed_stop_passes_through_the_scripts_own_handlers(run: Run) -> None:
-    """`except Exception` does not hold it up, `finally` runs."""
+    """`except Exception` does not catch it, and `finally` blocks run."""
     code = run(
         """
         from grpo_run.runtime.errors import Stopped
@@ -189,28 +190,28 @@ def test_an_agreed_stop_passes_through_the_scripts_own_handlers(run: Run) -> Non
     assert code == 75
 
 
-def test_a_users_mistake_is_one_line_and_2(
+def test_a_usage_error_is_one_line_and_exits_with_2(
     run: Run, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the launcher would have said it."""
+    """As on the command line."""
 
     def start() -> None:
-        raise ConfigError("--generation max_time: no such cap")
+        raise ConfigError("--generation max_time: unknown cap")
 
     session.start = start
     assert run("x = 1") == 2
-    assert capsys.readouterr().err == "grpo-run: --generation max_time: no such cap\n"
+    assert capsys.readouterr().err == "grpo-run: --generation max_time: unknown cap\n"
     assert written(session)["type"] == "ConfigError"
 
 
-def test_an_interrupt_is_written_down(run: Run, session: Any) -> None:
-    """Whatever leaves the script."""
+def test_a_keyboard_interrupt_is_reported(run: Run, session: Any) -> None:
+    """Like any exception that ends the script."""
     assert run("raise KeyboardInterrupt") == 1
     assert written(session)["type"] == "KeyboardInterrupt"
 
 
-def test_an_exception_without_a_text_is_still_reported(run: Run, session: Any) -> None:
-    """Its own `__str__` may fail; the report must not fail with it."""
+def test_an_exception_without_a_message_is_reported(run: Run, session: Any) -> None:
+    """Its own `__str__` may raise."""
     code = run(
         """
         class Odd(Exception):
@@ -223,31 +224,31 @@ def test_an_exception_without_a_text_is_still_reported(run: Run, session: Any) -
     assert written(session)["type"] == "Odd"
 
 
-class Left(BaseException):
-    """Instead of `os._exit`."""
+class Exited(BaseException):
+    """Raised instead of calling `os._exit`."""
 
 
 @pytest.fixture
-def whole(
+def run_main(
     run: Run,
     session: Any,
     make_settings: Callable[..., RankSettings],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
-    """Runs a script's text from `main` to the exit code; this process itself is left as it is."""
+    """Run the text of a script through `main`, and return the exit code. The test process is not changed."""
 
-    def leave(code: int) -> None:
-        raise Left(code)
+    def exit_process(code: int) -> None:
+        raise Exited(code)
 
-    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", exit_process)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
     monkeypatch.setattr(threading, "_shutdown", lambda: None)
     monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
-    for name in ("_redirect_output", "_set_title", "_arm_stacks"):
+    for name in ("redirect_output", "_set_title", "_dump_stacks_to"):
         monkeypatch.setattr(bootstrap, name, lambda argument: None)
-    monkeypatch.setattr(bootstrap, "_refuse_inherited_cuda", lambda: None)
-    monkeypatch.setattr(bootstrap, "_wrap_output", lambda forked: None)
+    monkeypatch.setattr(bootstrap, "_restart_if_cuda_was_initialized", lambda: None)
+    monkeypatch.setattr(bootstrap, "wrap_output", lambda forked: None)
 
     def execute(source: str) -> int:
         script = tmp_path / "train.py"
@@ -255,9 +256,9 @@ def whole(
         session.settings = make_settings(target=str(script))
         for name, value in session.settings.to_environment().items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(Left) as left:
+        with pytest.raises(Exited) as exited:
             bootstrap.main()
-        return int(left.value.args[0])
+        return int(exited.value.args[0])
 
     return execute
 
@@ -266,15 +267,15 @@ def whole(
     ("source", "code"),
     [("x = 1", 0), ("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)", 75)],
 )
-def test_a_script_that_came_to_its_end_is_done(
-    whole: Run,
+def test_a_completed_script_is_reported_as_done(
+    run_main: Run,
     reading: Callable[[], Slot],
     events: Callable[[], list[dict[str, Any]]],
     source: str,
     code: int,
 ) -> None:
-    """On the board and in the journal, before exit handlers run; an agreed stop is an end too."""
-    assert whole(source) == code
+    """On the board and in the journal, before exit handlers run; also after an agreed stop."""
+    assert run_main(source) == code
     assert reading().state is RankState.done
     assert [(record["event"], record["exit_code"]) for record in events()] == [("rank_completed", code)]
 
@@ -282,31 +283,31 @@ def test_a_script_that_came_to_its_end_is_done(
 @pytest.mark.parametrize(
     "source", ["raise ValueError", "import sys\nsys.exit(3)", "import sys\nsys.exit(75)"]
 )
-def test_a_script_that_failed_is_not_done(
-    whole: Run, reading: Callable[[], Slot], events: Callable[[], list[dict[str, Any]]], source: str
+def test_a_failed_script_is_not_reported_as_done(
+    run_main: Run, reading: Callable[[], Slot], events: Callable[[], list[dict[str, Any]]], source: str
 ) -> None:
-    """Also when it chose the code of an agreed stop by itself: nothing was agreed on, nothing saved."""
-    assert whole(source) != 0
+    """Also if the script itself exits with the code of an agreed stop."""
+    assert run_main(source) != 0
     assert reading().state is RankState.failed
     assert events() == []
 
 
-def test_a_deadline_is_kept() -> None:
-    """What does not come back is given up."""
+def test_a_function_that_does_not_return_is_abandoned() -> None:
+    """After the time limit."""
     never = threading.Event()
     assert bootstrap.with_deadline(never.wait, 0.01) is False
     never.set()
 
 
 @pytest.mark.parametrize("seconds", [None, 5.0])
-def test_what_comes_back_in_time_is_waited_for(seconds: float | None) -> None:
-    """With a deadline or without."""
+def test_a_function_that_returns_in_time_is_awaited(seconds: float | None) -> None:
+    """With a time limit and without."""
     called: list[int] = []
     assert bootstrap.with_deadline(lambda: called.append(1), seconds) is True
     assert called == [1]
 
 
-LEAVES = """
+EXITS = """
     import sys
 
     def stop_here():
@@ -316,12 +317,12 @@ LEAVES = """
 """
 
 
-def test_leaving_in_the_middle_of_training_is_written_down(
+def test_sys_exit_0_during_training_is_reported(
     run: Run, session: Any, reading: Callable[[], Slot], tmp_path: Path
 ) -> None:
-    """Well meant or not: code 0, no failure, and the line for those it leaves behind."""
+    """The exit code stays 0 and the rank is not marked as failed, but the error file names the line for the peers."""
     session.slot.state = RankState.training
-    assert run(LEAVES) == 0
+    assert run(EXITS) == 0
     error = written(session)
     assert error["type"] == "SystemExit"
     assert error["location"] == [str(tmp_path / "train.py"), 5, "stop_here"]
@@ -329,27 +330,27 @@ def test_leaving_in_the_middle_of_training_is_written_down(
 
 
 @pytest.mark.parametrize("state", [RankState.starting, RankState.between])
-def test_leaving_outside_training_is_nobodys_business(run: Run, session: Any, state: RankState) -> None:
-    """A script may end as it likes."""
+def test_sys_exit_0_outside_training_is_not_reported(run: Run, session: Any, state: RankState) -> None:
+    """A script may end at any time."""
     session.slot.state = state
-    assert run(LEAVES) == 0
+    assert run(EXITS) == 0
     assert not Path(session.settings.error).exists()
 
 
-def test_leaving_with_an_agreed_stop_in_training_writes_nothing(run: Run, session: Any) -> None:
-    """All ranks leave with it."""
+def test_an_agreed_stop_during_training_writes_no_error_file(run: Run, session: Any) -> None:
+    """All ranks stop together."""
     session.slot.state = RankState.training
     assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
     assert not Path(session.settings.error).exists()
 
 
-def test_a_print_that_a_full_disk_does_not_take_ends_no_script() -> None:
-    """Python's own files raise, and a progress bar would end a training."""
+def test_printing_to_a_full_disk_does_not_raise() -> None:
+    """Python's own streams raise, and a progress bar would end training."""
     descriptor = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
     try:
         with pytest.raises(OSError, match="No space left"):
             os.write(descriptor, b"lost")
-        raw = bootstrap._Output(descriptor, "w", closefd=False)
+        raw = RankOutput(descriptor, "w", closefd=False)
         stream = io.TextIOWrapper(raw, "utf-8", write_through=True)
         print("lösung", file=stream, flush=True)
         assert raw.write(memoryview(b"ab").cast("H")) == 2
@@ -358,11 +359,11 @@ def test_a_print_that_a_full_disk_does_not_take_ends_no_script() -> None:
         os.close(descriptor)
 
 
-def test_a_print_to_what_is_closed_is_an_error_as_ever(tmp_path: Path) -> None:
-    """Only a full disk is passed over."""
+def test_other_errors_of_printing_are_raised(tmp_path: Path) -> None:
+    """Only a full disk is tolerated."""
     descriptor = os.open(tmp_path / "log", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        raw = bootstrap._Output(descriptor, "w", closefd=False)
+        raw = RankOutput(descriptor, "w", closefd=False)
         with pytest.raises(OSError, match="Bad file descriptor"):
             raw.write(b"text")
     finally:

@@ -10,7 +10,7 @@ from grpo_run.trainers.patches import override_attributes
 
 
 class Trainer:
-    """Inherits one attribute and has another."""
+    """An object that inherits one attribute and has another."""
 
     inherited = "of the class"
 
@@ -19,7 +19,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError, KeyboardInterrupt])
-def test_the_objects_own_comes_back_and_the_inherited_shows_again(
+def test_own_and_inherited_attributes_are_restored(
     failure: type[BaseException] | None,
 ) -> None:
     """However the block ends."""
@@ -35,8 +35,8 @@ def test_the_objects_own_comes_back_and_the_inherited_shows_again(
     assert trainer.inherited == "of the class"
 
 
-def test_an_own_none_is_not_taken_for_nothing() -> None:
-    """`save_total_limit` is None as a rule."""
+def test_an_attribute_that_is_none_is_restored() -> None:
+    """None is a common value, for example of `save_total_limit`."""
     trainer = Trainer()
     trainer.own = None
     with override_attributes(trainer, own=3):

@@ -355,10 +355,10 @@ def test_an_error_of_the_users_found_in_a_rank_is_said_as_one(start: Callable[..
     """Exit code 2 and its own line, as if the launcher had found it."""
     night = start()
     night.attempt()
-    night.raised(0, type="ConfigError", message="--generation max_time=3.0 did not reach GRPOTrainer")
+    night.raised(0, type="ConfigError", message="--generation max_time=3.0 did not take effect")
     assert night.poll(night.ranks.exit(0, code=2)) is Directive.terminate
     assert night.supervisor.exit_code == 2
-    assert night.supervisor.sentence == "--generation max_time=3.0 did not reach GRPOTrainer"
+    assert night.supervisor.sentence == "--generation max_time=3.0 did not take effect"
 
 
 def test_a_finished_script_finishes_the_run(start: Callable[..., Night]) -> None:

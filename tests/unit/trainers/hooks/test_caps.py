@@ -1,4 +1,4 @@
-"""Caps on generation: read, laid, and checked."""
+"""Caps on generation are parsed, applied and checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.hooks import caps
 
 
-def test_settings_are_read_with_their_types() -> None:
-    """Whole numbers stay whole."""
+def test_settings_are_parsed_with_their_types() -> None:
+    """Integers stay integers."""
     parsed = caps.parse(
         ["max_completion_length=256", "repetition_penalty=1.5", "no_repeat_ngram_size=3", "max_time=30"]
     )
@@ -24,37 +24,37 @@ def test_settings_are_read_with_their_types() -> None:
     assert [type(value) for value in parsed.values()] == [int, float, int, float]
 
 
-def test_the_last_word_counts() -> None:
-    """As on every command line."""
+def test_the_last_setting_of_a_key_wins() -> None:
+    """As on any command line."""
     assert caps.parse(["max_time=1", "max_time=2"]) == {"max_time": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("setting", "message"),
     [
         ("max_completion_lenght=5", "did you mean max_completion_length"),
         ("max_length=5", "did you mean max_completion_length|known:"),
         ("zzz=5", "known: max_completion_length, repetition_penalty, no_repeat_ngram_size, max_time"),
         ("max_time", "KEY=VALUE"),
         ("", "KEY=VALUE"),
-        ("max_time=soon", "max_time=soon: wants float"),
-        ("max_completion_length=12.5", "max_completion_length=12.5: wants int"),
-        ("max_completion_length=", "wants int"),
-        ("max_completion_length=0", "above 0"),
-        ("max_time=-1", "above 0"),
+        ("max_time=soon", "max_time=soon: expected a number"),
+        ("max_completion_length=12.5", "max_completion_length=12.5: expected an integer"),
+        ("max_completion_length=", "expected an integer"),
+        ("max_completion_length=0", "greater than 0"),
+        ("max_time=-1", "greater than 0"),
         ("max_time=inf", "finite"),
         ("max_time=nan", "finite"),
     ],
 )
-def test_what_is_wrong_is_one_line(setting: str, says: str) -> None:
-    """With the nearest name, or what is wanted."""
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
+    """The error names the nearest key, or the expected value."""
+    with pytest.raises(ConfigError, match=message) as caught:
         caps.parse([setting])
     assert "\n" not in str(caught.value)
 
 
-def test_the_fields_are_trls() -> None:
-    """Both configurations have them, and pass the rest on by `generation_kwargs`."""
+def test_trl_has_the_fields() -> None:
+    """Both configuration classes have them, and `generation_kwargs` for the other caps."""
     import ast
     from importlib.util import find_spec
     from pathlib import Path
@@ -72,18 +72,18 @@ def test_the_fields_are_trls() -> None:
         assert {*caps.FIELDS, "generation_kwargs", "use_vllm"} <= fields
 
 
-Laid = list[dict[str, Any]]
+Applied = list[dict[str, Any]]
 
 
 @pytest.fixture
-def laid() -> Laid:
-    """What the journal was told."""
+def applied() -> Applied:
+    """The caps that were journaled."""
     return []
 
 
 @pytest.fixture
 def config_class() -> type:
-    """A configuration that checks itself as TRL's do, and remembers what it saw then."""
+    """A configuration class that validates itself as TRL's do, and records the value it validated."""
 
     @dataclass
     class Config:
@@ -99,41 +99,41 @@ def config_class() -> type:
     return Config
 
 
-def record(laid: Laid) -> Callable[..., None]:
-    """A journal that keeps what it is told."""
-    return lambda **fields: laid.append(fields)
+def record(applied: Applied) -> Callable[..., None]:
+    """Return a journal that records the fields."""
+    return lambda **fields: applied.append(fields)
 
 
-def test_caps_are_laid_before_the_configuration_checks_itself(config_class: type, laid: Laid) -> None:
-    """So that its own rules hold for the capped values."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(laid))
+def test_caps_are_applied_before_the_configuration_is_validated(config_class: type, applied: Applied) -> None:
+    """TRL's own validation then sees the capped values."""
+    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
     config = config_class(max_completion_length=512, generation_kwargs={"do_sample": True})
     assert config.seen == [64]
     assert config.max_completion_length == 64
     assert config.generation_kwargs == {"do_sample": True, "max_time": 2.5}
 
 
-def test_every_cap_is_told_with_what_it_replaced(config_class: type, laid: Laid) -> None:
-    """Nothing of the script's is changed silently."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(laid))
+def test_each_cap_is_journaled_with_the_value_it_replaced(config_class: type, applied: Applied) -> None:
+    """No setting of the script changes silently."""
+    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
     config_class()
-    assert laid == [
+    assert applied == [
         {"key": "max_completion_length", "old": 1024, "new": 64, "config": "Config"},
         {"key": "max_time", "old": None, "new": 2.5, "config": "Config"},
     ]
 
 
-def test_the_scripts_own_dictionary_is_not_written_to(config_class: type, laid: Laid) -> None:
-    """It may be shared by several configurations."""
-    caps.install(config_class, {"max_time": 2.5}, record(laid))
+def test_the_scripts_dictionary_is_not_modified(config_class: type, applied: Applied) -> None:
+    """Several configurations may share it."""
+    caps.install(config_class, {"max_time": 2.5}, record(applied))
     mine = {"do_sample": True}
     config_class(generation_kwargs=mine)
     assert mine == {"do_sample": True}
 
 
-def test_a_subclass_is_capped_too(config_class: type, laid: Laid) -> None:
-    """Also when it adds checks of its own, before or after those of its parent; and once."""
-    caps.install(config_class, {"max_completion_length": 64}, record(laid))
+def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None:
+    """Also if it extends `__post_init__`."""
+    caps.install(config_class, {"max_completion_length": 64}, record(applied))
 
     @dataclass
     class Mine(config_class):  # type: ignore[misc]
@@ -145,23 +145,23 @@ def test_a_subclass_is_capped_too(config_class: type, laid: Laid) -> None:
             self.extra += self.max_completion_length
 
     assert Mine().extra == 65
-    assert [fields["config"] for fields in laid] == ["Mine"]
+    assert [fields["config"] for fields in applied] == ["Mine"]
 
 
-def test_vllm_refuses_what_it_does_not_know(config_class: type, laid: Laid) -> None:
-    """A cap that would be dropped is worse than none; the fields of TRL's own it takes."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(laid))
+def test_a_cap_that_vllm_does_not_support_is_an_error(config_class: type, applied: Applied) -> None:
+    """It would have no effect. Caps that are TRL fields are accepted."""
+    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
     with pytest.raises(ConfigError, match=r"max_time.*vLLM"):
         config_class(use_vllm=True)
 
 
 def trainer(**args: Any) -> Any:
-    """A trainer with these arguments."""
+    """Return a trainer with these arguments."""
     return SimpleNamespace(args=SimpleNamespace(**args))
 
 
-def test_caps_that_arrived_are_not_complained_of() -> None:
-    """Fields and keywords."""
+def test_caps_that_took_effect_pass_the_check() -> None:
+    """Both fields and generation keywords."""
     caps.check(
         trainer(max_completion_length=64, generation_kwargs={"max_time": 2.5}),
         {"max_completion_length": 64, "max_time": 2.5},
@@ -176,12 +176,12 @@ def test_caps_that_arrived_are_not_complained_of() -> None:
         {"max_completion_length": 64, "generation_kwargs": {"max_time": 9.0}},
     ],
 )
-def test_a_cap_that_did_not_arrive_is_found(args: dict[str, Any]) -> None:
-    """The script set it again after the configuration was made."""
-    with pytest.raises(ConfigError, match="did not reach SimpleNamespace"):
+def test_a_cap_that_did_not_take_effect_is_an_error(args: dict[str, Any]) -> None:
+    """As when the script sets the value again after building the configuration."""
+    with pytest.raises(ConfigError, match="did not take effect: SimpleNamespace has"):
         caps.check(trainer(**args), {"max_completion_length": 64, "max_time": 2.5})
 
 
-def test_a_trainer_that_does_not_generate_needs_none() -> None:
-    """SFT runs in the same script."""
+def test_a_trainer_that_does_not_generate_is_not_checked() -> None:
+    """An SFT trainer may run in the same script."""
     caps.check(trainer(learning_rate=1e-6), {"max_completion_length": 64})

@@ -1,4 +1,4 @@
-"""Cleaning on the same step everywhere."""
+"""Hygiene runs on the same step on every rank, and its cost is recorded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from grpo_run.watchdog.observation import Phase, Slot
     ("step", "every", "due"),
     [(0, 100, False), (1, 100, False), (100, 100, True), (150, 100, False), (200, 100, True), (7, 1, True), (7, 0, False)],
 )  # fmt: skip
-def test_every_rank_gives_the_same_answer(step: int, every: int, due: bool) -> None:
-    """From the step alone; never at 0, and not at all when it is off."""
+def test_the_step_alone_decides_when_hygiene_is_due(step: int, every: int, due: bool) -> None:
+    """Never at step 0, and never if the interval is 0."""
     assert hygiene.due(step, every) is due
 
 
 def test_cleaning_is_counted_and_timed(
     slot: SlotWriter, reading: Callable[[], Slot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a phase of its own, which is closed afterwards."""
+    """In its own phase, which is closed afterwards."""
     during: list[Phase | None] = []
     monkeypatch.setattr(gc, "collect", lambda: during.append(reading().phase))
     seconds = hygiene.clean(slot)
@@ -36,14 +36,14 @@ def test_cleaning_is_counted_and_timed(
 
 
 def test_cleaning_collects_garbage(slot: SlotWriter) -> None:
-    """A cycle is gone afterwards."""
+    """A reference cycle is freed."""
     import weakref
 
     class Node:
-        """Holds itself."""
+        """References itself."""
 
         def __init__(self) -> None:
-            self.me = self
+            self.itself = self
 
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Wrappers that mark a phase and change nothing else."""
+"""Wrappers mark a phase on the board and change nothing else."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Judge:
 
 
 class AsyncJudge:
-    """One that is to be awaited."""
+    """A callable object whose `__call__` is a coroutine function."""
 
     async def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
         return [2.0] * len(completions)
 
 
 class Module:
-    """Looks like a reward model."""
+    """An object that looks like a reward model."""
 
     def forward(self) -> None: ...
 
@@ -55,15 +55,15 @@ class Module:
 
 
 def test_a_reward_keeps_its_name_and_signature(slot: SlotWriter) -> None:
-    """TRL makes a metric's name of the one and looks at the other."""
+    """TRL uses the name for a metric and inspects the signature."""
     wrapped = mark_reward(length_reward, slot)
     assert wrapped.__name__ == "length_reward"
     assert inspect.signature(wrapped) == inspect.signature(length_reward)
     assert not inspect.iscoroutinefunction(wrapped)
 
 
-def test_a_reward_gets_what_it_was_given_and_returns_what_it_returned(slot: SlotWriter) -> None:
-    """Arguments and result pass through as they are."""
+def test_a_rewards_arguments_and_result_are_unchanged(slot: SlotWriter) -> None:
+    """The same objects are passed through."""
     given: list[Any] = []
     answer = [1.0, None]
 
@@ -76,7 +76,7 @@ def test_a_reward_gets_what_it_was_given_and_returns_what_it_returned(slot: Slot
 
 
 def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading) -> None:
-    """While it runs; what it scored afterwards."""
+    """The phase is open while the function runs; its completions are counted afterwards."""
     during: list[Phase | None] = []
 
     def reward(completions: list[str]) -> list[float]:
@@ -92,15 +92,15 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
 
 @pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
 def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: bool, tokens: int) -> None:
-    """All of them see the same completions."""
+    """All reward functions score the same completions."""
     wrapped = mark_reward(length_reward, slot, counts_tokens=counts)
     wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
     wrapped(completions=["a"])
     assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
 
 
-def test_a_rewards_exception_passes_through_and_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
-    """The same object; the phase does not stay open."""
+def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
+    """The same exception is raised."""
     error = KeyError("reward")
 
     def reward() -> None:
@@ -115,13 +115,13 @@ def test_a_rewards_exception_passes_through_and_closes_the_phase(slot: SlotWrite
 
 @pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
 def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
-    """Nor refused: that is TRL's to do."""
+    """TRL decides whether to reject it."""
     assert mark_reward(lambda: result, slot)() is result
     assert slot.rewards_scored == 0
 
 
-def test_a_coroutine_stays_one(slot: SlotWriter) -> None:
-    """TRL gathers those; it counts too."""
+def test_a_coroutine_function_stays_one(slot: SlotWriter) -> None:
+    """TRL gathers coroutines. Its completions are counted too."""
     wrapped = mark_reward(slow_reward, slot)
     assert inspect.iscoroutinefunction(wrapped)
     assert wrapped.__name__ == "slow_reward"
@@ -130,7 +130,7 @@ def test_a_coroutine_stays_one(slot: SlotWriter) -> None:
 
 
 def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
-    """With the name of its class, and with its state as it is when it is called."""
+    """The wrapper has the class's name and uses the object's current state."""
     judge = Judge(1.0)
     wrapped = mark_reward(judge, slot)
     judge.value = 3.0
@@ -139,49 +139,49 @@ def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
     assert not inspect.iscoroutinefunction(wrapped)
 
 
-def test_a_callable_object_to_be_awaited_stays_one(slot: SlotWriter) -> None:
-    """Its `__call__` is the coroutine."""
+def test_an_asynchronous_callable_object_stays_asynchronous(slot: SlotWriter) -> None:
+    """Its `__call__` is a coroutine function."""
     wrapped = mark_reward(AsyncJudge(), slot)
     assert inspect.iscoroutinefunction(wrapped)
     assert asyncio.run(wrapped(["a"])) == [2.0]
 
 
 def test_a_partial_function_is_wrapped(slot: SlotWriter) -> None:
-    """They have no name of their own."""
+    """It has no name of its own."""
     wrapped = mark_reward(functools.partial(length_reward, extra=1), slot)
     assert wrapped(["ab"]) == [2.0]
     assert wrapped.__name__
 
 
 @pytest.mark.parametrize("model", [Module(), Module])
-def test_a_reward_model_is_left_alone(slot: SlotWriter, model: Any) -> None:
-    """TRL tells modules from functions and moves them to devices."""
+def test_a_reward_model_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
+    """TRL distinguishes modules from functions and moves them to devices."""
     assert mark_reward(model, slot) is model
 
 
-def test_wrapping_twice_wraps_once(slot: SlotWriter) -> None:
+def test_a_marked_reward_is_not_marked_again(slot: SlotWriter) -> None:
     """A second `train()` call must not count twice."""
     once = mark_reward(length_reward, slot)
     assert mark_reward(once, slot) is once
 
 
 class Trainer:
-    """Something with methods."""
+    """An object with methods."""
 
     scale = 2
 
     def generate(self, count: int, *, extra: int = 0) -> int:
-        """Generates."""
+        """Generate."""
         if count < 0:
             raise ValueError(count)
         return count * self.scale + extra
 
 
-def test_a_method_keeps_its_name_and_its_result(slot: SlotWriter) -> None:
-    """Of this instance only; the class stays as it was."""
-    trainer, path = Trainer(), PhaseFingerprint()
+def test_a_marked_method_keeps_its_name_and_result(slot: SlotWriter) -> None:
+    """Only the instance is changed, and only for the length of the block."""
+    trainer, fingerprint = Trainer(), PhaseFingerprint()
     original = Trainer.generate
-    with mark_method(trainer, "generate", Phase.generate, slot, path):
+    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
         assert trainer.generate(3, extra=1) == 7
         assert trainer.generate.__name__ == "generate"
         assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
@@ -190,7 +190,7 @@ def test_a_method_keeps_its_name_and_its_result(slot: SlotWriter) -> None:
 
 
 def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading: Reading) -> None:
-    """The exception itself passes."""
+    """The exception is raised unchanged."""
     trainer = Trainer()
     slot.enter(Phase.data)
     with (
@@ -201,21 +201,21 @@ def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading:
     assert reading().phase is Phase.data
 
 
-def test_a_method_that_is_not_there_is_passed_over(slot: SlotWriter) -> None:
-    """SFT's trainer has no rewards."""
+def test_a_missing_method_is_skipped(slot: SlotWriter) -> None:
+    """SFTTrainer has no rewards."""
     trainer = Trainer()
     with mark_method(trainer, "_calculate_rewards", Phase.reward, slot, PhaseFingerprint()):
         assert not hasattr(trainer, "_calculate_rewards")
 
 
 def test_the_same_phases_give_the_same_fingerprint() -> None:
-    """And other phases, or another order, another one."""
+    """Other phases, or another order, give another fingerprint."""
 
     def fingerprint(*phases: Phase) -> int:
-        path = PhaseFingerprint()
+        made = PhaseFingerprint()
         for phase in phases:
-            path.enter(phase)
-        return path.take()
+            made.enter(phase)
+        return made.take()
 
     ranks = {fingerprint(Phase.generate, Phase.reward) for _ in range(4)}
     assert len(ranks) == 1
@@ -229,38 +229,38 @@ def test_the_same_phases_give_the_same_fingerprint() -> None:
     assert len(others | ranks) == 6
 
 
-def test_a_fingerprint_starts_over_at_each_vote() -> None:
-    """So that ranks agree step by step."""
-    path = PhaseFingerprint()
-    path.enter(Phase.eval)
-    assert path.take() != 0
-    assert path.take() == 0
+def test_taking_a_fingerprint_resets_it() -> None:
+    """Ranks compare the phases of each step separately."""
+    fingerprint = PhaseFingerprint()
+    fingerprint.enter(Phase.eval)
+    assert fingerprint.take() != 0
+    assert fingerprint.take() == 0
 
 
-def test_a_fingerprint_fits_a_ballot() -> None:
-    """It is reduced as a 64-bit number, with its negation."""
-    path = PhaseFingerprint()
+def test_a_fingerprint_fits_a_vote() -> None:
+    """The vote reduces it and its negation as 64-bit integers."""
+    fingerprint = PhaseFingerprint()
     for phase in [*Phase] * 20:
-        path.enter(phase)
-        assert 0 <= path.value < 2**32
+        fingerprint.enter(phase)
+        assert 0 <= fingerprint.value < 2**32
 
 
-def test_a_marked_method_leaves_its_trace(slot: SlotWriter) -> None:
-    """Entering is what counts, also when it raises: a rank that tried took another path."""
-    path, trainer = PhaseFingerprint(), Trainer()
-    with mark_method(trainer, "generate", Phase.generate, slot, path):
+def test_a_marked_method_changes_the_fingerprint(slot: SlotWriter) -> None:
+    """On entry, so also if the method raises."""
+    fingerprint, trainer = PhaseFingerprint(), Trainer()
+    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
         trainer.generate(1)
-    assert path.take() != 0
+    assert fingerprint.take() != 0
 
 
 class Base:
-    """Stands for transformers' `TrainerCallback`."""
+    """Replaces transformers' `TrainerCallback`."""
 
     def on_step_end(self, args: Any, **kwargs: Any) -> Any:
-        """Does nothing."""
+        """Do nothing."""
 
     def on_save(self, args: Any, **kwargs: Any) -> Any:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class Upload(Base):
@@ -271,14 +271,14 @@ class Upload(Base):
         self.error: Exception | None = None
 
     def on_save(self, args: Any, **kwargs: Any) -> Any:
-        """Takes a while."""
+        """Upload."""
         if self.error is not None:
             raise self.error
         return self._seen(), args, kwargs
 
 
-def test_a_users_callback_runs_in_the_scripts_own_time(slot: SlotWriter, reading: Reading) -> None:
-    """Inside whatever phase it is called from, which goes on afterwards; arguments and control pass through."""
+def test_a_users_callback_is_marked_as_idle(slot: SlotWriter, reading: Reading) -> None:
+    """Inside the phase that calls it, which continues afterwards. Arguments and result are unchanged."""
     callback = Upload(lambda: [open.phase for open in reading().phases])
     slot.replace(Phase.checkpoint)
     with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
@@ -286,8 +286,8 @@ def test_a_users_callback_runs_in_the_scripts_own_time(slot: SlotWriter, reading
     assert [open.phase for open in reading().phases] == [Phase.checkpoint]
 
 
-def test_a_callback_that_fails_leaves_its_phase(slot: SlotWriter, reading: Reading) -> None:
-    """Its error goes on."""
+def test_a_callbacks_exception_closes_its_phase(slot: SlotWriter, reading: Reading) -> None:
+    """The exception is raised unchanged."""
     callback = Upload(reading)
     callback.error = ZeroDivisionError()
     slot.replace(Phase.checkpoint)
@@ -297,8 +297,8 @@ def test_a_callback_that_fails_leaves_its_phase(slot: SlotWriter, reading: Readi
     assert [open.phase for open in reading().phases] == [Phase.checkpoint]
 
 
-def test_only_what_a_callback_overrides_is_marked(slot: SlotWriter) -> None:
-    """Events it does not care for come a thousand times a second; libraries' own callbacks are quick."""
+def test_only_overridden_events_of_user_callbacks_are_marked(slot: SlotWriter) -> None:
+    """Other events are frequent, and the libraries' own callbacks return quickly."""
     library = type("Flow", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
     user = Upload(lambda: None)
     with mark_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot):
@@ -307,8 +307,8 @@ def test_only_what_a_callback_overrides_is_marked(slot: SlotWriter) -> None:
         assert "on_save" not in vars(library)
 
 
-def test_a_callbacks_mark_comes_off(slot: SlotWriter, reading: Reading) -> None:
-    """The same callback serves the next `train()` call; what was its own attribute before is left alone."""
+def test_marks_are_removed_from_callbacks(slot: SlotWriter, reading: Reading) -> None:
+    """The same callback may serve the next `train()` call. Methods set on the instance are not touched."""
     callback, own = Upload(lambda: reading().phase), Upload(lambda: None)
     own.on_save = lambda args, **kwargs: "own"  # type: ignore[method-assign]
     slot.replace(Phase.data)

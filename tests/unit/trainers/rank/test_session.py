@@ -1,4 +1,4 @@
-"""Whose warning is said, and whose is only written down."""
+"""Which warnings of a rank are printed, and which are only journaled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_run.trainers.rank.session import Session
 def rank(
     board: Board, make_settings: Callable[..., RankSettings], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int], Session]:
-    """The session of a rank of two, each on a node of its own."""
+    """Make the session of one of two ranks, each on its own node."""
 
     def make(rank: int) -> Session:
         given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -28,12 +28,12 @@ def rank(
     return make
 
 
-def test_what_all_ranks_warn_of_is_said_and_written_once(
+def test_a_warning_of_all_ranks_is_printed_and_journaled_once(
     rank: Callable[[int], Session],
     events: Callable[[], list[dict[str, Any]]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """By rank 0, though every rank asks for it."""
+    """By rank 0, although every rank calls `warn`."""
     for number in (0, 1):
         rank(number).warn("the disk is slow")
     assert [(event["event"], event["rank"], event["text"]) for event in events()] == [
@@ -42,12 +42,12 @@ def test_what_all_ranks_warn_of_is_said_and_written_once(
     assert capfd.readouterr().err == "grpo-run: the disk is slow\n"
 
 
-def test_a_ranks_own_trouble_is_written_whichever_rank_it_is(
+def test_a_warning_of_one_rank_is_journaled_by_that_rank(
     rank: Callable[[int], Session],
     events: Callable[[], list[dict[str, Any]]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Under its number, and without a line among what the script prints: here a collective that cannot be noted."""
+    """Under its number, without a printed line. The warning here is of a collective that cannot be logged."""
     for number in (0, 1):
         group = type("ProcessGroup", (), {"barrier": lambda self: None})
         work = type("Work", (), {"wait": lambda self: None})

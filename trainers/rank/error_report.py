@@ -1,0 +1,68 @@
+"""The error file of a rank: the exception that ended its script, for the supervisor.
+
+Written by the bootstrap, read by `runtime/supervision`. Only one file per rank and attempt. Does not print anything.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from grpo_run.runtime.files import write_json
+from grpo_run.trainers.rank.session import Session
+from grpo_run.watchdog.evidence.source import is_users
+
+MAX_TRACEBACK_CHARACTERS = 32_000
+MAX_MESSAGE_CHARACTERS = 4000
+
+
+def user_traceback(error: BaseException, launcher: str) -> TracebackType | None:
+    """Return the error's traceback from the first frame of the script on.
+
+    Args:
+        launcher: source file whose frames, and those of runpy, are omitted.
+    """
+    frame = error.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name != launcher and "runpy" not in name:
+            return frame
+        frame = frame.tb_next
+    return error.__traceback__
+
+
+def write_error(session: Session, error: BaseException) -> None:
+    """Write the exception and its location to the rank's error file.
+
+    If the disk is full, a warning is journaled instead; the supervisor then knows the exit code only.
+    """
+    try:
+        write_json(Path(session.settings.error), _describe(error), indent=None, durable=False)
+    except OSError as failure:
+        session.warn_in_journal(f"the error file could not be written: {failure}")
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)]
+    last = next(reversed(own or list(frames)), None)
+    return {
+        "type": type(error).__name__,
+        "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
+        "traceback": text
+        if len(text) <= MAX_TRACEBACK_CHARACTERS
+        else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
+        "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
+        "wall_time": time.time(),
+    }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the script's own __str__ may raise anything
+        return "no message: str() of the exception failed"
