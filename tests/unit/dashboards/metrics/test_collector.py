@@ -80,7 +80,6 @@ def test_values_are_exported_with_run_and_rank_labels(make_slot: Any, make_statu
 def test_every_metric_of_the_catalogue_is_exported(make_slot: Any, make_status: Any) -> None:
     """A full observation exports every metric under its own name."""
     status = make_status(make_slot(0))
-    status.history._spans.append((1, 7, 50.0))
     assert names(scrape(collector_of(status))) == {metric.name for metric in ALL_METRICS}
 
 
