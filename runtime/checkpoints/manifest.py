@@ -130,13 +130,13 @@ def _is_bookkeeping(name: str) -> bool:
 def _write_sealed(path: Path, manifest: Manifest) -> Manifest:
     # the schema comes first in the file: it says how to read the rest
     fields = {"schema_version": manifest.schema_version} | manifest.model_dump()
-    sealed = manifest.model_copy(update={"seal": _digest_fields(fields)})
+    sealed = manifest.model_copy(update={"seal": compute_seal(fields)})
     write_json(path / MANIFEST, fields | {"seal": sealed.seal})
     return sealed
 
 
-def _digest_fields(fields: Mapping[str, Any]) -> str:
-    """Digest every field except the seal, including fields that only a later release knows."""
+def compute_seal(fields: Mapping[str, Any]) -> str:
+    """Return the digest of every manifest field except the seal, including fields that only a later release knows."""
     rest = {key: value for key, value in fields.items() if key != "seal"}
     return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -172,7 +172,7 @@ def read_manifest(path: Path) -> Manifest:
     fields = json.loads(raw)
     # `seal` and `scheduled` were introduced together: a manifest with only one of them was changed
     if ("seal" in fields) != ("scheduled" in fields) or (
-        manifest.seal and _digest_fields(fields) != manifest.seal
+        manifest.seal and compute_seal(fields) != manifest.seal
     ):
         raise CheckpointError(f"{path / MANIFEST} does not match its digest")
     return manifest

@@ -292,7 +292,7 @@ def drain_all(staging: Path) -> list[DrainPublished]:
     done = []
     while True:
         due = next_to_drain(
-            found.snapshots(), done=lambda staged, slot: slot.drained, newest_first=True, old=False
+            found.snapshots(), done=lambda staged, slot: slot.drained, newest_first=True, overdue=False
         )
         if due is None:
             return done

@@ -1,4 +1,4 @@
-"""Whether another number of ranks may go on, and what would fit."""
+"""Compatibility of a checkpoint with a run: world size, batch and model shape."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.checkpoints.compatibility import (
     Batch,
+    NamedShape,
+    SavedTensor,
+    describe_model_difference,
     describe_world_size_change,
+    digest_model_shape,
     explain_world_size_mismatch,
 )
 
 EIGHT = Batch(ranks=2, per_device=4, accumulation=1)
 
 
-def refused(**changes: Any) -> str | None:
-    """checkpoint-40 of two ranks, gone on from by one."""
+def explain(**changes: Any) -> str | None:
+    """The result for checkpoint-40, written by two ranks, in a run of one rank."""
     fields: dict[str, Any] = {
         "written_by": 2, "layout": "ddp", "written_batch": EIGHT,
         "current_batch": Batch(ranks=1, per_device=4, accumulation=1), "ranks": 1,
@@ -26,9 +30,9 @@ def refused(**changes: Any) -> str | None:
     return explain_world_size_mismatch("checkpoint-40", **(fields | changes))
 
 
-def test_the_sentence_says_what_fits() -> None:
-    """Every way to the same batch."""
-    assert refused() == (
+def test_a_mismatch_names_every_setting_that_fits() -> None:
+    """The message names the batch size, the accumulation steps and the number of ranks."""
+    assert explain() == (
         "checkpoint-40 was written with 2 ranks x per_device_train_batch_size 4 x gradient_accumulation_steps 1"
         " = 8 samples per optimizer step, but this run has 1 rank x per_device_train_batch_size 4"
         " x gradient_accumulation_steps 1 = 4 samples per optimizer step:"
@@ -37,31 +41,31 @@ def test_the_sentence_says_what_fits() -> None:
 
 
 @pytest.mark.parametrize("layout", ["ddp", None])
-def test_replicated_state_with_the_same_batch_is_allowed(layout: str | None) -> None:
-    """However it is spread."""
+def test_replicated_state_loads_at_another_world_size_with_the_same_batch(layout: str | None) -> None:
+    """The batch may be distributed differently over ranks and accumulation steps."""
     for now in (Batch(ranks=1, per_device=8, accumulation=1), Batch(ranks=1, per_device=2, accumulation=4)):
-        assert refused(layout=layout, current_batch=now) is None
+        assert explain(layout=layout, current_batch=now) is None
 
 
 @pytest.mark.parametrize("layout", ["deepspeed-zero2", "deepspeed-zero3", "fsdp2", "tensor-parallel"])
-def test_state_cut_over_ranks_is_refused(layout: str) -> None:
-    """Whatever the batch; the number that fits is named."""
-    text = refused(layout=layout, current_batch=Batch(ranks=1, per_device=8, accumulation=1))
+def test_sharded_state_loads_only_at_its_own_world_size(layout: str) -> None:
+    """The batch does not matter; the message names the layout and the number of ranks."""
+    text = explain(layout=layout, current_batch=Batch(ranks=1, per_device=8, accumulation=1))
     assert text is not None
     assert layout in text
     assert text.endswith("start 2 ranks")
 
 
-def test_the_same_number_of_ranks_is_never_refused() -> None:
-    """A batch that was changed on purpose, or a manifest that does not say."""
-    assert refused(ranks=2) is None
-    assert refused(ranks=2, layout="fsdp2", written_batch=None) is None
+def test_the_same_world_size_always_fits() -> None:
+    """Even with another batch or with unknown metadata."""
+    assert explain(ranks=2) is None
+    assert explain(ranks=2, layout="fsdp2", written_batch=None) is None
 
 
 @pytest.mark.parametrize("unknown", [{"written_batch": None}, {"current_batch": None}])
-def test_an_unknown_batch_is_refused(unknown: dict[str, None]) -> None:
-    """Nothing is guessed."""
-    text = refused(**unknown)
+def test_an_unknown_batch_does_not_fit_another_world_size(unknown: dict[str, None]) -> None:
+    """The message names the number of ranks that wrote the checkpoint."""
+    text = explain(**unknown)
     assert text is not None
     assert text.endswith("start 2 ranks")
 
@@ -70,29 +74,89 @@ sizes = st.integers(1, 16)
 
 
 @given(written=st.tuples(sizes, sizes, sizes), now=st.tuples(sizes, sizes, sizes))
-def test_what_is_proposed_fits(written: tuple[int, int, int], now: tuple[int, int, int]) -> None:
-    """Each setting named gives the batch that was written."""
+def test_every_suggested_setting_gives_the_saved_batch(
+    written: tuple[int, int, int], now: tuple[int, int, int]
+) -> None:
+    """Property: each setting in the message, applied alone, gives the same samples per optimizer step."""
     before = Batch(ranks=written[0], per_device=written[1], accumulation=written[2])
-    mine = Batch(ranks=now[0], per_device=now[1], accumulation=now[2])
-    text = refused(written_batch=before, written_by=before.ranks, current_batch=mine, ranks=mine.ranks)
+    current = Batch(ranks=now[0], per_device=now[1], accumulation=now[2])
+    text = explain(written_batch=before, written_by=before.ranks, current_batch=current, ranks=current.ranks)
     if text is None:
-        assert before.ranks == mine.ranks or before.samples == mine.samples
+        assert before.ranks == current.ranks or before.samples == current.samples
         return
     for word in text.rpartition(": ")[2].replace(",", "").split():
         name, _, value = word.partition("=")
         if name == "per_device_train_batch_size":
-            assert mine.ranks * int(value) * mine.accumulation == before.samples
+            assert current.ranks * int(value) * current.accumulation == before.samples
         if name == "gradient_accumulation_steps":
-            assert mine.ranks * mine.per_device * int(value) == before.samples
+            assert current.ranks * current.per_device * int(value) == before.samples
     ranks = int(text.rpartition("start ")[2].split()[0])
     if "with the batch it was written with" in text:
         assert ranks == before.ranks
     else:
-        assert ranks * mine.per_device * mine.accumulation == before.samples
+        assert ranks * current.per_device * current.accumulation == before.samples
 
 
-def test_the_notice_says_what_is_kept_and_what_not() -> None:
-    """The order of the data is; random numbers are not."""
+def test_the_notice_of_a_world_size_change_names_what_changes() -> None:
+    """The data order is preserved; random numbers are not."""
     text = describe_world_size_change("checkpoint-40", written_by=2, ranks=1, samples=8)
     assert "same 8 samples in the same order" in text
     assert "random numbers" in text
+
+
+MODEL: tuple[NamedShape, ...] = (("embed.weight", (40, 16), "float32"), ("head.weight", (16, 40), "float32"))
+
+
+def test_the_shape_digest_does_not_depend_on_the_order_of_parameters() -> None:
+    """Shapes may be tuples or lists."""
+    assert digest_model_shape(MODEL) == digest_model_shape(
+        [(name, list(shape), dtype) for name, shape, dtype in MODEL[::-1]]
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("head.weight", (16, 41), "float32"),
+        ("tail.weight", (16, 40), "float32"),
+        ("head.weight", (16, 40), "bfloat16"),
+    ],
+)
+def test_the_shape_digest_covers_names_shapes_and_types(other: NamedShape) -> None:
+    """A change of any of them changes the digest, and so does a missing parameter."""
+    assert digest_model_shape([MODEL[0], other]) != digest_model_shape(MODEL)
+    assert digest_model_shape(MODEL[:1]) != digest_model_shape(MODEL)
+
+
+def saved_shapes(**shapes: tuple[int, ...]) -> dict[str, SavedTensor]:
+    """The tensors of a checkpoint with these shapes."""
+    return {name.replace("_", "."): SavedTensor(dtype="F32", shape=shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            saved_shapes(embed_weight=(50, 16)),
+            "embed.weight has shape [50, 16] in the checkpoint and [40, 16] in the model",
+        ),
+        (
+            saved_shapes(embed_weight=(40, 16), head_weight=(16, 40), lora_a=(1,)),
+            "lora.a is only in the checkpoint",
+        ),
+        (saved_shapes(embed_weight=(40, 16)), "head.weight is only in the model"),
+        (saved_shapes(embed_weight=(40, 16), head_weight=(16, 40)), "names or types"),
+        ({}, "names or types"),
+    ],
+)
+def test_a_model_difference_names_the_parameter(tensors: dict[str, SavedTensor], message: str) -> None:
+    """A changed shape comes first, then extra and missing names; otherwise the message is general."""
+    assert message in describe_model_difference(MODEL, tensors)
+
+
+def test_a_model_difference_names_at_most_three_parameters() -> None:
+    """The message ends with the number of the others."""
+    many = {f"layer.{index}": SavedTensor(dtype="F32", shape=(1,)) for index in range(10)}
+    text = describe_model_difference([], many)
+    assert text.count("only in the checkpoint") == 3
+    assert text.endswith("and 7 more")

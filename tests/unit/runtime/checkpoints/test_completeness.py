@@ -1,4 +1,4 @@
-"""Whether a checkpoint without a manifest has all its parts."""
+"""Completeness of a checkpoint without a manifest, in every layout."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support import checkpoint_files as made
 
-from grpo_run.runtime.checkpoints import file_checks
 from grpo_run.runtime.checkpoints.completeness import count_ranks, find_problems, saved_tensors
 
 MAKERS = {
@@ -24,48 +24,48 @@ Maker = Callable[..., Path]
 
 @pytest.fixture(params=sorted(MAKERS))
 def make(request: pytest.FixtureRequest) -> Maker:
-    """A maker of one layout."""
+    """A function that writes a complete checkpoint in one layout."""
     maker: Maker = MAKERS[request.param]
     return maker
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_whole_checkpoint_lacks_nothing(make: Maker, tmp_path: Path, deep: bool) -> None:
-    """In each layout, with the ranks known or not."""
+def test_a_complete_checkpoint_has_no_problems(make: Maker, tmp_path: Path, deep: bool) -> None:
+    """In each layout, with the world size given or inferred."""
     path = make(tmp_path, 5)
     assert find_problems(path, 2, verify_checksums=deep) == []
     assert find_problems(path, verify_checksums=deep) == []
 
 
-def needed(path: Path) -> list[Path]:
-    """Every file that a resume reads."""
+def required_files(path: Path) -> list[Path]:
+    """Every file of the checkpoint."""
     return [file for file in sorted(path.rglob("*")) if file.is_file()]
 
 
-def optional(path: Path, file: Path) -> bool:
-    """Not there in every checkpoint, so not missed; DeepSpeed keeps weights and schedule in files of its own."""
+def is_optional(path: Path, file: Path) -> bool:
+    """Files that are not in every checkpoint. DeepSpeed stores weights and scheduler state itself."""
     names = ["config.json", "training_args.bin"]
     return file.name in names + (["model.safetensors", "scheduler.pt"] if (path / "latest").exists() else [])
 
 
-def test_every_part_is_missed(make: Maker, tmp_path: Path) -> None:
-    """Any one file taken away, its name is in what is said."""
+def test_every_missing_file_is_named(make: Maker, tmp_path: Path) -> None:
+    """Each required file is removed in turn."""
     path = make(tmp_path, 5)
-    for file in needed(path):
-        if optional(path, file):
+    for file in required_files(path):
+        if is_optional(path, file):
             continue
         content = file.read_bytes()
         file.unlink()
-        lacks = ", ".join(find_problems(path, 2))
-        assert file.name in lacks, (file, lacks)
+        problems = ", ".join(find_problems(path, 2))
+        assert file.name in problems, (file, problems)
         file.write_bytes(content)
     assert find_problems(path, 2) == []
 
 
-def test_every_part_cut_short_is_seen(make: Maker, tmp_path: Path) -> None:
-    """At a random length, and empty, by size, header or the archive's directory: nothing is read whole."""
+def test_every_truncated_file_is_detected(make: Maker, tmp_path: Path) -> None:
+    """Each file is truncated to nothing, by one byte, and at a random length."""
     dice, path = random.Random(8), make(tmp_path, 5)
-    for file in needed(path):
+    for file in required_files(path):
         content = file.read_bytes()
         for length in (0, len(content) - 1, dice.randrange(len(content))):
             file.write_bytes(content[:length])
@@ -73,8 +73,8 @@ def test_every_part_cut_short_is_seen(make: Maker, tmp_path: Path) -> None:
         file.write_bytes(content)
 
 
-def test_a_flipped_byte_in_a_torch_file_is_found_when_looked_for(tmp_path: Path) -> None:
-    """By the archive's checksum; the entry is named."""
+def test_a_flipped_byte_in_a_torch_file_is_found_by_its_checksum(tmp_path: Path) -> None:
+    """Only when checksums are verified; the message names the record."""
     path = made.plain(tmp_path, 5)
     file = path / "optimizer.pt"
     content = bytearray(file.read_bytes())
@@ -86,15 +86,17 @@ def test_a_flipped_byte_in_a_torch_file_is_found_when_looked_for(tmp_path: Path)
     ]
 
 
-def test_torchs_format_before_zip_is_taken_as_it_is(tmp_path: Path) -> None:
-    """It holds nothing to compare with."""
+def test_a_file_in_torchs_legacy_format_is_accepted(tmp_path: Path) -> None:
+    """The format has no checksums."""
     path = made.plain(tmp_path, 5)
-    (path / "optimizer.pt").write_bytes(file_checks._LEGACY_PICKLE + b"rest")
+    torch.save({"step": 5}, path / "optimizer.pt", _use_new_zipfile_serialization=False)
     assert find_problems(path, 2, verify_checksums=True) == []
 
 
-def test_another_number_of_ranks_is_complete_when_it_is_certain(tmp_path: Path) -> None:
-    """More than now, or one alone; fewer of several may be a save that some ranks did not end."""
+def test_a_checkpoint_of_another_world_size_is_complete_if_the_number_of_ranks_is_certain(
+    tmp_path: Path,
+) -> None:
+    """More ranks or one rank are certain; fewer of several may be an unfinished save."""
     four, one, two = (made.plain(tmp_path / str(ranks), 5, ranks=ranks) for ranks in (4, 1, 2))
     assert find_problems(four, 2) == []
     assert find_problems(one, 2) == []
@@ -102,16 +104,16 @@ def test_another_number_of_ranks_is_complete_when_it_is_certain(tmp_path: Path) 
     assert [count_ranks(path) for path in (four, one, two)] == [4, 1, 2]
 
 
-def test_one_ranks_state_of_two_is_incomplete(tmp_path: Path) -> None:
-    """A numbered file says that there were several, whatever there are now."""
+def test_a_numbered_random_state_requires_at_least_two_ranks(tmp_path: Path) -> None:
+    """`rng_state_0.pth` alone is incomplete at any world size."""
     path = made.plain(tmp_path, 5)
     (path / "rng_state_1.pth").unlink()
     for world_size in (None, 1, 2):
         assert find_problems(path, world_size) == ["rng_state_1.pth is missing"]
 
 
-def test_shards_are_all_asked_for(tmp_path: Path) -> None:
-    """As the index names them."""
+def test_every_shard_in_the_index_is_required(tmp_path: Path) -> None:
+    """A missing shard and an index without a weight map are problems."""
     path = made.plain(tmp_path, 5)
     (path / "model.safetensors").unlink()
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
@@ -128,8 +130,8 @@ def test_shards_are_all_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "policy"])
-def test_adapters_are_weights(tmp_path: Path, folder: str) -> None:
-    """Beside the rest, or each in a folder of its own; damaged ones are seen."""
+def test_adapter_weights_replace_model_weights(tmp_path: Path, folder: str) -> None:
+    """Adapters at the top or in a folder are accepted; a truncated one is a problem."""
     path = made.plain(tmp_path, 5)
     (path / "model.safetensors").unlink()
     (path / folder).mkdir(exist_ok=True)
@@ -150,16 +152,16 @@ def test_adapters_are_weights(tmp_path: Path, folder: str) -> None:
         b"\xff\xfe",
     ],
 )
-def test_a_header_that_makes_no_sense_is_damage(tmp_path: Path, header: bytes) -> None:
-    """Whatever it holds, one phrase and no exception."""
+def test_an_invalid_safetensors_header_is_one_problem(tmp_path: Path, header: bytes) -> None:
+    """Without an exception, whatever the header contains."""
     path = made.plain(tmp_path, 5)
     (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    (lack,) = find_problems(path, 2)
-    assert lack.startswith("model.safetensors")
+    (problem,) = find_problems(path, 2)
+    assert problem.startswith("model.safetensors")
 
 
-def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """Not raised."""
+def test_a_missing_directory_is_a_problem(tmp_path: Path) -> None:
+    """Without an exception."""
     assert "cannot be read" in find_problems(tmp_path / "checkpoint-5", 2)[0]
     assert count_ranks(tmp_path / "checkpoint-5") is None
     assert saved_tensors(tmp_path / "checkpoint-5") == {}

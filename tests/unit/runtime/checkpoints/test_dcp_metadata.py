@@ -1,4 +1,4 @@
-"""How long the files of torch's distributed format must be."""
+"""Expected file sizes read from a torch distributed checkpoint's `.metadata`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_run.runtime.checkpoints.dcp_metadata import UnreadableMetadataError, r
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """What torch itself writes for two tensors, a number and a text."""
+    """A checkpoint that torch wrote, with two tensors, a number and a string."""
     state = {
         "a": torch.zeros(300),
         "b": {"c": torch.zeros(4, 5, dtype=torch.bfloat16)},
@@ -27,15 +27,15 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sizes_are_those_of_the_files(saved: Path) -> None:
-    """To the byte, for what torch has written."""
+def test_the_sizes_equal_those_of_torchs_files(saved: Path) -> None:
+    """To the byte."""
     files = {file.name: file.stat().st_size for file in saved.glob("*.distcp")}
     assert files
     assert read_file_sizes((saved / ".metadata").read_bytes()) == files
 
 
-def test_a_cut_one_says_nothing(saved: Path) -> None:
-    """At any length, one kind of error."""
+def test_truncated_metadata_is_unreadable(saved: Path) -> None:
+    """At any length, with one kind of error."""
     content = (saved / ".metadata").read_bytes()
     for length in range(0, len(content), 7):
         with pytest.raises(UnreadableMetadataError):
@@ -43,14 +43,14 @@ def test_a_cut_one_says_nothing(saved: Path) -> None:
 
 
 class Evil:
-    """What a pickle may ask for."""
+    """An object whose unpickling calls a function."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("made-by-a-pickle",)
 
 
-def test_nothing_in_it_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint may come from anywhere."""
+def test_no_code_in_the_pickle_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints may come from untrusted sources."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnreadableMetadataError):
         read_file_sizes(pickle.dumps({"storage_data": Evil()}))

@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, and in what state."""
+"""The state of every checkpoint directory, as `grpo-run checkpoints` lists it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 
 
 def publish(folder: Path, step: int, **changes: Any) -> Path:
-    """One of ours."""
+    """A checkpoint with a manifest."""
     path = made.plain(folder, step)
     write_manifest(path, identity(folder, step, **({"world_size": 2} | changes)))
     return path
 
 
-def test_every_state_is_told(tmp_path: Path) -> None:
-    """Newest step first."""
+def test_every_state_is_listed_newest_step_first(tmp_path: Path) -> None:
+    """Each state with its problem; other directories are ignored."""
     publish(tmp_path, 90, scheduled=False)
     (publish(tmp_path, 80) / "model.safetensors").write_bytes(b"short")
     (publish(tmp_path, 70) / MANIFEST).write_text("{")
@@ -52,35 +52,35 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     assert all(entry.size_bytes > 0 and entry.modified_at > 0 for entry in entries)
 
 
-def test_a_flipped_byte_is_seen_only_when_bytes_are_read(tmp_path: Path) -> None:
-    """Looking is quick; verifying is certain, and says so."""
+def test_a_flipped_byte_is_found_only_by_verification(tmp_path: Path) -> None:
+    """Without it the entry says that digests were not compared."""
     file = publish(tmp_path, 5) / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    (looked,) = list_checkpoints(tmp_path)
-    assert (looked.state, looked.verified) == (CheckpointState.published, None)
+    (listed,) = list_checkpoints(tmp_path)
+    assert (listed.state, listed.verified) == (CheckpointState.published, None)
     (verified,) = list_checkpoints(tmp_path, verify=True)
     assert (verified.state, verified.verified) == (CheckpointState.damaged, False)
     assert "model.safetensors" in (verified.problem or "")
 
 
-def test_one_checkpoint_can_be_named(tmp_path: Path) -> None:
-    """Without its neighbours."""
+def test_one_checkpoint_can_be_listed_alone(tmp_path: Path) -> None:
+    """Its siblings are not listed."""
     publish(tmp_path, 5)
     publish(tmp_path, 6)
     (entry,) = list_checkpoints(tmp_path / "checkpoint-5", verify=True)
     assert (entry.step, entry.verified) == (5, True)
 
 
-def test_nothing_is_an_empty_list(tmp_path: Path) -> None:
-    """Of a directory that is not there, too."""
+def test_an_empty_or_missing_directory_gives_an_empty_list(tmp_path: Path) -> None:
+    """Without an exception."""
     assert list_checkpoints(tmp_path) == []
     assert list_checkpoints(tmp_path / "none") == []
 
 
-def test_a_runs_directories_come_from_its_journal() -> None:
-    """Each once, in the order they were first written to."""
+def test_the_output_directories_of_a_run_come_from_its_journal() -> None:
+    """Each once, in order of first use."""
     records = [
         {"event": "checkpoint_published", "path": "/b/checkpoint-1"},
         {"event": "checkpoint_published", "path": "/a/checkpoint-1"},

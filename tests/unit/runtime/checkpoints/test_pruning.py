@@ -1,4 +1,4 @@
-"""Which checkpoints may go."""
+"""Selection of the checkpoints that `grpo-run checkpoints prune` deletes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry(
     run_id: str = "run-1",
     ordinal: int = 1,
 ) -> CheckpointEntry:
-    """One directory."""
+    """One listed directory."""
     call = TrainCall(ordinal=ordinal, trainer_class="T", output_dir="out")
     manifest = Manifest(run_id=run_id, train_call=call, step=step, world_size=1, versions={}, files={})
     return CheckpointEntry(
@@ -29,8 +29,8 @@ def entry(
     )  # fmt: skip
 
 
-def test_the_newest_verified_stay() -> None:
-    """Of each run and call."""
+def test_the_newest_verified_checkpoints_are_kept() -> None:
+    """Per run and `train()` call."""
     entries = [entry(step) for step in (1, 2, 3)] + [entry(4, ordinal=2), entry(9, run_id="run-2")]
     assert [one.step for one in select_prunable(entries, keep=2)] == [1]
     assert [one.step for one in select_prunable(entries, keep=1)] == [1, 2]
@@ -49,22 +49,24 @@ entries = st.lists(
 )
 
 
-@given(entries=entries, keep=st.integers(1, 4), aside=st.booleans())
-def test_what_cannot_be_verified_is_never_touched_and_one_always_stays(
-    entries: list[CheckpointEntry], keep: int, aside: bool
+@given(entries=entries, keep=st.integers(1, 4), include_unusable=st.booleans())
+def test_unverified_checkpoints_are_never_selected_and_each_run_keeps_its_newest(
+    entries: list[CheckpointEntry], keep: int, include_unusable: bool
 ) -> None:
-    """Whatever lies there: each run keeps as many verified ones as it is asked to, or has."""
-    going = select_prunable(entries, keep=keep, include_unusable=aside)
-    for one in going:
-        sound = one.state is CheckpointState.published and one.verified is True
-        assert sound or (aside and one.state in (CheckpointState.partial, CheckpointState.rejected))
+    """Property: each run keeps the requested number of verified checkpoints, or all it has."""
+    selected = select_prunable(entries, keep=keep, include_unusable=include_unusable)
+    for one in selected:
+        is_verified = one.state is CheckpointState.published and one.verified is True
+        assert is_verified or (
+            include_unusable and one.state in (CheckpointState.partial, CheckpointState.rejected)
+        )
     for run_id in ("run-1", "run-2"):
         verified = [one for one in entries if one.state is CheckpointState.published and one.verified]
-        mine = sorted(one.step for one in verified if one.path.parent.name == run_id)
-        left = sorted(one.step for one in verified if one.path.parent.name == run_id and one not in going)
-        assert left == mine[-keep:]
+        before = sorted(one.step for one in verified if one.path.parent.name == run_id)
+        after = sorted(one.step for one in verified if one.path.parent.name == run_id and one not in selected)
+        assert after == before[-keep:]
 
 
-def test_the_best_stays() -> None:
-    """A trainer loads it at the end."""
+def test_the_best_checkpoint_is_kept() -> None:
+    """A trainer may load it at the end."""
     assert select_prunable([entry(1), entry(2)], keep=1, best={"checkpoint-1"}) == []

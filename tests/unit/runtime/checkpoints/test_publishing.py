@@ -1,4 +1,4 @@
-"""A checkpoint's directory while it is written, and the rename that makes it one."""
+"""Partial directories, publishing by rename, cleanup and rejection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from grpo_run.runtime.checkpoints import publishing
 from grpo_run.runtime.checkpoints.digests import verify_digests
-from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.manifest import LOCK, read_manifest, write_manifest
 from grpo_run.runtime.checkpoints.publishing import (
     REASON,
     clean_partial_directories,
@@ -29,13 +29,13 @@ from grpo_run.runtime.errors import CheckpointError
 
 
 def fill(path: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> None:
-    """A complete checkpoint in a directory that is there."""
+    """Write a complete checkpoint into an existing directory."""
     (path / "model.safetensors").write_bytes(content)
     write_manifest(path, identity(run_id=run_id))
 
 
-def published(folder: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> Path:
-    """checkpoint-5 of a run, published."""
+def publish_step_5(folder: Path, *, run_id: str = "run-1", content: bytes = b"weights") -> Path:
+    """Publish checkpoint-5 of a run."""
     final = folder / "checkpoint-5"
     with partial_directory(folder, 5) as partial:
         fill(partial, run_id=run_id, content=content)
@@ -43,14 +43,22 @@ def published(folder: Path, *, run_id: str = "run-1", content: bytes = b"weights
     return final
 
 
-def sound(path: Path) -> bytes:
-    """The weights of a checkpoint that verifies."""
+def abandoned(folder: Path, step: int) -> Path:
+    """Create the partial directory of a process that died: nobody holds its lock."""
+    path = folder / f".checkpoint-{step}.partial-1f3a"
+    path.mkdir(parents=True)
+    (path / LOCK).touch()
+    return path
+
+
+def verified_weights(path: Path) -> bytes:
+    """Verify a checkpoint and return its weights."""
     verify_digests(path, read_manifest(path).files)
     return (path / "model.safetensors").read_bytes()
 
 
-def test_a_partial_directory_is_no_checkpoint_for_anyone(tmp_path: Path) -> None:
-    """Neither for us nor for transformers, however complete it is; published, it is one for both."""
+def test_a_partial_directory_is_not_a_checkpoint_until_it_is_published(tmp_path: Path) -> None:
+    """Neither for us nor for transformers, even if its files are complete."""
     with partial_directory(tmp_path / "out", 5) as partial:
         fill(partial)
         assert list(find_checkpoints(tmp_path / "out")) == []
@@ -62,8 +70,8 @@ def test_a_partial_directory_is_no_checkpoint_for_anyone(tmp_path: Path) -> None
     assert sorted(os.listdir(tmp_path / "out" / "checkpoint-5")) == ["MANIFEST.json", "model.safetensors"]
 
 
-def test_what_was_not_published_is_removed(tmp_path: Path) -> None:
-    """Also when writing failed."""
+def test_an_unpublished_directory_is_removed(tmp_path: Path) -> None:
+    """Also when writing raises an error."""
 
     def write() -> None:
         with partial_directory(tmp_path, 5) as partial:
@@ -75,66 +83,66 @@ def test_what_was_not_published_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_without_a_manifest_nothing_is_published(tmp_path: Path) -> None:
-    """And what was there stays."""
-    final = published(tmp_path)
+def test_a_directory_without_a_manifest_is_not_published(tmp_path: Path) -> None:
+    """An existing checkpoint of that name is unchanged."""
+    final = publish_step_5(tmp_path)
     with partial_directory(tmp_path, 5) as partial:
         (partial / "model.safetensors").write_bytes(b"half")
         with pytest.raises(CheckpointError):
             publish(partial, final)
-    assert sound(final) == b"weights"
+    assert verified_weights(final) == b"weights"
 
 
-def test_the_same_runs_older_one_is_replaced(tmp_path: Path) -> None:
-    """A step done again after a recovery; nothing of the old one is left."""
-    published(tmp_path)
-    final = published(tmp_path, content=b"newer")
-    assert sound(final) == b"newer"
+def test_a_checkpoint_of_the_same_run_is_replaced(tmp_path: Path) -> None:
+    """A step may be repeated after a recovery; the old directory is deleted."""
+    publish_step_5(tmp_path)
+    final = publish_step_5(tmp_path, content=b"newer")
+    assert verified_weights(final) == b"newer"
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
-def test_another_runs_complete_one_is_kept_aside(tmp_path: Path) -> None:
-    """Under a name that is free, and is no checkpoint's."""
+def test_a_checkpoint_of_another_run_is_kept_under_another_name(tmp_path: Path) -> None:
+    """The name is unused and is not a checkpoint's."""
     for number in range(3):
-        published(tmp_path, run_id=f"run-{number}", content=b"%d" % number)
+        publish_step_5(tmp_path, run_id=f"run-{number}", content=b"%d" % number)
     assert sorted(os.listdir(tmp_path)) == [
         "checkpoint-5",
         "replaced-checkpoint-5",
         "replaced-checkpoint-5.2",
     ]
-    assert sound(tmp_path / "checkpoint-5") == b"2"
-    assert sound(tmp_path / "replaced-checkpoint-5") == b"0"
+    assert verified_weights(tmp_path / "checkpoint-5") == b"2"
+    assert verified_weights(tmp_path / "replaced-checkpoint-5") == b"0"
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-5")
 
 
-@pytest.mark.parametrize("sign", ["grpo_run/state.pt", publishing.LOCK, ".MANIFEST.json.tmp", None])
-def test_a_half_written_one_of_ours_is_replaced(tmp_path: Path, sign: str | None) -> None:
-    """What we had left there when we were killed, and an empty directory."""
+@pytest.mark.parametrize("sign", ["grpo_run/state.pt", LOCK, ".MANIFEST.json.tmp", None])
+def test_a_half_written_checkpoint_of_ours_is_replaced(tmp_path: Path, sign: str | None) -> None:
+    """Left by a killed process, or an empty directory."""
     path = tmp_path / "checkpoint-5"
     path.mkdir()
     if sign is not None:
         (path / "config.json").write_text("{}")
         (path / sign).parent.mkdir(exist_ok=True)
         (path / sign).write_bytes(b"")
-    assert sound(published(tmp_path)) == b"weights"
+    assert verified_weights(publish_step_5(tmp_path)) == b"weights"
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST.json"])
-def test_what_may_be_the_scripts_own_is_kept_aside(tmp_path: Path, name: str) -> None:
-    """Nothing says that it was ours: a model the script saved, or a manifest that cannot be read."""
+def test_a_directory_that_may_be_the_scripts_own_is_kept(tmp_path: Path, name: str) -> None:
+    """A model that the script saved, or a manifest that cannot be read."""
     (tmp_path / "checkpoint-5").mkdir()
     (tmp_path / "checkpoint-5" / name).write_bytes(b"own")
-    assert sound(published(tmp_path)) == b"weights"
+    assert verified_weights(publish_step_5(tmp_path)) == b"weights"
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "replaced-checkpoint-5"]
     assert (tmp_path / "replaced-checkpoint-5" / name).read_bytes() == b"own"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_written_to(
+def test_a_file_system_without_locks_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Whoever cleans up there leaves alone what was written to lately."""
+    """Cleanup skips directories that were written to recently."""
 
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -145,52 +153,57 @@ def test_a_file_system_without_locks_is_written_to(
         assert clean_partial_directories(tmp_path) == []
         assert not is_abandoned(partial)
         publish(partial, tmp_path / "checkpoint-5")
-    assert sound(tmp_path / "checkpoint-5") == b"weights"
-    dead, descriptor = publishing._create_partial(tmp_path, 6)
-    os.close(descriptor)
-    for path in (dead / publishing.LOCK, dead):
+    assert verified_weights(tmp_path / "checkpoint-5") == b"weights"
+    dead = abandoned(tmp_path, 6)
+    for path in (dead / LOCK, dead):
         os.utime(path, (1e9, 1e9))
     assert clean_partial_directories(tmp_path) == [dead]
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
-def test_a_directory_that_cannot_be_had_is_an_error_of_the_disk(
+def test_a_partial_directory_that_cannot_be_created_raises_oserror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left of the tries."""
-    monkeypatch.setattr(publishing, "_lock", lambda *args, **options: None)
-    with pytest.raises(OSError, match="could be created"):
-        publishing._create_partial(tmp_path, 5)
+    """The attempts leave nothing behind."""
+    monkeypatch.setattr(publishing, "lock_exclusively", lambda descriptor: False)
+    with pytest.raises(OSError, match="could be created"), partial_directory(tmp_path, 5):
+        pass
     assert os.listdir(tmp_path) == []
 
 
-def test_what_cannot_be_put_aside_does_not_fail_what_is_published(
+def test_a_replaced_directory_that_cannot_be_renamed_does_not_fail_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits under a name of its own for the next clean-up."""
-    published(tmp_path, run_id="run-0", content=b"old")
+    """The next cleanup renames it."""
+    publish_step_5(tmp_path, run_id="run-0", content=b"old")
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    real = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name.startswith("replaced-"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "_rename_to_free_name", refuse)
-        assert sound(published(tmp_path, content=b"new")) == b"new"
+        patch.setattr(os, "rename", rename)
+        assert verified_weights(publish_step_5(tmp_path, content=b"new")) == b"new"
     clean_partial_directories(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "replaced-checkpoint-5"]
-    assert sound(tmp_path / "replaced-checkpoint-5") == b"old"
+    assert verified_weights(tmp_path / "replaced-checkpoint-5") == b"old"
 
 
 class Killed(BaseException):
-    """As far as files go."""
+    """Stands for the death of the process."""
 
 
-def test_killed_at_any_rename_neither_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old or the new one has the name after the next clean-up, whole."""
+def test_a_kill_at_any_rename_loses_neither_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the next cleanup, the old or the new checkpoint has the name and passes verification."""
     real = os.rename
     for deadly in (1, 2, 3):
         folder = tmp_path / str(deadly)
-        published(folder, run_id="run-0", content=b"old")
+        publish_step_5(folder, run_id="run-0", content=b"old")
         calls = 0
 
         def rename(source: Path, target: Path, deadly: int = deadly) -> None:
@@ -200,23 +213,21 @@ def test_killed_at_any_rename_neither_is_lost(tmp_path: Path, monkeypatch: pytes
                 raise Killed
             real(source, target)
 
-        descriptor = None
-        path, descriptor = publishing._create_partial(folder, 5)
+        path = abandoned(folder, 5)
         fill(path, content=b"new")
         with monkeypatch.context() as patch:
-            patch.setattr(publishing.os, "rename", rename)
+            patch.setattr(os, "rename", rename)
             with pytest.raises(Killed):
                 publish(path, folder / "checkpoint-5")
-        os.close(descriptor)  # the kernel does, of a process that is gone
         clean_partial_directories(folder)
-        assert sound(folder / "checkpoint-5") == (b"old" if deadly < 3 else b"new")
+        assert verified_weights(folder / "checkpoint-5") == (b"old" if deadly < 3 else b"new")
         assert not [name for name in os.listdir(folder) if name.startswith(".")]
-    assert sound(tmp_path / "3" / "replaced-checkpoint-5") == b"old"
+    assert verified_weights(tmp_path / "3" / "replaced-checkpoint-5") == b"old"
 
 
-def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system may refuse the second of the two."""
-    final = published(tmp_path)
+def test_a_failed_rename_restores_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may fail the second rename."""
+    final = publish_step_5(tmp_path)
     real = os.rename
 
     def rename(source: Path, target: Path) -> None:
@@ -226,17 +237,16 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: 
 
     with partial_directory(tmp_path, 5) as partial:
         fill(partial, content=b"new")
-        monkeypatch.setattr(publishing.os, "rename", rename)
+        monkeypatch.setattr(os, "rename", rename)
         with pytest.raises(OSError, match="Input/output"):
             publish(partial, final)
-    assert sound(final) == b"weights"
+    assert verified_weights(final) == b"weights"
 
 
-def test_only_abandoned_partials_are_cleaned(tmp_path: Path) -> None:
-    """The lock tells them apart, not their age."""
+def test_cleanup_deletes_only_abandoned_partial_directories(tmp_path: Path) -> None:
+    """The lock decides, not the age."""
     with partial_directory(tmp_path, 5) as busy:
-        dead, descriptor = publishing._create_partial(tmp_path, 5)
-        os.close(descriptor)
+        dead = abandoned(tmp_path, 5)
         bare = tmp_path / ".checkpoint-7.partial-00ff"
         bare.mkdir()
         assert is_abandoned(dead)
@@ -245,12 +255,12 @@ def test_only_abandoned_partials_are_cleaned(tmp_path: Path) -> None:
         assert busy.is_dir()
         fill(busy)
         publish(busy, tmp_path / "checkpoint-5")
-    assert sound(tmp_path / "checkpoint-5") == b"weights"
+    assert verified_weights(tmp_path / "checkpoint-5") == b"weights"
 
 
-def test_cleaning_leaves_everything_else_alone(tmp_path: Path) -> None:
-    """Checkpoints, what lies aside, and other people's hidden files; a folder that is not there is clean."""
-    published(tmp_path)
+def test_cleanup_ignores_all_other_directories(tmp_path: Path) -> None:
+    """A missing output directory is not an error."""
+    publish_step_5(tmp_path)
     names = [".checkpoint-5.partial-notes", ".cache", "rejected-checkpoint-3", "checkpoint-9"]
     for name in names:
         (tmp_path / name).mkdir()
@@ -259,8 +269,8 @@ def test_cleaning_leaves_everything_else_alone(tmp_path: Path) -> None:
     assert clean_partial_directories(tmp_path / "none") == []
 
 
-def test_a_rejected_checkpoint_is_kept_and_nobodys_checkpoint(tmp_path: Path) -> None:
-    """With the reason; transformers neither loads it nor counts it when it rotates."""
+def test_a_rejected_checkpoint_is_kept_with_the_reason(tmp_path: Path) -> None:
+    """Transformers neither loads nor rotates it."""
     names = []
     for _ in range(2):
         path = made.plain(tmp_path, 9)
@@ -284,22 +294,24 @@ def test_a_rejected_checkpoint_is_kept_and_nobodys_checkpoint(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")]
 )
-def test_what_cannot_be_renamed_is_no_error(
+def test_a_checkpoint_that_cannot_be_renamed_is_not_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    """It stays where it is, and who asked is told."""
+    """The result is None and the directory is unchanged."""
     path = made.plain(tmp_path, 9)
 
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(publishing.os, "rename", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     assert reject_checkpoint(path, "bad") is None
     assert path.is_dir()
 
 
-def test_a_reason_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is a likely reason for what was found bad."""
+def test_a_checkpoint_is_rejected_even_if_the_reason_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may be full."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

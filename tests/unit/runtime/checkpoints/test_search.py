@@ -1,0 +1,76 @@
+"""Search for checkpoints in directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.manifests import fill, publish, rewrite
+
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest, remove_manifest
+from grpo_run.runtime.checkpoints.search import find_candidates, find_checkpoints
+from grpo_run.runtime.errors import CheckpointError
+
+
+def test_a_checkpoint_without_its_manifest_is_not_found(checkpoint: Path, tmp_path: Path) -> None:
+    """Removing the manifest twice is not an error."""
+    remove_manifest(checkpoint)
+    remove_manifest(checkpoint)
+    assert list(find_checkpoints(tmp_path)) == []
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_manifest(checkpoint)
+
+
+def test_checkpoints_are_found_newest_step_first(tmp_path: Path) -> None:
+    """By number, not by name or age."""
+    for step in (9, 100, 20):
+        publish(tmp_path / f"checkpoint-{step}", step=step)
+    assert [found.manifest.step for found in find_checkpoints(tmp_path)] == [100, 20, 9]
+
+
+def test_directories_without_a_manifest_are_skipped(tmp_path: Path) -> None:
+    """A newer one does not hide a complete checkpoint."""
+    publish(tmp_path / "checkpoint-5")
+    fill(tmp_path / "checkpoint-10")
+    assert [found.path.name for found in find_checkpoints(tmp_path)] == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-last", "checkpoint", "tmp-checkpoint-7", "checkpoint-²", "runs"]
+)
+def test_directories_with_other_names_are_skipped(tmp_path: Path, name: str) -> None:
+    """Even with a manifest."""
+    publish(tmp_path / name, step=7)
+    publish(tmp_path / "checkpoint-5")
+    assert [found.path.name for found in find_checkpoints(tmp_path)] == ["checkpoint-5"]
+
+
+def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
+    """The script may not have created it yet."""
+    assert list(find_checkpoints(tmp_path / "out")) == []
+
+
+def test_several_directories_are_searched_as_one(tmp_path: Path) -> None:
+    """Newest step first; at equal steps the first directory comes first."""
+    for folder, steps in (("a", (5, 20)), ("b", (10, 20))):
+        for step in steps:
+            publish(tmp_path / folder / f"checkpoint-{step}", step=step)
+    found = [found.path.relative_to(tmp_path) for found in find_checkpoints(tmp_path / "a", tmp_path / "b")]
+    assert list(map(str, found)) == [
+        "a/checkpoint-20",
+        "b/checkpoint-20",
+        "b/checkpoint-10",
+        "a/checkpoint-5",
+    ]
+    assert next(find_checkpoints(tmp_path / "b", tmp_path / "a")).path.parent.name == "b"
+
+
+def test_only_a_changed_manifest_makes_a_candidate_corrupt(tmp_path: Path) -> None:
+    """A missing manifest or one of another schema does not."""
+    for step in (1, 2, 3):
+        publish(tmp_path / f"checkpoint-{step}", step=step)
+    remove_manifest(tmp_path / "checkpoint-1")
+    rewrite(tmp_path / "checkpoint-2", step=9)
+    rewrite(tmp_path / "checkpoint-3", schema_version=2)
+    found = {one.step: (one.corrupt, one.manifest) for one in find_candidates(tmp_path)}
+    assert found == {3: (False, None), 2: (True, None), 1: (False, None)}
