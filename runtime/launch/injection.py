@@ -1,6 +1,6 @@
 """What fault to do to which rank, at which step and in which phase: the text of `--inject`, checked.
 
-Written on the command line or by a test, carried to every rank, done there by `trainers.rank.injector`. An injection
+Written on the command line or by a test, carried to every rank, done there by `trainers.rank.faults`. An injection
 fires once in a run, however many attempts the run takes: its canonical text is its name in the journal.
 Pure; hurts nothing itself.
 """
