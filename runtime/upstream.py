@@ -167,7 +167,7 @@ def torch_archive(
             if size_bytes == 0:
                 writer.write_record(name, b"", 0)
                 return
-            # torch accepts only a storage here; it reads the memory, and warns unless the buffer is writable
+            # torch accepts only a storage, and making one from a read-only buffer warns; the memory is only read
             memory = (ctypes.c_ubyte * size_bytes).from_address(address)
             storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
             writer.write_record(name, storage, size_bytes)

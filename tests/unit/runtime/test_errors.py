@@ -1,4 +1,4 @@
-"""The tree of errors."""
+"""The tree of errors, and the exit codes."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ CLASSES = {
 }
 
 
-def test_the_base_refuses_to_be_raised() -> None:
-    """Whoever catches wants to know which one it is."""
+def test_the_base_class_cannot_be_raised() -> None:
+    """A caller needs a specific class."""
     with pytest.raises(AssertionError, match="subclass"):
         raise GrpoRunError("something")
 
 
 def test_the_docstring_lists_every_class() -> None:
-    """The tree at the top of the file is the whole tree."""
+    """The tree in the module docstring is complete."""
     entry = re.compile(r"^[ │├└─]*([A-Z]\w+)(?:\(\w+\))?(?: {2,}|$)", re.MULTILINE)
     assert set(entry.findall(errors.__doc__ or "")) == set(CLASSES)
 
 
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped"}))
-def test_every_error_is_ours(name: str) -> None:
-    """One `except GrpoRunError` catches all that is raised on purpose, and each carries its message."""
+def test_every_error_derives_from_the_base_class(name: str) -> None:
+    """`except GrpoRunError` catches all of them, and each keeps its message."""
     error = CLASSES[name]("what, where, what to do")
     assert isinstance(error, GrpoRunError)
     assert str(error) == "what, where, what to do"
 
 
 def test_usage_errors_are_value_errors() -> None:
-    """So that library callers and argparse types may treat them as such."""
+    """Callers of the library and types of argparse may treat them as such."""
     assert issubclass(UsageError, ValueError)
 
 
-def test_stopping_is_no_error() -> None:
-    """It passes through `except Exception` of the user's script and exits with 75."""
+def test_stopped_is_not_an_exception() -> None:
+    """It passes through `except Exception` of a script and exits with code 75."""
     stopped = Stopped(12)
     assert not isinstance(stopped, Exception)
     assert (stopped.code, stopped.step) == (75, 12)
 
 
-def test_the_exit_codes_are_the_contract() -> None:
-    """Batch systems act on these numbers."""
+def test_the_exit_codes_are_the_documented_ones() -> None:
+    """Batch systems act on them."""
     assert (
         errors.EXIT_FINISHED, errors.EXIT_USAGE, errors.EXIT_STOPPED, errors.EXIT_GAVE_UP
     ) == (0, 2, 75, 93)  # fmt: skip

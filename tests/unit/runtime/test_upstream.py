@@ -1,4 +1,4 @@
-"""Every private name of Python's multiprocessing and of torch elastic that the runtime leans on is still there."""
+"""Every private name of Python and torch that the runtime uses still exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_run.runtime.processes.agent import Agent
 
 
 @pytest.mark.parametrize("name", upstream.AGENT_METHODS)
-def test_torchs_agent_has_the_method(name: str) -> None:
+def test_the_agent_of_torch_has_the_method(name: str) -> None:
     """What we override or call exists."""
     assert callable(getattr(LocalElasticAgent, name))
 
@@ -30,15 +30,15 @@ def test_torchs_agent_has_the_method(name: str) -> None:
 @pytest.mark.parametrize(
     "name", sorted(name for name in vars(Agent) if inspect.isfunction(vars(Agent)[name]))
 )
-def test_what_the_agent_overrides_is_listed(name: str) -> None:
-    """An override that is not in the list is not watched by the test above."""
+def test_every_override_is_listed(name: str) -> None:
+    """The test above checks only listed names."""
     if hasattr(LocalElasticAgent, name) and name != "__init__":
         assert name in upstream.AGENT_METHODS
 
 
 @pytest.mark.parametrize("name", upstream.AGENT_METHODS)
-def test_an_override_takes_what_torch_gives(name: str) -> None:
-    """The same parameters in the same order: torch calls it by position."""
+def test_an_override_has_the_parameters_of_torch(name: str) -> None:
+    """In the same order, because torch passes them by position."""
     if name in vars(Agent):
         ours = list(inspect.signature(getattr(Agent, name)).parameters)
         theirs = list(inspect.signature(getattr(LocalElasticAgent, name)).parameters)
@@ -46,14 +46,14 @@ def test_an_override_takes_what_torch_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", upstream.AGENT_ATTRIBUTES)
-def test_torchs_agent_sets_the_attribute(name: str) -> None:
+def test_the_agent_of_torch_sets_the_attribute(name: str) -> None:
     """In its constructor."""
     assert f"self.{name} = " in inspect.getsource(SimpleElasticAgent.__init__)
 
 
 @pytest.mark.parametrize("name", upstream.FORKSERVER_ATTRIBUTES)
 def test_the_forkserver_has_the_attribute(name: str) -> None:
-    """On the module's one instance, and on a new one."""
+    """Both the instance of the module and a new one."""
     server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     assert hasattr(server, name)
     assert hasattr(type(server)(), name)
@@ -61,22 +61,22 @@ def test_the_forkserver_has_the_attribute(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["_current_process", "_parent_process"])
 def test_multiprocessing_has_the_variable(name: str) -> None:
-    """Assigning one that nobody reads would change nothing."""
+    """And reads it: otherwise an assignment would change nothing."""
     assert hasattr(multiprocessing.process, name)
     assert name in inspect.getsource(
         multiprocessing.process.BaseProcess._bootstrap
     ) or name in inspect.getsource(getattr(multiprocessing.process, name.removeprefix("_")))
 
 
-def test_the_main_process_class_can_be_made_anew() -> None:
-    """Its class has no public name, and takes no arguments."""
+def test_the_main_process_class_can_be_instantiated() -> None:
+    """It has no public name and takes no arguments."""
     made = upstream._MAIN_PROCESS()
     assert made.name == "MainProcess"
     assert made._config["daemon"] is False if "daemon" in made._config else not made.daemon
 
 
 def test_hiding_main_hides_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiprocessing takes the script to import from these two; both come back, also after an error."""
+    """Multiprocessing finds the script by these two attributes. Both are restored, also after an error."""
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__file__", "/bin/grpo-run", raising=False)
     monkeypatch.setattr(main, "__spec__", None, raising=False)
@@ -91,8 +91,8 @@ def test_hiding_main_hides_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main.__file__ == "/bin/grpo-run"
 
 
-def test_hiding_main_leaves_no_file_where_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `python -c` there is none; libraries ask with `hasattr` and would take None for a path."""
+def test_hiding_main_adds_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `python -c` there is none; libraries check with `hasattr`."""
     main = sys.modules["__main__"]
     monkeypatch.delattr(main, "__file__", raising=False)
     with upstream.hidden_main():
@@ -101,12 +101,12 @@ def test_hiding_main_leaves_no_file_where_none_was(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_forkserver_there_is_no_pid() -> None:
-    """None was started here."""
+    """None is running here."""
     assert upstream.forkserver_pid() is None
 
 
 def test_a_fresh_process_has_not_inherited_cuda() -> None:
-    """Torch is asked, by a name that exists."""
+    """The name in torch exists."""
     assert upstream.cuda_was_opened_before_fork() is False
 
 
@@ -114,10 +114,10 @@ def test_a_fresh_process_has_not_inherited_cuda() -> None:
     ("function", "module", "name"),
     [("wait_for_threads", "threading", "_shutdown"), ("run_exit_handlers", "atexit", "_run_exitfuncs")],
 )
-def test_the_interpreters_own_end_is_called(
+def test_the_exit_steps_of_the_interpreter_exist(
     monkeypatch: pytest.MonkeyPatch, function: str, module: str, name: str
 ) -> None:
-    """By a name that exists, without arguments; not for real, for this process goes on."""
+    """They are called without arguments; replaced here, because this process continues."""
     called: list[int] = []
     monkeypatch.setattr(f"{module}.{name}", lambda: called.append(1))
     getattr(upstream, function)()
@@ -125,13 +125,13 @@ def test_the_interpreters_own_end_is_called(
 
 
 @pytest.mark.parametrize("name", upstream.GLOO_OPTIONS)
-def test_gloos_options_have_the_attribute(name: str) -> None:
-    """Assigning one that nobody reads would leave a group without a name."""
+def test_the_options_of_gloo_have_the_attribute(name: str) -> None:
+    """Otherwise the assignment would leave a group without a name."""
     assert hasattr(ProcessGroupGloo._Options(), name)
 
 
-def test_a_named_group_reduces_under_its_name() -> None:
-    """Alone, without any default group; what it issued counts from 1."""
+def test_a_named_group_reduces() -> None:
+    """Without a default group; its collectives count from 1."""
     group = upstream.named_gloo_group(HashStore(), 0, 1, name="grpo_run/vote", timeout_seconds=30.0)
     assert group.options.group_name == "grpo_run/vote"
     assert group.options.global_ranks_in_group == [0]
@@ -149,8 +149,10 @@ def test_a_named_group_reduces_under_its_name() -> None:
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "höher.pt"])
 @pytest.mark.parametrize("settings", [(True, 64), (False, 64), (True, 4096)])
-def test_an_archive_is_what_torch_save_writes(tmp_path: Path, name: str, settings: tuple[bool, int]) -> None:
-    """The same records give the same bytes, whatever torch's settings; a path beyond ASCII is written by Python."""
+def test_an_archive_equals_what_torch_save_writes(
+    tmp_path: Path, name: str, settings: tuple[bool, int]
+) -> None:
+    """Equal records give equal bytes for all settings of torch, and for paths that are not ASCII."""
     compute_crc32, storage_alignment = settings
     saved, copied = tmp_path / "saved" / name, tmp_path / "copied" / name
     for path in (saved, copied):
@@ -169,8 +171,8 @@ def test_an_archive_is_what_torch_save_writes(tmp_path: Path, name: str, setting
     assert copied.read_bytes() == saved.read_bytes()
 
 
-def test_a_child_that_is_forgotten_is_not_waited_for() -> None:
-    """Python's own list of what it waits for at its end does not have it any more."""
+def test_a_forgotten_child_is_not_waited_for() -> None:
+    """It is not in the list of children that Python waits for at exit."""
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
     process.start()
     try:

@@ -1,4 +1,4 @@
-"""Where an attempt keeps its files."""
+"""The files of an attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grpo_run.watchdog.observation import RankError
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
-    """Files of an attempt of a run at a path that is short or long."""
+    """Create the files of an attempt whose run has a short or a long path."""
 
     def files(number: int = 3, folder: str = "run") -> AttemptFiles:
         return AttemptFiles(RunDirectory(path=tmp_path / folder), number)
@@ -32,7 +32,7 @@ def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("refused", ["mkdir", "touch"])
 @pytest.mark.parametrize("temporary", [True, False])
-def test_on_a_full_disk_an_attempts_files_are_elsewhere(
+def test_on_a_full_disk_the_files_are_in_a_temporary_directory(
     make: Callable[..., AttemptFiles],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -40,7 +40,7 @@ def test_on_a_full_disk_an_attempts_files_are_elsewhere(
     refused: str,
     temporary: bool,
 ) -> None:
-    """A recovery needs a directory, and ranks need files in it; where temporary ones have no place, memory has."""
+    """A recovery needs files. If there is no space for temporary files either, they are in shared memory."""
     wanted = tmp_path / ("temporary" if temporary else "memory")
     wanted.mkdir()
     monkeypatch.setattr(attempt_files, "SHARED_MEMORY_ROOT", tmp_path / "memory")
@@ -59,8 +59,8 @@ def test_on_a_full_disk_an_attempts_files_are_elsewhere(
     assert {files.log(0).parent, files.stacks(0).parent, files.error(1).parent} == {folder}
 
 
-def test_a_number_used_before_starts_without_its_errors(make: Callable[..., AttemptFiles]) -> None:
-    """Its start was never written down: what its ranks raised is no news of these."""
+def test_errors_of_an_unrecorded_attempt_are_removed(make: Callable[..., AttemptFiles]) -> None:
+    """The journal lost an attempt of this number; its errors and sockets do not belong to the new ranks."""
     files = make()
     files.make()
     files.error(0).write_text("{}")
@@ -72,10 +72,10 @@ def test_a_number_used_before_starts_without_its_errors(make: Callable[..., Atte
     assert files.log(0).read_text() == "kept"
 
 
-def test_another_error_of_the_attempts_directory_is_raised(
+def test_an_error_other_than_a_full_disk_is_raised(
     make: Callable[..., AttemptFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else is worked around."""
+    """There is no fallback for it."""
 
     def refuse(self: Path, **options: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -86,7 +86,7 @@ def test_another_error_of_the_attempts_directory_is_raised(
 
 
 def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]) -> None:
-    """Four files a rank, all different."""
+    """Every path is different."""
     paths = [
         path
         for number in (0, 1)
@@ -98,8 +98,8 @@ def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]
     assert make(3).log(1).parent.name == "003"
 
 
-def test_the_directory_is_private_and_empty(make: Callable[..., AttemptFiles]) -> None:
-    """0700; making it twice is fine."""
+def test_the_directory_has_mode_0700_and_is_empty(make: Callable[..., AttemptFiles]) -> None:
+    """Creating it twice is allowed."""
     files = make()
     files.make()
     files.make()
@@ -108,14 +108,16 @@ def test_the_directory_is_private_and_empty(make: Callable[..., AttemptFiles]) -
     assert list(folder.iterdir()) == []
 
 
-def test_a_socket_lies_beside_the_log_where_its_path_fits(tmp_path: Path) -> None:
+def test_a_socket_with_a_short_path_is_beside_the_log(tmp_path: Path) -> None:
     """A relative run directory is short."""
     files = AttemptFiles(RunDirectory(path=Path("runs/a")), 0)
     assert files.socket(2) == files.log(2).with_suffix(".sock")
 
 
-def test_a_socket_of_a_run_with_a_long_path_lies_elsewhere(make: Callable[..., AttemptFiles]) -> None:
-    """Within the kernel's limit, in one private folder for all ranks, which goes with the attempt."""
+def test_sockets_of_a_run_with_a_long_path_are_in_a_temporary_directory(
+    make: Callable[..., AttemptFiles],
+) -> None:
+    """Its path is within the limit of the kernel, and only the owner can open it. Closing removes it."""
     files = make(folder="x" * 120)
     paths = [files.socket(rank) for rank in (0, 1)]
     assert all(len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES for path in paths)
@@ -124,10 +126,11 @@ def test_a_socket_of_a_run_with_a_long_path_lies_elsewhere(make: Callable[..., A
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert files.socket(0) == paths[0]
     files.close()
+    assert not folder.exists()
 
 
-def test_the_limit_is_in_bytes(tmp_path: Path) -> None:
-    """Letters of other scripts take several."""
+def test_the_length_limit_of_sockets_is_in_bytes(tmp_path: Path) -> None:
+    """A character may take several."""
     name = "ü" * 45  # below the limit in characters, above it in bytes
     files = AttemptFiles(RunDirectory(path=Path("/" + name)), 0)
     path = files.socket(0)
@@ -136,7 +139,7 @@ def test_the_limit_is_in_bytes(tmp_path: Path) -> None:
 
 
 def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]) -> None:
-    """With its place, or without."""
+    """With and without a location."""
     files = make()
     files.make()
     value = {
@@ -157,10 +160,10 @@ def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]
     assert found.location is None
 
 
-def test_a_long_temporary_directory_is_not_used(
+def test_a_long_tmpdir_is_not_used_for_sockets(
     make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$TMPDIR may be as long as the run's own path."""
+    """$TMPDIR may be as long as the path of the run."""
     long = tmp_path / ("t" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -181,10 +184,8 @@ def test_a_long_temporary_directory_is_not_used(
         '{"type": "a", "message": "b", "traceback": "c", "location": null, "wall_time": "late"}',
     ],
 )
-def test_an_error_that_was_not_written_whole_is_none(
-    make: Callable[..., AttemptFiles], content: str | None
-) -> None:
-    """The rank had no time to, or something else wrote there."""
+def test_an_incomplete_error_file_is_ignored(make: Callable[..., AttemptFiles], content: str | None) -> None:
+    """The rank had no time to finish it, or another program wrote it."""
     files = make()
     files.make()
     if content is not None:

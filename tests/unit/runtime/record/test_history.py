@@ -1,4 +1,4 @@
-"""The fold of a journal: what counts as lost, as recovered, as progress, and as time well spent."""
+"""Replay of a journal: lost steps, recoveries, progress and goodput."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.durations import Durations
 
 
-def fold(*records: tuple[float, str, dict[str, Any]]) -> History:
-    """The history of (time, event, fields)."""
+def replay(*records: tuple[float, str, dict[str, Any]]) -> History:
+    """Return the history of (time, event, fields)."""
     return History.of({"time": time, "event": event, **fields} for time, event, fields in records)
 
 
 def started(time: float) -> tuple[float, str, dict[str, Any]]:
-    """A supervisor takes the run up."""
+    """A supervisor starts or resumes the run."""
     return time, "run_started", {"run": "run-1"}
 
 
@@ -29,7 +29,7 @@ def attempt(time: float, number: int = 0) -> tuple[float, str, dict[str, Any]]:
 
 
 def train(time: float, step: int = 0, call: int = 1, **fields: Any) -> tuple[float, str, dict[str, Any]]:
-    """A `train()` call begins its loop at `step`."""
+    """A `train()` call starts at `step`."""
     return time, "train_started", {"rank": 0, "step": step, "train_call": call, "target_steps": 100, **fields}
 
 
@@ -39,37 +39,37 @@ def commit(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str,
 
 
 def published(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
-    """A checkpoint is complete."""
+    """A checkpoint is published."""
     fields = {"step": step, "train_call": call, "path": f"out/checkpoint-{step}", "verified": True}
     return time, "checkpoint_published", fields
 
 
 def incident(time: float, step: int, **fields: Any) -> tuple[float, str, dict[str, Any]]:
-    """A fault was found."""
+    """A fault is confirmed."""
     return time, "incident", {"step": step, "cause": "signal", "culprit": 1, "signature": "s", **fields}
 
 
 def restored(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:
-    """A call that had finished is loaded from its last checkpoint."""
+    """A call that had finished is restored from its last checkpoint."""
     return time, "train_restored", {"rank": 0, "step": step, "train_call": call}
 
 
 def ended(time: float, code: int, sentence: str = "") -> tuple[float, str, dict[str, Any]]:
-    """The supervisor leaves."""
+    """The supervisor ends the run."""
     return time, "run_ended", {"exit_code": code, "sentence": sentence}
 
 
-def test_an_empty_journal_knows_nothing() -> None:
-    """No step, no goodput, no end."""
-    history = fold()
+def test_an_empty_journal_gives_an_empty_history() -> None:
+    """No step, no goodput, no exit code."""
+    history = replay()
     assert (history.step, history.attempts, history.exit_code) == (0, 0, None)
     assert history.goodput() is None
     assert not history.finished
 
 
-def test_a_run_that_nothing_hurt() -> None:
+def test_a_run_without_faults() -> None:
     """Steps, target, attempts and end are as written."""
-    history = fold(started(0), attempt(1), train(2), commit(3, 1), commit(4, 2), ended(4, 0, "Finished."))
+    history = replay(started(0), attempt(1), train(2), commit(3, 1), commit(4, 2), ended(4, 0, "Finished."))
     assert (history.run_id, history.step, history.target_steps, history.attempts) == ("run-1", 2, 100, 1)
     assert history.finished
     assert history.sentence == "Finished."
@@ -77,16 +77,16 @@ def test_a_run_that_nothing_hurt() -> None:
 
 
 def test_lost_steps_are_those_between_the_checkpoint_and_the_fault() -> None:
-    """Known only when the next attempt says where it goes on from."""
+    """They are known when the next attempt writes the step that it resumes from."""
     records = [started(0), attempt(1), train(2), commit(3, 7), incident(4, 7)]
-    assert fold(*records).recoveries[0].lost_steps is None
-    history = fold(*records, attempt(5, 1), train(6, 5))
+    assert replay(*records).recoveries[0].lost_steps is None
+    history = replay(*records, attempt(5, 1), train(6, 5))
     assert history.recoveries[0].lost_steps == 2
 
 
-def test_a_recovery_takes_from_the_failure_to_the_next_committed_step() -> None:
-    """From when the rank failed, not from when that was found out."""
-    history = fold(
+def test_recovery_time_is_from_the_failure_to_the_next_committed_step() -> None:
+    """It starts when the rank failed, not when the failure was detected."""
+    history = replay(
         started(0), attempt(1), train(2), commit(3, 7),
         incident(10.5, 7, failed_at=10.0, detection_seconds=0.5),
         attempt(11, 1), train(12, 5), commit(13.25, 6), commit(20, 7),
@@ -95,9 +95,9 @@ def test_a_recovery_takes_from_the_failure_to_the_next_committed_step() -> None:
     assert history.recoveries[0].recovery_seconds == 3.25
 
 
-def test_a_fault_during_recovery_leaves_both_open_until_a_step() -> None:
-    """Neither restart had recovered anything before a step was committed again."""
-    history = fold(
+def test_a_fault_during_a_recovery_leaves_both_unrecovered_until_a_step() -> None:
+    """The first restart recovered nothing before a step was committed."""
+    history = replay(
         started(0), attempt(1), train(2), commit(3, 7), incident(10, 7),
         attempt(11, 1), incident(12, 0), attempt(13, 2), train(14, 5), commit(15, 6),
     )  # fmt: skip
@@ -105,9 +105,9 @@ def test_a_fault_during_recovery_leaves_both_open_until_a_step() -> None:
     assert [recovery.lost_steps for recovery in history.recoveries] == [2, 0]
 
 
-def test_lost_steps_of_a_second_call_are_told_by_the_second_call() -> None:
-    """A script that trains twice restores its finished first call on the way; that is not where it goes on from."""
-    history = fold(
+def test_lost_steps_are_counted_in_the_call_of_the_fault() -> None:
+    """A script that trains twice restores its finished first call before the second one resumes."""
+    history = replay(
         started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
         train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
         attempt(7, 1), restored(8, 20, call=1), train(9, 3, call=2),
@@ -116,8 +116,8 @@ def test_lost_steps_of_a_second_call_are_told_by_the_second_call() -> None:
 
 
 def test_a_second_call_without_a_checkpoint_loses_all_its_steps() -> None:
-    """It begins again at its first, after the first call was restored."""
-    history = fold(
+    """It starts over after the first call was restored."""
+    history = replay(
         started(0), attempt(1), train(2, 0, call=1), commit(3, 20, call=1),
         train(4, 0, call=2), commit(5, 5, call=2), incident(6, 5, train_call=2),
         attempt(7, 1), restored(8, 20, call=1), train(9, 0, call=2),
@@ -125,30 +125,30 @@ def test_a_second_call_without_a_checkpoint_loses_all_its_steps() -> None:
     assert history.recoveries[0].lost_steps == 5
 
 
-def test_the_action_belongs_to_its_incident() -> None:
-    """The one just before it."""
-    history = fold(
+def test_an_action_belongs_to_the_incident_before_it() -> None:
+    """Each incident has its own action."""
+    history = replay(
         started(0), incident(1, 0), (1, "action", {"action": "restart"}),
         incident(2, 0), (2, "action", {"action": "stop"}),
     )  # fmt: skip
     assert [recovery.action for recovery in history.recoveries] == ["restart", "stop"]
 
 
-def test_the_public_form_of_a_recovery() -> None:
+def test_the_json_object_of_a_recovery() -> None:
     """The keys that status shows."""
-    history = fold(started(0), incident(1, 4, incident="incidents/0001-signal"))
+    history = replay(started(0), incident(1, 4, incident="incidents/0001-signal"))
     assert history.recoveries[0].as_json() == {
         "cause": "signal", "rank": 1, "step": 4, "action": "", "detection_seconds": None,
         "recovery_seconds": None, "lost_steps": None, "incident": "incidents/0001-signal",
     }  # fmt: skip
 
 
-def test_goodput_leaves_out_steps_that_were_done_again() -> None:
-    """Worked by hand: 40 s of wall time; steps 1 to 4 take 4 s each, 3 and 4 are lost and done again.
+def test_goodput_excludes_repeated_steps() -> None:
+    """Computed by hand: 40 s of wall time; steps 1 to 4 take 4 s each, 3 and 4 are lost and repeated.
 
-    What counts: 1 and 2 of the first attempt (8 s), 3 to 5 of the second (12 s): 20 of 40 s.
+    Productive: 1 and 2 of the first attempt (8 s), 3 to 5 of the second one (12 s): 20 of 40 s.
     """
-    history = fold(
+    history = replay(
         started(0), attempt(1), train(2), commit(6, 1), commit(10, 2), commit(14, 3), commit(18, 4),
         incident(20, 4), attempt(22, 1), train(26, 2), commit(30, 3), commit(34, 4), commit(38, 5),
         ended(40, 0),
@@ -157,15 +157,15 @@ def test_goodput_leaves_out_steps_that_were_done_again() -> None:
     assert history.goodput() == 0.5
 
 
-def test_steps_seen_together_count_whole() -> None:
-    """The supervisor looks ten times a second; fast steps are seen several at once."""
-    history = fold(started(0), attempt(0), train(0), commit(5, 3), commit(10, 8), ended(10, 0))
+def test_steps_committed_between_two_polls_count_fully() -> None:
+    """The supervisor polls ten times a second; fast steps are observed several at once."""
+    history = replay(started(0), attempt(0), train(0), commit(5, 3), commit(10, 8), ended(10, 0))
     assert history.goodput() == 1.0
 
 
-def test_goodput_of_a_second_call_survives_the_restoring_of_the_first() -> None:
-    """Steps 1 to 3 of call 2 lie in the checkpoint the run goes on from: their time was well spent."""
-    history = fold(
+def test_restoring_the_first_call_keeps_the_goodput_of_the_second() -> None:
+    """Steps 1 to 3 of call 2 are in the checkpoint that the run resumes from: they are productive."""
+    history = replay(
         started(0), attempt(0), train(0, 0, call=1), commit(10, 20, call=1),
         train(10, 0, call=2), commit(20, 3, call=2), incident(20, 3),
         attempt(20, 1), restored(20, 20, call=1), train(20, 3, call=2), commit(40, 10, call=2), ended(40, 0),
@@ -173,18 +173,18 @@ def test_goodput_of_a_second_call_survives_the_restoring_of_the_first() -> None:
     assert history.productive_seconds() == 40.0
 
 
-def test_goodput_leaves_out_the_time_between_supervisors() -> None:
-    """A run stopped for the night is not a run that does badly."""
-    history = fold(
+def test_goodput_excludes_the_time_between_supervisors() -> None:
+    """A run stopped overnight does not perform worse."""
+    history = replay(
         started(0), attempt(0), train(0), commit(10, 1), ended(10, 75),
         started(1000), attempt(1000, 1), train(1000, 1), commit(1010, 2), ended(1010, 0),
     )  # fmt: skip
     assert history.goodput() == 1.0
 
 
-def test_goodput_leaves_out_the_time_after_a_killed_supervisor() -> None:
-    """A supervisor that was killed wrote no end; it was absent all the same from its last line on."""
-    history = fold(
+def test_goodput_excludes_the_time_after_a_killed_supervisor() -> None:
+    """It wrote no end; its absence starts at its last event."""
+    history = replay(
         started(0), attempt(0), train(0), commit(10, 1),
         started(1000), attempt(1000, 1), train(1000, 1), commit(1010, 2), ended(1010, 0),
     )  # fmt: skip
@@ -192,44 +192,44 @@ def test_goodput_leaves_out_the_time_after_a_killed_supervisor() -> None:
 
 
 def test_goodput_of_a_live_run_counts_until_now() -> None:
-    """A run that hangs gets worse while nothing is written."""
-    history = fold(started(0), attempt(0), train(0), commit(10, 1))
+    """It decreases while a run hangs and writes no events."""
+    history = replay(started(0), attempt(0), train(0), commit(10, 1))
     assert history.goodput(now=40) == 0.25
     assert history.goodput() == 1.0
 
 
-def test_the_budget_refills_on_a_new_highest_checkpoint() -> None:
-    """Failures before it are forgiven."""
+def test_a_new_highest_checkpoint_refills_the_budget() -> None:
+    """Failures before it no longer count."""
     records = [started(0), incident(1, 3), incident(2, 3)]
-    assert fold(*records).failures_without_progress == 2
-    assert fold(*records, published(3, 5)).failures_without_progress == 0
+    assert replay(*records).failures_without_progress == 2
+    assert replay(*records, published(3, 5)).failures_without_progress == 0
 
 
 @pytest.mark.parametrize("again", [5, 3])
-def test_an_old_step_saved_again_is_no_progress(again: int) -> None:
-    """Work done again, and saved again, gets nobody further."""
-    history = fold(started(0), published(1, 5), incident(2, 6), published(3, again), incident(4, 6))
+def test_saving_an_old_step_again_is_not_progress(again: int) -> None:
+    """Repeated work does not refill the budget."""
+    history = replay(started(0), published(1, 5), incident(2, 6), published(3, again), incident(4, 6))
     assert history.failures_without_progress == 2
     assert history.highest_checkpoint == (1, 5)
 
 
-def test_a_later_call_is_progress_whatever_its_step() -> None:
+def test_a_checkpoint_of_a_later_call_is_progress() -> None:
     """Call 2 at step 1 is further than call 1 at step 20."""
-    history = fold(started(0), published(1, 20, call=1), incident(2, 0), published(3, 1, call=2))
+    history = replay(started(0), published(1, 20, call=1), incident(2, 0), published(3, 1, call=2))
     assert history.failures_without_progress == 0
     assert history.highest_checkpoint == (2, 1)
 
 
-def test_the_last_published_checkpoint_is_shown() -> None:
-    """With its step and path."""
-    history = fold(started(0), published(1, 5), published(2, 10))
+def test_the_last_published_checkpoint_is_kept() -> None:
+    """Its step and path."""
+    history = replay(started(0), published(1, 5), published(2, 10))
     assert history.checkpoint is not None
     assert (history.checkpoint.step, history.checkpoint.path) == (10, "out/checkpoint-10")
 
 
-def test_a_new_supervisor_takes_back_the_end() -> None:
-    """The run lives again: no exit code, no sentence; attempts, steps and recoveries go on."""
-    history = fold(
+def test_a_new_supervisor_resets_the_end_of_the_run() -> None:
+    """No exit code and no sentence; attempts, steps and recoveries remain."""
+    history = replay(
         started(0), attempt(1), train(2), commit(3, 4), incident(4, 4), ended(5, 93, "Gave up."),
         started(100), attempt(101, 1),
     )  # fmt: skip
@@ -240,32 +240,32 @@ def test_a_new_supervisor_takes_back_the_end() -> None:
 
 @pytest.mark.parametrize(("code", "finished"), [(0, True), (75, False), (93, False), (2, False)])
 def test_only_exit_code_0_is_finished(code: int, finished: bool) -> None:
-    """Everything else may be gone on with."""
-    assert fold(started(0), ended(1, code)).finished is finished
+    """Every other run can be resumed."""
+    assert replay(started(0), ended(1, code)).finished is finished
 
 
-def test_the_furthest_position_never_falls_back() -> None:
-    """Steps done again do not lower it."""
-    history = fold(started(0), train(1), commit(2, 9), attempt(3, 1), train(4, 5), commit(5, 6))
+def test_the_best_position_never_decreases() -> None:
+    """Repeated steps do not lower it."""
+    history = replay(started(0), train(1), commit(2, 9), attempt(3, 1), train(4, 5), commit(5, 6))
     assert history.best_position == (1, 9)
     assert history.step == 6
 
 
-def test_other_ranks_do_not_speak_for_the_run() -> None:
-    """Each rank says that it trains; one of them is counted."""
-    history = fold(started(0), train(1, 5), train(9, 5, rank=1), commit(10, 6))
+def test_only_rank_0_starts_a_train_call() -> None:
+    """Every rank writes the event; one is counted."""
+    history = replay(started(0), train(1, 5), train(9, 5, rank=1), commit(10, 6))
     assert history.productive_seconds() == 9.0
 
 
-def test_events_that_do_not_matter_are_passed_over() -> None:
-    """A journal of a later release may hold some."""
-    history = fold(started(0), (5, "something_new", {"x": 1}))
+def test_unknown_events_are_ignored() -> None:
+    """A later release may write them."""
+    history = replay(started(0), (5, "something_new", {"x": 1}))
     assert history.last_time == 5
 
 
 def test_warnings_and_rewards_are_kept() -> None:
-    """The number of warnings, the last reward; a step without one does not erase it."""
-    history = fold(
+    """The number of warnings, and the last reward; a step without a reward does not erase it."""
+    history = replay(
         started(0), (1, "warning", {"text": "x"}), (2, "warning", {"text": "y"}),
         (3, "step_logged", {"reward": 0.5}), (4, "step_logged", {"reward": None}),
     )  # fmt: skip
@@ -286,8 +286,10 @@ STORIES = st.lists(
 )
 
 
-def told(story: list[tuple[str, int, int]], times: list[float]) -> list[tuple[float, str, dict[str, Any]]]:
-    """The records of a story."""
+def records_of(
+    story: list[tuple[str, int, int]], times: list[float]
+) -> list[tuple[float, str, dict[str, Any]]]:
+    """Return the records of a story."""
     makers = {
         "commit": commit,
         "train": train,
@@ -301,12 +303,10 @@ def told(story: list[tuple[str, int, int]], times: list[float]) -> list[tuple[fl
 
 
 @given(story=STORIES, data=st.data())
-def test_whatever_happens_ratios_and_counts_stay_in_their_range(
-    story: list[tuple[str, int, int]], data: st.DataObject
-) -> None:
-    """Goodput between 0 and 1, nothing negative, with a wall clock that may step back."""
+def test_ratios_and_counts_stay_in_range(story: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    """For any sequence of events, and a wall clock that may go backwards."""
     times = data.draw(st.lists(st.floats(0, 1e6), min_size=len(story), max_size=len(story)))
-    history = fold(*told(story, times))
+    history = replay(*records_of(story, times))
     goodput = history.goodput()
     assert goodput is None or 0.0 <= goodput <= 1.0
     for recovery in history.recoveries:
@@ -316,31 +316,33 @@ def test_whatever_happens_ratios_and_counts_stay_in_their_range(
 
 
 @given(story=STORIES, data=st.data())
-def test_progress_and_position_only_rise(story: list[tuple[str, int, int]], data: st.DataObject) -> None:
-    """Record by record; and folding in two halves gives what folding at once gives."""
+def test_highest_checkpoint_and_best_position_never_decrease(
+    story: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    """After each record. Applying records one by one equals replaying all."""
     times = sorted(data.draw(st.lists(st.floats(0, 1e6), min_size=len(story), max_size=len(story))))
     history = History()
     before = (history.highest_checkpoint, history.best_position)
-    for time, event, fields in told(story, times):
+    for time, event, fields in records_of(story, times):
         history.apply({"time": time, "event": event, **fields})
         after = (history.highest_checkpoint, history.best_position)
         assert after[0] >= before[0]
         assert after[1] >= before[1]
         before = after
-    assert history == fold(*told(story, times))
+    assert history == replay(*records_of(story, times))
 
 
-def learned(time: float, phase: str, durations: Any) -> tuple[float, str, dict[str, Any]]:
-    """How long a phase takes, as the supervisor writes it down."""
+def phase_learned(time: float, phase: str, durations: Any) -> tuple[float, str, dict[str, Any]]:
+    """The durations of a phase, as the supervisor writes them."""
     return time, "phase_learned", {"phase": phase, "durations": durations}
 
 
-def test_the_last_word_on_a_phase_counts() -> None:
-    """Each holds what came before it, so they are not added up; over attempts and supervisors alike."""
+def test_the_last_durations_of_a_phase_count() -> None:
+    """Each record contains the earlier ones, over attempts and supervisors, so they are not added up."""
     early, late = Durations.of([9.0, 1.0]), Durations.of([9.0, 1.0, 2.0])
-    history = fold(
-        started(0.0), learned(1.0, "reward", early.as_json()), attempt(2.0, 1), started(3.0),
-        learned(4.0, "reward", late.as_json()), learned(5.0, "generate", early.as_json()),
+    history = replay(
+        started(0.0), phase_learned(1.0, "reward", early.as_json()), attempt(2.0, 1), started(3.0),
+        phase_learned(4.0, "reward", late.as_json()), phase_learned(5.0, "generate", early.as_json()),
     )  # fmt: skip
     assert history.learned_durations() == {Phase.reward: late, Phase.generate: early}
 
@@ -355,16 +357,16 @@ def test_the_last_word_on_a_phase_counts() -> None:
         ("reward", [1, 2]),
     ],
 )
-def test_what_was_learned_and_makes_no_sense_is_passed_over(phase: str, durations: Any) -> None:
-    """A journal of another version, say: the others are kept."""
+def test_invalid_phase_durations_are_ignored(phase: str, durations: Any) -> None:
+    """Another version may have written them; the others are kept."""
     good = Durations.of([1.0, 2.0])
-    history = fold(learned(1.0, phase, durations), learned(2.0, "data", good.as_json()))
+    history = replay(phase_learned(1.0, phase, durations), phase_learned(2.0, "data", good.as_json()))
     assert history.learned_durations() == {Phase.data: good}
 
 
-def test_faults_that_were_planted_are_remembered_over_attempts() -> None:
-    """Each fires once in a run, under its canonical text."""
-    history = fold(
+def test_injected_faults_are_remembered_over_attempts() -> None:
+    """Each one is injected once per run; its text identifies it."""
+    history = replay(
         (1.0, "fault_injected", {"injection": "kill@rank1:step7", "rank": 1}),
         attempt(2.0, 1),
         (3.0, "fault_injected", {"injection": "hang@rank0:step9", "rank": 0}),
@@ -382,23 +384,47 @@ def test_faults_that_were_planted_are_remembered_over_attempts() -> None:
         ("checkpoint_published", {"step": 5}),
     ],
 )
-def test_a_record_that_makes_no_sense_is_counted_and_passed_over(event: str, fields: dict[str, Any]) -> None:
-    """Cut to its head, or another's: what stands around it still counts."""
+def test_an_invalid_record_is_counted_and_ignored(event: str, fields: dict[str, Any]) -> None:
+    """It was truncated, or another version wrote it; the records around it count."""
     around = [started(0), attempt(1), train(2), commit(3, 1)]
-    history = fold(*around, (4, event, fields), commit(5, 2))
+    history = replay(*around, (4, event, fields), commit(5, 2))
     assert history.unreadable == 1
-    assert history.best_position == fold(*around, commit(5, 2)).best_position == (1, 2)
+    assert history.best_position == replay(*around, commit(5, 2)).best_position == (1, 2)
 
 
 @pytest.mark.parametrize("time", ["noon", [1], {"a": 1}])
-def test_a_time_that_is_no_number_is_counted(time: Any) -> None:
-    """And moves no clock."""
+def test_a_record_with_an_invalid_time_is_counted_and_ignored(time: Any) -> None:
+    """The clock of the history does not change."""
     history = History.of(
         [{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}]
     )
     assert (history.unreadable, history.last_time, history.run_id) == (1, 1.0, History().run_id)
 
 
-def test_events_that_do_not_matter_are_no_nonsense() -> None:
-    """Nothing is counted of a journal that is whole."""
-    assert fold(started(0), attempt(1), train(2), (3, "warning", {}), commit(4, 1)).unreadable == 0
+def test_events_without_a_meaning_here_are_not_invalid() -> None:
+    """The count of invalid records of a complete journal is 0."""
+    assert replay(started(0), attempt(1), train(2), (3, "warning", {}), commit(4, 1)).unreadable == 0
+
+
+@pytest.mark.parametrize("code", [0, 75, 93])
+def test_a_run_that_has_ended_has_no_snapshot_in_memory(code: int) -> None:
+    """Every snapshot needed is on disk by then, and the memory is freed."""
+    staged = (1, "checkpoint_staged", {"step": 40, "train_call": 1})
+    assert replay(started(0), staged).snapshot_step == 40
+    assert replay(started(0), staged, published(2, 40), ended(3, code)).snapshot_step is None
+
+
+def test_a_snapshot_that_a_full_disk_kept_in_memory_is_shown_until_it_is_written() -> None:
+    """It outlives the run; the next launch of the same command writes it."""
+    kept = [
+        started(0), (1, "checkpoint_staged", {"step": 40, "train_call": 1}),
+        (2, "checkpoint_failed", {"step": 40, "reason": "the disk is full"}), ended(3, 0),
+    ]  # fmt: skip
+    assert replay(*kept).snapshot_step == 40
+    assert replay(*kept, published(4, 40)).snapshot_step is None
+
+
+def test_a_snapshot_survives_a_killed_supervisor() -> None:
+    """It wrote no end: the memory is not freed."""
+    staged = (1, "checkpoint_staged", {"step": 40, "train_call": 1})
+    assert replay(started(0), staged, started(5)).snapshot_step == 40

@@ -1,4 +1,4 @@
-"""The journal: lines that are whole, bounded and in order."""
+"""The journal: complete, bounded lines in order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ JSON = st.recursive(
 )
 
 
-def test_a_line_says_when_where_and_what(journal: Journal, events: Events) -> None:
-    """Every line carries the same seven keys, then the event's own."""
+def test_every_line_has_the_common_keys(journal: Journal, events: Events) -> None:
+    """The seven keys that every line has, then the fields of the event."""
     journal.write("step_logged", rank=1, step=7, reward=0.5)
     assert events() == [
         {
@@ -38,31 +38,31 @@ def test_a_line_says_when_where_and_what(journal: Journal, events: Events) -> No
 
 
 def test_an_event_is_one_line(journal: Journal, tmp_path: Path) -> None:
-    """Newlines in texts do not break it."""
+    """Newlines in strings do not split it."""
     journal.write("warning", text="first\nsecond\r\nthird\u2028fourth")
     journal.write("run_ended", exit_code=0)
     assert (tmp_path / "journal.jsonl").read_bytes().count(b"\n") == 2
 
 
 @given(value=JSON)
-def test_fields_come_back_as_they_were_written(
+def test_fields_are_read_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, value: object
 ) -> None:
-    """Whatever JSON can hold."""
+    """Any JSON value."""
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     Journal(path, "run-1").write("warning", value=value)
     assert [record["value"] for record in read_journal(path)] == [value]
 
 
-def test_an_unknown_event_is_our_own_bug(journal: Journal, tmp_path: Path) -> None:
-    """Nothing is written of it."""
+def test_an_unknown_event_fails_an_assertion(journal: Journal, tmp_path: Path) -> None:
+    """Nothing is written."""
     with pytest.raises(AssertionError, match="unknown journal event"):
         journal.write("something_happened")
     assert (tmp_path / "journal.jsonl").read_bytes() == b""
 
 
-def test_the_contracts_events_are_known() -> None:
-    """Those that the design promises."""
+def test_the_documented_events_exist() -> None:
+    """The events that the design promises."""
     promised = """run_started attempt_started rank_started phase_learned step_committed vote_failed
     checkpoint_staged checkpoint_published checkpoint_rejected suspicion incident action attempt_ended plan_changed
     sample_excluded prompt_quarantined guard_tripped run_ended"""
@@ -70,8 +70,8 @@ def test_the_contracts_events_are_known() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_becomes_null(journal: Journal, tmp_path: Path, number: float) -> None:
-    """NaN is no JSON; other readers than Python's would refuse the line."""
+def test_a_float_that_is_not_finite_becomes_null(journal: Journal, tmp_path: Path, number: float) -> None:
+    """NaN is not JSON; other readers would reject the line."""
     journal.write("step_logged", loss=number, nested={"values": [number, (number,)]})
 
     def refuse(word: str) -> None:
@@ -82,22 +82,22 @@ def test_what_is_not_finite_becomes_null(journal: Journal, tmp_path: Path, numbe
 
 
 @pytest.mark.parametrize("rate", [1e-6, 4.9e-7, 1.234e-9])
-def test_a_small_learning_rate_is_not_rounded_away(journal: Journal, events: Events, rate: float) -> None:
-    """Reinforcement learning lives between 1e-8 and 1e-5; zero would be a lie."""
+def test_a_small_learning_rate_is_not_rounded_to_zero(journal: Journal, events: Events, rate: float) -> None:
+    """Learning rates in reinforcement learning are between 1e-8 and 1e-5."""
     journal.write("step_logged", learning_rate=rate)
     assert events()[0]["learning_rate"] == pytest.approx(rate, rel=1e-3)
 
 
-def test_a_long_text_is_cut(journal: Journal, events: Events) -> None:
-    """And shows that it was."""
+def test_a_long_string_is_truncated(journal: Journal, events: Events) -> None:
+    """An ellipsis marks the end."""
     journal.write("warning", text="x" * 100_000)
     text = events()[0]["text"]
     assert len(text) < 20_000
     assert text.endswith("…")
 
 
-def test_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> None:
-    """Too many fields lose their values, not the event."""
+def test_the_length_of_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """An event with too many fields keeps only the common keys."""
     journal.write("warning", rank=2, many=["é" * 1000] * 1000)
     assert len((tmp_path / "journal.jsonl").read_bytes()) <= MAX_LINE_BYTES
     record = events()[0]
@@ -105,26 +105,26 @@ def test_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> 
     assert record["truncated_bytes"] > MAX_LINE_BYTES
 
 
-def test_what_is_no_json_is_written_as_text(journal: Journal, events: Events) -> None:
-    """A path, or an object nobody thought of, does not break the line."""
+def test_other_objects_are_written_as_strings(journal: Journal, events: Events) -> None:
+    """A path or a set does not break the line."""
     journal.write("warning", where=Path("/tmp/x"), names={"b"})
     assert events()[0]["where"] == "/tmp/x"
     assert events()[0]["names"] == "{'b'}"
 
 
-def test_a_text_with_lone_surrogates_is_written(journal: Journal, events: Events) -> None:
-    """File names and decoded tokens may hold them; the writer must not fail on the user's words."""
+def test_a_string_with_lone_surrogates_is_written(journal: Journal, events: Events) -> None:
+    """File names and decoded tokens may contain them."""
     journal.write("warning", text="bad \udc80 name")
     assert "bad" in events()[0]["text"]
 
 
-def test_the_file_is_private(journal: Journal, tmp_path: Path) -> None:
-    """0600."""
+def test_the_file_has_mode_0600(journal: Journal, tmp_path: Path) -> None:
+    """Only the owner can read it."""
     assert stat.S_IMODE((tmp_path / "journal.jsonl").stat().st_mode) == 0o600
 
 
 def test_opening_again_appends(journal: Journal, tmp_path: Path, events: Events) -> None:
-    """A new supervisor goes on where the last one ended."""
+    """A new supervisor continues the journal of the last one."""
     journal.write("run_started")
     journal.close()
     Journal(tmp_path / "journal.jsonl", "run-1").write("run_started")
@@ -132,7 +132,7 @@ def test_opening_again_appends(journal: Journal, tmp_path: Path, events: Events)
 
 
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
-    """Each line is one write to a file opened for appending."""
+    """Each line is one write to a file opened with O_APPEND."""
     path = tmp_path / "journal.jsonl"
 
     def write(rank: int) -> None:
@@ -154,7 +154,7 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_reader_yields_each_event_once(journal: Journal, tmp_path: Path) -> None:
-    """Only what has come since the last call."""
+    """Each call yields only the events appended since the last one."""
     reader = JournalReader(tmp_path / "journal.jsonl")
     journal.write("run_started")
     assert [record["event"] for record in reader.new()] == ["run_started"]
@@ -163,8 +163,8 @@ def test_a_reader_yields_each_event_once(journal: Journal, tmp_path: Path) -> No
     assert [record["event"] for record in reader.new()] == ["run_ended"]
 
 
-def test_a_line_not_yet_whole_is_read_once_it_is(tmp_path: Path) -> None:
-    """Byte by byte: nothing is lost, nothing is read twice."""
+def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
+    """Written byte by byte: no event is lost or read twice."""
     path = tmp_path / "journal.jsonl"
     line = '{"event":"warning","text":"fünf"}\n'.encode()
     reader = JournalReader(path)
@@ -175,16 +175,16 @@ def test_a_line_not_yet_whole_is_read_once_it_is(tmp_path: Path) -> None:
     assert found == [(len(line), "fünf")]
 
 
-def test_a_line_cut_short_by_a_crash_is_skipped(journal: Journal, tmp_path: Path, events: Events) -> None:
-    """What stands before it is read."""
+def test_a_line_truncated_by_a_crash_is_skipped(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """The events before it are read."""
     journal.write("run_started")
     with open(tmp_path / "journal.jsonl", "ab") as file:
         file.write(b'{"time":1000.0,"event":"step_comm')
     assert [record["event"] for record in events()] == ["run_started"]
 
 
-def test_a_line_cut_short_does_not_swallow_the_next(journal: Journal, tmp_path: Path, events: Events) -> None:
-    """A supervisor that takes the run up after a crash begins on a line of its own."""
+def test_the_line_after_a_truncated_one_is_read(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """A supervisor that resumes after a crash begins a new line."""
     journal.write("run_started")
     with open(tmp_path / "journal.jsonl", "ab") as file:
         file.write(b'{"time":1000.0,"event":"step_comm')
@@ -193,26 +193,26 @@ def test_a_line_cut_short_does_not_swallow_the_next(journal: Journal, tmp_path: 
 
 
 @pytest.mark.parametrize("line", [b"not json", b"[1, 2]", b"null", b'{"no": "event"}', b"", b"\xff\xfe"])
-def test_lines_that_are_no_events_are_skipped(
+def test_lines_that_are_not_events_are_skipped(
     journal: Journal, tmp_path: Path, events: Events, line: bytes
 ) -> None:
-    """A person may have edited the file."""
+    """The user may have edited the file."""
     with open(tmp_path / "journal.jsonl", "ab") as file:
         file.write(line + b"\n")
     journal.write("run_started")
     assert [record["event"] for record in events()] == ["run_started"]
 
 
-def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
-    """A run that has not begun has no events."""
+def test_a_missing_journal_has_no_events(tmp_path: Path) -> None:
+    """The run has not begun."""
     assert list(read_journal(tmp_path / "journal.jsonl")) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
-def test_a_disk_that_fails_loses_lines_and_not_the_run(
+def test_a_failing_disk_loses_events_and_raises_nothing(
     journal: Journal, events: Events, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Whatever is wrong with it; what can be written again is."""
+    """Later events are written once the disk works again."""
 
     def fail(*args: Any) -> int:
         raise OSError(number, os.strerror(number))
@@ -225,10 +225,10 @@ def test_a_disk_that_fails_loses_lines_and_not_the_run(
     assert [record["text"] for record in events()] == ["kept"]
 
 
-def test_a_line_that_was_cut_is_lost_and_the_next_is_not(
+def test_a_truncated_event_is_lost_and_the_next_is_not(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
-    """The last block of a full disk takes half of it."""
+    """The last block of a full disk holds a part of the line."""
     write = os.write
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
@@ -240,10 +240,10 @@ def test_a_line_that_was_cut_is_lost_and_the_next_is_not(
     assert journal.lost == 1
 
 
-def test_what_another_process_left_cut_swallows_no_line(
+def test_a_line_truncated_by_another_process_loses_no_other(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
-    """A rank met the end of the disk; the supervisor is the first to write when there is room again."""
+    """A rank fills the disk; the supervisor writes first when there is space again."""
     rank = Journal(tmp_path / "journal.jsonl", "run-1")
     write = os.write
     with monkeypatch.context() as nearly_full:
@@ -254,10 +254,10 @@ def test_what_another_process_left_cut_swallows_no_line(
     assert [record["text"] for record in events()] == ["kept", "kept too"]
 
 
-def test_a_line_without_its_end_is_not_lost(
+def test_a_line_without_its_newline_is_not_lost(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
-    """The next one ends it: told as lost, it would count twice."""
+    """The next writer adds the newline; reported as lost, the event would count twice."""
     write = os.write
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
@@ -267,10 +267,10 @@ def test_a_line_without_its_end_is_not_lost(
     assert journal.lost == 0
 
 
-def test_a_disk_that_is_full_only_when_synced_stops_nobody(
+def test_a_failed_fsync_is_counted_and_raises_nothing(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Network file systems say so late; it is counted."""
+    """Network file systems report a full disk only then."""
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
@@ -281,8 +281,8 @@ def test_a_disk_that_is_full_only_when_synced_stops_nobody(
     assert journal.lost == 1
 
 
-def test_a_journal_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
-    """A network that is away for a while is not the journal's end."""
+def test_a_journal_that_cannot_be_read_is_read_later(tmp_path: Path) -> None:
+    """A network file system may be unavailable for a while."""
     path = tmp_path / "journal.jsonl"
     reader = JournalReader(path)
     path.mkdir()
@@ -292,8 +292,8 @@ def test_a_journal_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None
     assert [record["event"] for record in reader.new()] == ["run_started"]
 
 
-def test_a_line_too_deep_to_parse_is_skipped(tmp_path: Path) -> None:
-    """A million brackets are no event; those around it are."""
+def test_a_line_nested_too_deeply_is_skipped(tmp_path: Path) -> None:
+    """A million brackets are not an event; the events around them are read."""
     path = tmp_path / "journal.jsonl"
     event = '{"event":"warning"}\n'
     path.write_text(event + "[" * 10**6 + "\n" + event)

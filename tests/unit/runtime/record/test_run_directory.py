@@ -1,4 +1,4 @@
-"""The run directory: who may write there, and how a run is found."""
+"""The run directory: its lock, its permissions, and how a run is found."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from grpo_run.runtime.record.run_directory import RunDirectory, default_run_id, 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run's directory, made."""
+    """A run directory that exists."""
     directory = RunDirectory(path=tmp_path / "runs" / "train-abc123")
     directory.create()
     return directory
 
 
 def mode(path: Path) -> int:
-    """The permission bits."""
+    """Return the permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
@@ -41,12 +41,14 @@ def test_the_same_command_has_the_same_run_id() -> None:
     ],
 )
 def test_another_command_has_another_run_id(one: list[str], other: list[str]) -> None:
-    """Down to how its words are cut."""
+    """Word boundaries count."""
     assert default_run_id("train.py", one) != default_run_id("train.py", other)
 
 
-def test_the_same_command_elsewhere_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words may mean other files there."""
+def test_the_same_command_in_another_directory_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its relative paths refer to other files there."""
     here = default_run_id("train.py", ["train.py"])
     monkeypatch.chdir(tmp_path)
     assert default_run_id("train.py", ["train.py"]) != here
@@ -64,27 +66,27 @@ def test_the_same_command_elsewhere_is_another_run(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_a_run_id_begins_with_the_scripts_name(target: str, name: str) -> None:
-    """And can be the name of a directory."""
+    """It is also a valid name of a directory."""
     run_id = default_run_id(target, [target])
     assert run_id.rpartition("-")[0] == name
     assert "/" not in run_id
 
 
-def test_the_directory_is_private(run: RunDirectory) -> None:
-    """0700, with its folders."""
+def test_the_directory_has_mode_0700(run: RunDirectory) -> None:
+    """Including its folders."""
     assert [mode(path) for path in (run.path, run.incidents, run.path / "attempts")] == [0o700] * 3
 
 
-def test_making_it_again_changes_nothing(run: RunDirectory) -> None:
-    """The same command comes back to its run."""
+def test_creating_it_again_changes_nothing(run: RunDirectory) -> None:
+    """The same command returns to its run."""
     run.write_run({"run_id": "x"})
     run.create()
     assert run.read_run() == {"run_id": "x"}
     assert {path.name for path in run.path.iterdir()} == {"attempts", "incidents", "run.json"}
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    """The path, the reason and what to do."""
+def test_a_directory_that_cannot_be_created_is_a_one_line_error(tmp_path: Path) -> None:
+    """It contains the path, the reason and the flag to use."""
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError) as caught:
         RunDirectory(path=tmp_path / "file" / "run").create()
@@ -94,27 +96,27 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_attempts_are_numbered(run: RunDirectory) -> None:
-    """In three digits, so that they sort."""
+def test_attempt_directories_have_three_digits(run: RunDirectory) -> None:
+    """So that they sort."""
     assert run.attempt(7).name == "007"
 
 
 def test_a_second_supervisor_is_refused(run: RunDirectory) -> None:
-    """With the pid of the first, and what to do."""
+    """The error names the pid of the first one and the command that stops it."""
     lock = run.acquire()
     with pytest.raises(RunDirectoryError, match=rf"pid {os.getpid()}\b.*grpo-run stop"):
         run.acquire()
     os.close(lock)
 
 
-def test_the_lock_goes_with_its_owner(run: RunDirectory) -> None:
-    """No stale lock: a new supervisor may take a dead one's place."""
+def test_the_lock_is_released_with_its_owner(run: RunDirectory) -> None:
+    """A new supervisor can take over from one that was killed."""
     os.close(run.acquire())
     os.close(run.acquire())
 
 
-def test_the_owner_is_known_while_it_lives(run: RunDirectory) -> None:
-    """Its pid, and None once it has let go, although the file is still there."""
+def test_the_owner_is_known_while_it_holds_the_lock(run: RunDirectory) -> None:
+    """None afterwards, although the file still exists."""
     assert run.owner() is None
     lock = run.acquire()
     assert run.owner() == os.getpid()
@@ -123,30 +125,30 @@ def test_the_owner_is_known_while_it_lives(run: RunDirectory) -> None:
     assert run.lock.exists()
 
 
-def test_asking_for_the_owner_does_not_take_the_lock(run: RunDirectory) -> None:
-    """Looking leaves it free."""
+def test_reading_the_owner_does_not_keep_the_lock(run: RunDirectory) -> None:
+    """The lock is free afterwards."""
     os.close(run.acquire())
     assert run.owner() is None
     os.close(run.acquire())
 
 
-def test_a_new_owner_leaves_nothing_of_the_old_pid(run: RunDirectory) -> None:
-    """A shorter number over a longer one would name a third process."""
+def test_a_new_owner_overwrites_the_old_pid(run: RunDirectory) -> None:
+    """A shorter number over a longer one would name another process."""
     run.lock.write_text("123456789012\n")
     lock = run.acquire()
     assert run.lock.read_text() == f"{os.getpid()}\n"
     os.close(lock)
 
 
-def test_the_lock_is_private(run: RunDirectory) -> None:
-    """0600."""
+def test_the_lock_has_mode_0600(run: RunDirectory) -> None:
+    """Only the owner can read it."""
     os.close(run.acquire())
     assert mode(run.lock) == 0o600
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "null"])
-def test_what_is_no_run_is_refused(run: RunDirectory, content: str | None) -> None:
-    """Missing, cut short or something else: one line."""
+def test_a_directory_without_a_valid_run_json_is_refused(run: RunDirectory, content: str | None) -> None:
+    """Missing, truncated or not an object: the error is one line."""
     if content is not None:
         run.run_json.write_text(content)
     with pytest.raises(RunDirectoryError, match=str(run.path)) as caught:
@@ -155,14 +157,14 @@ def test_what_is_no_run_is_refused(run: RunDirectory, content: str | None) -> No
 
 
 def test_a_run_is_found_by_directory_or_by_id(run: RunDirectory, tmp_path: Path) -> None:
-    """As the command is given it."""
+    """Commands accept both."""
     run.write_run({})
     assert find_run(str(run.path), root=tmp_path / "runs") == run
     assert find_run("train-abc123", root=tmp_path / "runs") == run
 
 
 def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Path) -> None:
-    """By when it was taken up, not by its name."""
+    """By the time at which it was started, not by its name."""
     run.write_run({})
     other = RunDirectory(path=tmp_path / "runs" / "zzz-000000")
     other.create()
@@ -172,7 +174,7 @@ def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [None, "no-such-run"])
-def test_no_run_is_one_line(tmp_path: Path, name: str | None) -> None:
-    """With what was looked for."""
+def test_a_missing_run_is_a_one_line_error(tmp_path: Path, name: str | None) -> None:
+    """It contains the name or the folder that was searched."""
     with pytest.raises(RunDirectoryError, match=name or str(tmp_path)):
         find_run(name, root=tmp_path)

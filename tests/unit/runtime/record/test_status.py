@@ -1,4 +1,4 @@
-"""How a run stands, from what lies on disk."""
+"""The status of a run, read from its directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grpo_run.runtime.record.status import read_status, summarize
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run that committed step 7 of 100, lost a rank, and went on to step 8."""
+    """A run that committed step 7 of 100, lost a rank, and continued to step 8."""
     directory = RunDirectory(path=tmp_path / "night")
     directory.create()
     directory.write_run({"run_id": "night"})
@@ -45,14 +45,14 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def owned(run: RunDirectory) -> Iterator[RunDirectory]:
-    """The same with a live supervisor."""
+    """The same run with a live supervisor."""
     lock = run.acquire()
     yield run
     os.close(lock)
 
 
 def end(run: RunDirectory, code: int, sentence: str = "") -> None:
-    """The supervisor says how it ended."""
+    """Write that the supervisor has ended the run."""
     journal = Journal(run.journal, "night")
     journal.attempt = 1
     journal.write(
@@ -62,8 +62,8 @@ def end(run: RunDirectory, code: int, sentence: str = "") -> None:
     journal.close()
 
 
-def test_a_live_run_shows_where_it_is(owned: RunDirectory) -> None:
-    """State, step, attempt, and what was recovered."""
+def test_a_live_run_shows_its_position(owned: RunDirectory) -> None:
+    """State, step, attempt, and recovered faults."""
     Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
     status = read_status(owned)
     assert status.sentence == "Running at step 8 of 100, attempt 2, 1 fault recovered."
@@ -71,28 +71,28 @@ def test_a_live_run_shows_where_it_is(owned: RunDirectory) -> None:
     assert [slot is not None for slot in status.slots] == [True]
 
 
-def test_a_vanished_supervisor_is_unknown(run: RunDirectory) -> None:
-    """A blind watcher must not look healthy: the journal's last word was `running`, and nobody is there."""
+def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory) -> None:
+    """Not running, although `running` is the last state in the journal."""
     status = read_status(run)
     assert status.state == status.as_json()["state"] == "unknown"
     assert status.sentence.startswith("Unknown: the supervisor exited")
     assert status.slots == ()
 
 
-def test_a_vanished_supervisor_shows_no_slots(run: RunDirectory) -> None:
-    """What lies on the board is from ranks that are dead."""
+def test_a_run_whose_supervisor_vanished_has_no_slots(run: RunDirectory) -> None:
+    """The board shows ranks that no longer exist."""
     Board.create(run.board, 1).writer(0, rank=0, pid=1, attempt=1)
     assert read_status(run).slots == ()
 
 
-def test_a_board_that_cannot_be_read_shows_no_slots(owned: RunDirectory) -> None:
-    """Asking still works."""
+def test_an_invalid_board_shows_no_slots(owned: RunDirectory) -> None:
+    """The rest of the status is available."""
     owned.board.write_bytes(b"x")
     assert read_status(owned).slots == ()
 
 
 def test_an_unwritten_slot_is_shown_as_unknown(owned: RunDirectory) -> None:
-    """Not left out: a rank that cannot be observed has a place."""
+    """A rank that cannot be observed is not omitted."""
     Board.create(owned.board, 2)
     assert read_status(owned).slots == (None, None)
 
@@ -106,16 +106,16 @@ def test_an_unwritten_slot_is_shown_as_unknown(owned: RunDirectory) -> None:
         (93, "", "Gave up at step 8 of 100."),
     ],
 )  # fmt: skip
-def test_an_ended_run_says_how_it_ended(run: RunDirectory, code: int, said: str, sentence: str) -> None:
-    """Its sentence, and its code."""
+def test_an_ended_run_shows_how_it_ended(run: RunDirectory, code: int, said: str, sentence: str) -> None:
+    """Sentence, exit code and state."""
     end(run, code, said)
     status = read_status(run)
     assert (status.sentence, status.as_json()["exit_code"]) == (sentence, code)
     assert status.state == {0: "finished", 75: "stopped"}.get(code, "failed")
 
 
-def test_the_object_has_the_contract_keys(run: RunDirectory) -> None:
-    """And is JSON."""
+def test_the_json_object_has_the_documented_keys(run: RunDirectory) -> None:
+    """Every value is JSON."""
     value = read_status(run).as_json()
     keys = "run_id state step target_steps attempts goodput checkpoint recoveries sentence exit_code"
     assert set(keys.split()) <= set(value)
@@ -125,12 +125,12 @@ def test_the_object_has_the_contract_keys(run: RunDirectory) -> None:
 
 
 def test_the_culprit_is_shown_as_rank(run: RunDirectory) -> None:
-    """`rank` in status is the one culprit."""
+    """`rank` is the one culprit."""
     recovery = read_status(run).as_json()["recoveries"][0]
     assert (recovery["rank"], recovery["lost_steps"], recovery["action"]) == (1, 2, "restart")
 
 
-def test_before_the_target_is_known_only_the_step_is_said() -> None:
+def test_before_the_target_is_known_only_the_step_is_shown() -> None:
     """Not `of 0`."""
     assert summarize("starting", History(attempts=1)) == ("Starting at step 0, attempt 1, no faults.")
 
@@ -155,13 +155,13 @@ def test_a_finished_script_without_a_trainer_is_not_at_step_0() -> None:
     assert sentence == "Finished. The script did not use a Trainer, so no steps were counted."
 
 
-def test_stopping_without_a_checkpoint_says_so() -> None:
-    """The person must know that the next start is from the beginning."""
+def test_a_stopped_run_without_a_checkpoint_is_shown_as_such() -> None:
+    """It restarts from the beginning."""
     assert "no checkpoint yet" in summarize("stopped", History(exit_code=75))
 
 
-def test_a_journal_cut_short_is_still_read(run: RunDirectory) -> None:
-    """The last line of a killed supervisor may be half a line."""
+def test_a_journal_with_a_truncated_line_is_read(run: RunDirectory) -> None:
+    """The supervisor may have been killed while it wrote."""
     with open(run.journal, "ab") as file:
         file.write(b'{"time": 1, "event": "step_com')
     assert read_status(run).history.step == 8
@@ -170,14 +170,14 @@ def test_a_journal_cut_short_is_still_read(run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("committed", "silent_seconds", "behind"), [(40, 60.0, True), (9, 60.0, False), (40, 1.0, False)]
 )
-def test_a_journal_that_the_disk_does_not_take_is_told_from_the_board(
+def test_steps_that_the_journal_lacks_are_reported(
     owned: RunDirectory,
     monkeypatch: pytest.MonkeyPatch,
     committed: int,
     silent_seconds: float,
     behind: bool,
 ) -> None:
-    """Else a run would look as it stood when the disk filled up; a step not looked at yet is no sign of it."""
+    """The disk is full, and the board shows later steps. The newest step may not have been polled yet."""
     board = Board.create(owned.board, 2)
     board.begin_attempt(1)
     for place in (0, 1):

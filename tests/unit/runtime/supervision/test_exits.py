@@ -1,4 +1,4 @@
-"""Which ranks have ended, and which of them before their work was done."""
+"""Which ranks have exited, and which of them failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_run.watchdog.observation import Exit, RankState, Slot
 
 @pytest.fixture
 def files(tmp_path: Path) -> AttemptFiles:
-    """Of an attempt in which nobody has written an error."""
+    """Files of an attempt in which no rank has written an error."""
     files = AttemptFiles(RunDirectory(path=tmp_path / "run"), 0)
     files.make()
     return files
@@ -30,19 +30,19 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 @pytest.fixture
 def warnings() -> list[tuple[int, str]]:
-    """What was warned of."""
+    """Warnings, as (rank, text)."""
     return []
 
 
 @pytest.fixture
 def exits(files: AttemptFiles, warnings: list[tuple[int, str]]) -> Exits:
-    """Nobody has ended yet."""
+    """No rank has exited yet."""
     return Exits(files, lambda rank, text: warnings.append((rank, text)))
 
 
 @pytest.fixture
 def slots(tmp_path: Path) -> Callable[..., dict[int, Slot | None]]:
-    """Readings of two ranks in these states."""
+    """Return slots of ranks in these states."""
 
     def make(*states: RankState) -> dict[int, Slot | None]:
         board = Board.create(tmp_path / "board.mmap", len(states))
@@ -55,31 +55,33 @@ def slots(tmp_path: Path) -> Callable[..., dict[int, Slot | None]]:
     return make
 
 
-def ended(rank: int, **changes: Any) -> Exit:
-    """A rank that left with code 1."""
+def exited(rank: int, **changes: Any) -> Exit:
+    """A rank that exited with code 1."""
     fields: dict[str, Any] = {"rank": rank, "pid": 100 + rank, "exit_code": 1, "signal": None, "order": rank}
     return Exit(**(fields | changes))
 
 
 def killed(rank: int) -> Exit:
     """A rank that was killed."""
-    return ended(rank, exit_code=None, signal=signal.SIGKILL)
+    return exited(rank, exit_code=None, signal=signal.SIGKILL)
 
 
 Slots = Callable[..., dict[int, Slot | None]]
 Warnings = list[tuple[int, str]]
 
 
-def test_nobody_has_ended_at_first(exits: Exits) -> None:
-    """And nobody has failed."""
+def test_there_are_no_exits_at_first(exits: Exits) -> None:
+    """And no failed ones."""
     assert (exits.seen, exits.failed) == ([], [])
 
 
-def test_who_ends_before_the_last_line_has_failed(exits: Exits, slots: Slots, warnings: Warnings) -> None:
-    """In the order in which they were seen; code 0 is a script that ran to its end."""
+def test_a_rank_that_exits_before_its_script_completes_has_failed(
+    exits: Exits, slots: Slots, warnings: Warnings
+) -> None:
+    """Exits keep the order in which they were observed; code 0 means that the script completed."""
     training = slots(RankState.training, RankState.training, RankState.training)
-    exits.add([ended(1)], training)
-    exits.add([ended(0, exit_code=EXIT_FINISHED), killed(2)], training)
+    exits.add([exited(1)], training)
+    exits.add([exited(0, exit_code=EXIT_FINISHED), killed(2)], training)
     assert [(exit.rank, exit.completed) for exit in exits.seen] == [(1, False), (0, True), (2, False)]
     assert [exit.rank for exit in exits.failed] == [1, 2]
     assert warnings == []
@@ -92,11 +94,11 @@ def test_who_ends_before_the_last_line_has_failed(exits: Exits, slots: Slots, wa
         ({"exit_code": 3}, "exited with code 3"),
     ],
 )
-def test_a_bad_end_after_the_last_line_is_no_failure_and_is_said(
+def test_a_crash_after_the_script_completed_is_a_warning(
     exits: Exits, slots: Slots, warnings: Warnings, changes: dict[str, Any], how: str
 ) -> None:
-    """A library's destructor may crash: the work was done."""
-    exits.add([ended(1, **changes)], slots(RankState.training, RankState.done))
+    """A destructor of a library may crash: the work is done."""
+    exits.add([exited(1, **changes)], slots(RankState.training, RankState.done))
     assert exits.failed == []
     assert exits.seen[0].completed
     ((rank, text),) = warnings
@@ -105,34 +107,34 @@ def test_a_bad_end_after_the_last_line_is_no_failure_and_is_said(
 
 
 @pytest.mark.parametrize("code", [EXIT_FINISHED, EXIT_STOPPED])
-def test_a_good_end_needs_no_words(exits: Exits, slots: Slots, warnings: Warnings, code: int) -> None:
-    """Finished, or stopped as it was asked to."""
-    exits.add([ended(0, exit_code=code)], slots(RankState.done))
+def test_an_expected_exit_gives_no_warning(exits: Exits, slots: Slots, warnings: Warnings, code: int) -> None:
+    """The script finished, or stopped as requested."""
+    exits.add([exited(0, exit_code=code)], slots(RankState.done))
     assert exits.seen[0].completed
     assert warnings == []
 
 
 @pytest.mark.parametrize("readings", [{}, {0: None}])
-def test_without_a_slot_the_exit_code_tells(exits: Exits, readings: dict[int, Slot | None]) -> None:
-    """A slot that cannot be read is no script that ran to its end."""
+def test_without_a_slot_the_exit_code_decides(exits: Exits, readings: dict[int, Slot | None]) -> None:
+    """An unreadable slot does not mean that the script completed."""
     exits.add([killed(0)], readings)
-    exits.add([ended(0, exit_code=EXIT_FINISHED)], readings)
+    exits.add([exited(0, exit_code=EXIT_FINISHED)], readings)
     assert [exit.completed for exit in exits.seen] == [False, True]
 
 
-def test_an_exit_has_the_error_its_rank_left_behind(exits: Exits, files: AttemptFiles) -> None:
-    """Its own, and none where it had no time to write one."""
+def test_an_exit_has_the_error_that_its_rank_wrote(exits: Exits, files: AttemptFiles) -> None:
+    """None if the rank had no time to write one."""
     value = {"type": "KeyError", "message": "x", "traceback": "t", "location": None, "wall_time": 5.0}
     files.error(1).write_text(json.dumps(value))
-    exits.add([ended(0), ended(1)], {})
+    exits.add([exited(0), exited(1)], {})
     first, second = exits.seen
     assert first.error is None
     assert second.error is not None
     assert second.error.type == "KeyError"
 
 
-class Ranks:
-    """Ranks that end when they are waited for; each wait takes a tenth of a second of a clock."""
+class FakeRanks:
+    """FakeRanks that exit while they are waited for; each wait takes a tenth of a second on a fake clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exit | None) -> None:
         self.now = 100.0
@@ -142,7 +144,7 @@ class Ranks:
         monkeypatch.setattr(exits_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def wait(self, seconds: float) -> list[Exit]:
-        """The next end."""
+        """Return the next exit."""
         self.asked.append(seconds)
         self.now += 0.1
         end = self._ends.pop(0) if self._ends else None
@@ -153,27 +155,27 @@ class Ranks:
 
 
 def test_waiting_ends_with_the_last_rank(exits: Exits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is left to wait for; what was seen before stays first."""
-    exits.add([ended(2)], {})
-    ranks = Ranks(monkeypatch, ended(1), None, killed(0))
+    """Earlier exits stay first."""
+    exits.add([exited(2)], {})
+    ranks = FakeRanks(monkeypatch, exited(1), None, killed(0))
     exits.wait(ranks, 60.0, {})  # type: ignore[arg-type]
     assert [exit.rank for exit in exits.seen] == [2, 1, 0]
     assert ranks.asked == pytest.approx([60.0, 59.9, 59.8])
 
 
 def test_waiting_has_a_deadline(exits: Exits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that live on are not waited for, and no wait is longer than what is left."""
-    ranks = Ranks(monkeypatch)
+    """No wait is longer than the remaining time."""
+    ranks = FakeRanks(monkeypatch)
     exits.wait(ranks, 0.25, {})  # type: ignore[arg-type]
     assert ranks.asked == pytest.approx([0.25, 0.15, 0.05])
     assert exits.seen == []
 
 
-def test_an_exit_that_was_waited_for_is_judged_like_any(
+def test_an_exit_that_was_waited_for_is_recorded_like_any_other(
     exits: Exits, slots: Slots, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the readings that were given."""
-    ranks = Ranks(monkeypatch, killed(0))
+    """The given slots decide whether its script completed."""
+    ranks = FakeRanks(monkeypatch, killed(0))
     exits.wait(ranks, 1.0, slots(RankState.done))  # type: ignore[arg-type]
     assert exits.failed == []
     assert [rank for rank, _ in warnings] == [0]

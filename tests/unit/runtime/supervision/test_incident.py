@@ -1,4 +1,4 @@
-"""Between a fault and a decision: the order of things, and that no full disk keeps a run from recovering."""
+"""Incident investigation: the order of its steps, and that errors never prevent a recovery."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def record(operation: str) -> Collective:
     )
 
 
-def ended(rank: int, **changes: Any) -> Exit:
-    """A rank that left with code 1."""
+def exited(rank: int, **changes: Any) -> Exit:
+    """A rank that exited with code 1."""
     fields: dict[str, Any] = {"rank": rank, "pid": 100 + rank, "exit_code": 1, "signal": None, "order": rank}
     return Exit(**(fields | changes))
 
@@ -55,11 +55,11 @@ def ended(rank: int, **changes: Any) -> Exit:
 def victim(rank: int) -> Exit:
     """A rank that lost its connection."""
     error = RankError(type="RuntimeError", message=PEER_GONE, traceback="", location=None, wall_time=1.0)
-    return ended(rank, error=error)
+    return exited(rank, error=error)
 
 
-class Awaited(Exits):
-    """Exits as they are given; those that a wait brings are the scene's."""
+class FakeExits(Exits):
+    """Given exits; a wait adds those of the scene."""
 
     def __init__(self, scene: Scene, seen: Sequence[Exit]) -> None:
         super().__init__(AttemptFiles(scene.run, 0), lambda rank, text: None)
@@ -72,7 +72,7 @@ class Awaited(Exits):
 
 
 class Scene:
-    """A run directory, a watch of fixed answers, and what was done in which order."""
+    """A run directory, a detector with fixed answers, and the order in which things were done."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = RunDirectory(path=path)
@@ -87,10 +87,10 @@ class Scene:
         monkeypatch.setattr(incident.collection, "collect", self._collect)
 
     def investigate(self, *exits: Exit, **changes: Any) -> incident.IncidentOutcome:
-        """With rank 0 at place 1 and rank 1 at place 0; ranks that have not ended live."""
+        """Investigate with rank 0 at place 1 and rank 1 at place 0; ranks without an exit are alive."""
         gone = {exit.rank for exit in exits}
         attempt = Attempt(self.run, 0, warn=lambda rank, text: None, rank_of_place={1: 0, 0: 1}, world_size=2)
-        attempt.exits = Awaited(self, exits)
+        attempt.exits = FakeExits(self, exits)
         fields: dict[str, Any] = {
             "attempt": attempt,
             "ranks": SimpleNamespace(alive={1 - r: 100 + r for r in (0, 1) if r not in gone}),
@@ -111,12 +111,12 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A run that can be written."""
+    """A run directory that can be written."""
     return Scene(tmp_path / "run", monkeypatch)
 
 
 def stall(cause: Cause = Cause.reward_stall) -> Finding:
-    """Rank 1 hangs."""
+    """A finding that rank 1 hangs."""
     found = Stall(
         cause=cause, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=8.0, waited_seconds=9.0,
         sentence="Rank 1 hangs.",
@@ -125,39 +125,39 @@ def stall(cause: Cause = Cause.reward_stall) -> Finding:
 
 
 def verdict_on_disk(outcome: incident.IncidentOutcome) -> dict[str, Any]:
-    """What the folder holds."""
+    """Return the content of verdict.json."""
     value: dict[str, Any] = json.loads((outcome.folder / "verdict.json").read_text())
     return value
 
 
-def test_records_are_asked_for_before_stacks_and_exits_after(scene: Scene) -> None:
-    """Survivors of a broken collective have milliseconds to live."""
-    scene.investigate(ended(1))
+def test_records_are_read_before_stacks_and_exits_after(scene: Scene) -> None:
+    """The survivors of a broken collective exit within milliseconds."""
+    scene.investigate(exited(1))
     assert scene.done == ["positions", "evidence", "exits"]
     assert scene.asked["gone"] == {0: False, 1: True}
     assert scene.asked["pids"] == {0: 100}
 
 
-def test_a_finding_brings_its_records_along(scene: Scene) -> None:
-    """They proved it: asking again could only lose them; nor is anybody's end waited for."""
+def test_a_finding_contains_its_records(scene: Scene) -> None:
+    """They are not read again, and no exits are waited for."""
     scene.investigate(finding=stall())
     assert scene.done == ["evidence"]
     assert scene.asked["recorder"] == {0: b"{}"}
 
 
 @pytest.mark.parametrize(("cause", "stuck"), [(Cause.reward_stall, []), (Cause.interpreter_stuck, [1])])
-def test_native_frames_are_asked_for_where_the_interpreter_is_stuck(
+def test_native_frames_are_collected_only_of_stuck_interpreters(
     scene: Scene, cause: Cause, stuck: list[int]
 ) -> None:
-    """They cost seconds."""
+    """They take seconds."""
     scene.investigate(finding=stall(cause))
     assert scene.asked["interpreter_stuck"] == stuck
 
 
 def test_the_folder_is_named_after_the_cause(scene: Scene) -> None:
-    """With verdict, picture and what is missing in it, for its owner alone."""
+    """It contains verdict, timeline and missing evidence; only the owner can read it."""
     scene.watch.blind = {1: "its slot on the board cannot be read"}
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.folder.name == "0001-signal"
     assert outcome.missing == ["no py-spy", "rank 1: its slot on the board cannot be read"]
     assert verdict_on_disk(outcome)["missing_evidence"] == outcome.missing
@@ -165,21 +165,21 @@ def test_the_folder_is_named_after_the_cause(scene: Scene) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in outcome.folder.iterdir()} == {0o600}
 
 
-def test_the_journals_last_lines_are_evidence(scene: Scene) -> None:
-    """The newest, whole, and only so many."""
+def test_the_last_lines_of_the_journal_are_evidence(scene: Scene) -> None:
+    """Complete lines, up to a limit."""
     scene.run.journal.write_text("".join(f'{{"n": {number}}}\n' for number in range(JOURNAL_TAIL_LINES + 50)))
-    scene.investigate(ended(1))
+    scene.investigate(exited(1))
     assert len(scene.asked["events"]) == JOURNAL_TAIL_LINES
     assert scene.asked["events"][-1] == f'{{"n": {JOURNAL_TAIL_LINES + 49}}}\n'
 
 
-def test_a_journal_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
-    """The fault goes on being looked into."""
+def test_the_tail_of_an_unreadable_journal_is_empty(tmp_path: Path) -> None:
+    """The investigation continues."""
     assert journal_tail(tmp_path / "missing") == []
 
 
-def test_of_a_huge_journal_only_the_end_is_read(tmp_path: Path) -> None:
-    """A night's journal is megabytes; bytes that are no text are shown as such."""
+def test_only_the_end_of_a_large_journal_is_read(tmp_path: Path) -> None:
+    """Journals grow to megabytes; invalid UTF-8 is replaced."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"x" * 3_000_000 + b"\n\xff\n{}\n")
     lines = journal_tail(path)
@@ -187,26 +187,26 @@ def test_of_a_huge_journal_only_the_end_is_read(tmp_path: Path) -> None:
     assert sum(map(len, lines)) <= 256 * 1024
 
 
-def test_a_folder_that_cannot_be_made_keeps_nobody_from_judging(scene: Scene) -> None:
-    """The gap is named."""
+def test_a_folder_that_cannot_be_created_does_not_prevent_a_verdict(scene: Scene) -> None:
+    """It is named in the missing evidence."""
     scene.run.incidents.rmdir()
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.cause is Cause.signal
     assert outcome.folder == scene.run.incidents
     assert "evidence could not be written" in outcome.missing[0]
 
 
-def test_a_disk_that_fills_up_while_evidence_is_written_is_named(
+def test_a_disk_that_becomes_full_is_named_in_the_missing_evidence(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes after still happens: the verdict is tried, and returned in any case."""
+    """Later steps still happen, and the verdict is returned."""
 
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(incident.collection, "collect", full)
     monkeypatch.setattr(incident.incident_files, "close_incident", full)
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
     assert [text.partition(":")[0] for text in outcome.missing] == [
         "evidence could not be written",
@@ -214,22 +214,22 @@ def test_a_disk_that_fills_up_while_evidence_is_written_is_named(
     ]
 
 
-def test_an_exit_seen_while_evidence_is_gathered_counts(scene: Scene) -> None:
-    """The victim was seen first; the one that was killed is to blame."""
-    scene.further = [ended(1, exit_code=None, signal=signal.SIGKILL)]
+def test_an_exit_during_the_investigation_counts(scene: Scene) -> None:
+    """The victim was observed first; the killed rank is the culprit."""
+    scene.further = [exited(1, exit_code=None, signal=signal.SIGKILL)]
     assert scene.investigate(victim(0)).verdict.culprits == (1,)
 
 
-def test_operations_that_cannot_meet_explain_lost_connections(scene: Scene) -> None:
-    """Gloo aborted the one side and dropped the other."""
+def test_mismatched_collectives_explain_lost_connections(scene: Scene) -> None:
+    """Gloo aborted one side and closed the connections of the other."""
     scene.records[1] = record("all_gather")
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), victim(0))
     assert outcome.verdict.cause is Cause.collective_mismatch
     assert outcome.folder.name == "0001-collective_mismatch"
 
 
-def test_a_rank_that_dies_while_it_is_asked_is_judged_by_its_notes(scene: Scene) -> None:
-    """The other aborted, its own connection broke, and its recorder fell silent before it had answered."""
+def test_a_rank_that_exits_before_it_answers_is_judged_by_its_collective_log(scene: Scene) -> None:
+    """The other rank aborted, which broke its connection."""
     scene.records[1] = record("all_gather")
     ranks = SimpleNamespace(alive={1: 100})  # rank 0, at place 1
 
@@ -237,44 +237,44 @@ def test_a_rank_that_dies_while_it_is_asked_is_judged_by_its_notes(scene: Scene)
         found = scene._positions(slots, gone)
         if not gone[0]:
             found[0] = Position(rank=0, records=None, gone=False)
-            ranks.alive = {}  # it has ended by the time its exit is waited for
+            ranks.alive = {}  # it has exited by the time its exit is waited for
         return found
 
     scene.watch.positions = positions
     scene.further = [victim(0)]
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
     assert outcome.verdict.cause is Cause.collective_mismatch
     assert scene.done == ["positions", "evidence", "exits", "positions"]
 
 
-def test_operations_that_cannot_meet_do_not_explain_a_kill(scene: Scene) -> None:
-    """An exit that speaks for itself is believed."""
+def test_mismatched_collectives_do_not_explain_a_kill(scene: Scene) -> None:
+    """A SIGKILL has its own cause."""
     scene.records[1] = record("all_gather")
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL), victim(0))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL), victim(0))
     assert outcome.verdict.cause is Cause.signal
 
 
-def test_an_abort_with_collectives_that_meet_is_a_signal(scene: Scene) -> None:
-    """That a rank is gone proves nothing about why it went."""
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGABRT), victim(0))
+def test_an_abort_with_matching_collectives_is_a_signal(scene: Scene) -> None:
+    """An exited rank does not prove why it exited."""
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), victim(0))
     assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.signal, (1,))
 
 
-def test_a_rank_that_left_well_is_who_the_others_lost(scene: Scene) -> None:
-    """It ended with code 0, and only the one it left behind failed."""
-    outcome = scene.investigate(ended(1, exit_code=0, completed=True), victim(0))
+def test_a_rank_that_completed_early_is_the_culprit_of_lost_connections(scene: Scene) -> None:
+    """It exited with code 0, and only the rank that still needed it failed."""
+    outcome = scene.investigate(exited(1, exit_code=0, completed=True), victim(0))
     assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.rank_exited_early, (1,))
 
 
-def test_a_rank_that_left_well_is_not_blamed_for_anothers_exception(scene: Scene) -> None:
-    """The script's own error is its own."""
+def test_a_rank_that_completed_is_not_the_culprit_of_an_exception(scene: Scene) -> None:
+    """The exception of another rank is the cause."""
     error = RankError(type="KeyError", message="x", traceback="", location=None, wall_time=1.0)
-    outcome = scene.investigate(ended(1, exit_code=0, completed=True), ended(0, error=error))
+    outcome = scene.investigate(exited(1, exit_code=0, completed=True), exited(0, error=error))
     assert outcome.verdict.culprits == (0,)
 
 
-def test_a_proof_is_believed_over_everything(scene: Scene) -> None:
-    """It came before anybody ended."""
+def test_a_proved_deadlock_is_the_verdict(scene: Scene) -> None:
+    """It was found before any rank exited."""
     deadlock = Deadlock(
         cause=Cause.collective_missing_rank, culprits=(0,), waiters=(1,), at={}, locations={}, mismatch=None,
         sentence="Deadlocked.",
@@ -283,42 +283,42 @@ def test_a_proof_is_believed_over_everything(scene: Scene) -> None:
     assert (outcome.verdict.cause, outcome.verdict.confidence) == (Cause.collective_missing_rank, "proved")
 
 
-def test_a_stop_that_took_too_long_accuses_nobody(scene: Scene) -> None:
-    """Nobody failed and nothing was found."""
+def test_a_slow_stop_has_no_culprit(scene: Scene) -> None:
+    """No rank failed and no hang was found."""
     outcome = scene.investigate(stop_seconds=30.0)
     assert (outcome.verdict.culprits, outcome.verdict.cause) == ((), Cause.unknown)
     assert "30 s" in outcome.verdict.sentence
 
 
 def test_incidents_are_numbered(scene: Scene) -> None:
-    """The next one does not overwrite the last."""
-    names = [scene.investigate(ended(1)).folder.name[:4] for _ in range(3)]
+    """A new incident does not overwrite an earlier one."""
+    names = [scene.investigate(exited(1)).folder.name[:4] for _ in range(3)]
     assert names == ["0001", "0002", "0003"]
 
 
-class OddError(Exception):
-    """No kind of error that anybody counts on."""
+class UnexpectedError(Exception):
+    """An error that no code expects."""
 
 
-def test_evidence_that_fails_in_any_way_keeps_nobody_from_judging(
+def test_any_error_while_collecting_evidence_does_not_prevent_a_verdict(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only a full disk; the kind of error is named."""
+    """The type of the error is named."""
 
     def fail(*args: Any, **options: Any) -> Any:
-        raise OddError("odd")
+        raise UnexpectedError("odd")
 
     monkeypatch.setattr(incident.collection, "collect", fail)
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.culprits == (1,)
-    assert "evidence could not be written: OddError: odd" in outcome.missing
+    assert "evidence could not be written: UnexpectedError: odd" in outcome.missing
 
 
 @pytest.mark.parametrize("evidence_fails", [False, True])
 def test_records_that_cannot_be_read_are_named_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, evidence_fails: bool
 ) -> None:
-    """Whether what comes after works or not; the verdict is made without them."""
+    """Whether or not later steps fail; the verdict is made without them."""
 
     def fail(*args: Any, **options: Any) -> Any:
         raise OSError(24, "Too many open files")
@@ -326,7 +326,7 @@ def test_records_that_cannot_be_read_are_named_once(
     monkeypatch.setattr(scene.watch, "positions", fail)
     if evidence_fails:
         monkeypatch.setattr(incident.collection, "collect", fail)
-    outcome = scene.investigate(ended(1, exit_code=None, signal=signal.SIGKILL))
+    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL))
     assert outcome.verdict.cause is Cause.signal
     told = [line for line in outcome.missing if line.startswith("collective records could not be read")]
     assert told == ["collective records could not be read: [Errno 24] Too many open files"]

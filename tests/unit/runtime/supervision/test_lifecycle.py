@@ -34,7 +34,7 @@ while _waiting:
 
 
 def at(state: RunState) -> tuple[Lifecycle, list[tuple[RunState, RunEvent, RunState]]]:
-    """A lifecycle in `state`, and the changes its listener hears from here on."""
+    """Return a lifecycle in `state`, and the changes that its listener receives from now on."""
     heard: list[tuple[RunState, RunEvent, RunState]] = []
     lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
     for event in PATHS[state]:
@@ -43,19 +43,19 @@ def at(state: RunState) -> tuple[Lifecycle, list[tuple[RunState, RunEvent, RunSt
     return lifecycle, heard
 
 
-def test_the_states_are_those_of_the_design() -> None:
-    """They are shown in status, metrics and journal."""
+def test_the_states_are_the_documented_ones() -> None:
+    """They appear in status, metrics and journal."""
     expected = "starting running suspect collecting recovering stopping finished stopped failed"
     assert [str(state) for state in RunState] == expected.split()
 
 
 def test_every_state_can_be_reached() -> None:
-    """A state nobody can come to is dead code."""
+    """A state that cannot be reached is dead code."""
     assert set(PATHS) == set(RunState)
 
 
 def test_every_event_is_used() -> None:
-    """An event that no state takes is a mistake in the table."""
+    """An event that no state accepts is a mistake in the table."""
     assert {event for _, event in TRANSITIONS} == set(RunEvent)
 
 
@@ -63,7 +63,7 @@ def test_every_event_is_used() -> None:
     ("state", "event"), sorted(set(itertools.product(RunState, RunEvent)) - set(TRANSITIONS), key=str)
 )
 def test_an_illegal_transition_changes_nothing(state: RunState, event: RunEvent) -> None:
-    """It raises, the state stays, nobody is told."""
+    """It raises, the state stays, and the listener is not called."""
     lifecycle, heard = at(state)
     with pytest.raises(IllegalTransition, match=f"{event.value}.*{state.value}"):
         lifecycle.fire(event)
@@ -72,8 +72,8 @@ def test_an_illegal_transition_changes_nothing(state: RunState, event: RunEvent)
 
 
 @pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS, key=str))
-def test_a_legal_transition_is_told_once(state: RunState, event: RunEvent) -> None:
-    """Once per change, never when the state stays."""
+def test_the_listener_is_called_once_per_change(state: RunState, event: RunEvent) -> None:
+    """Not if the state stays."""
     lifecycle, heard = at(state)
     new = TRANSITIONS[state, event]
     assert lifecycle.fire(event) is lifecycle.state is new
@@ -81,14 +81,14 @@ def test_a_legal_transition_is_told_once(state: RunState, event: RunEvent) -> No
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_terminal_states_have_no_way_out(state: RunState) -> None:
-    """What has ended stays ended."""
+def test_terminal_states_accept_no_event(state: RunState) -> None:
+    """A run that has ended stays ended."""
     assert [event for old, event in TRANSITIONS if old is state] == []
 
 
 @pytest.mark.parametrize("state", sorted(LIVE))
-def test_every_live_state_can_end(state: RunState) -> None:
-    """From each there is a way to a terminal state: no run can be stuck by the table."""
+def test_a_terminal_state_can_be_reached_from_every_live_state(state: RunState) -> None:
+    """The table cannot trap a run."""
     reached, waiting = {state}, [state]
     while waiting:
         here = waiting.pop()
@@ -117,7 +117,7 @@ def test_a_run_can_be_given_up_in_every_live_state() -> None:
 
 @given(st.lists(st.sampled_from(list(RunEvent)), max_size=40))
 def test_any_sequence_of_events_follows_the_table(events: list[RunEvent]) -> None:
-    """Legal ones move, others raise, and the listener's story is gapless."""
+    """Legal events change the state, others raise, and the listener sees every change."""
     heard: list[tuple[RunState, RunEvent, RunState]] = []
     lifecycle = Lifecycle(lambda old, event, new: heard.append((old, event, new)))
     expected = RunState.starting
@@ -132,12 +132,12 @@ def test_any_sequence_of_events_follows_the_table(events: list[RunEvent]) -> Non
     assert [(old, new) for old, _, new in heard] == list(itertools.pairwise(states))
 
 
-def test_a_lifecycle_needs_no_listener() -> None:
-    """It may be used without one."""
+def test_the_listener_is_optional() -> None:
+    """Events change the state without one."""
     assert Lifecycle().fire(RunEvent.step_committed) is RunState.running
 
 
-def test_the_document_shows_this_table() -> None:
-    """The diagram in docs/lifecycle.md is the one the table makes now."""
+def test_the_documentation_contains_this_table() -> None:
+    """The diagram in docs/lifecycle.md is the generated one."""
     blocks = re.findall(r"```mermaid\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks == [diagram()]

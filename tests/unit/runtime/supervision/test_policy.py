@@ -1,4 +1,4 @@
-"""What follows a failure."""
+"""The decision after a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_run.watchdog.verdict import Verdict
 def verdict(
     *, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False
 ) -> Verdict:
-    """A verdict as far as the policy reads it."""
+    """A verdict with the fields that the policy reads."""
     return Verdict(
         cause=cause, culprits=(1,), step=7, phase=None, confidence="proved", sentence="It failed.",
         signature=signature, deterministic=deterministic,
@@ -26,7 +26,7 @@ def verdict(
 
 
 def history(story: Sequence[str], *, trained: bool = True) -> History:
-    """A run's history: `!name` is an incident with that signature, a number a checkpoint published at that step."""
+    """Return a history: `!name` is an incident with that signature, a number a checkpoint published at that step."""
     records: list[dict[str, object]] = [{"event": "run_started", "time": 0.0}]
     if trained:
         records.append({"event": "step_committed", "time": 1.0, "step": 1, "train_call": 1})
@@ -47,7 +47,7 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
 @pytest.mark.parametrize(
     ("why", "story", "trained", "what", "action"),
     [
-        ("the first kill", ["!killed"], True, KILLED, Action.restart),
+        ("first kill", ["!killed"], True, KILLED, Action.restart),
         ("within the budget", ["!killed"] * 3, True, KILLED, Action.restart),
         ("over the budget", ["!killed"] * 4, True, KILLED, Action.stop),
         ("refilled by progress", ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.restart),
@@ -58,12 +58,12 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
             KILLED,
             Action.stop,
         ),
-        ("a kill is no bug, the same twice", ["!killed", "!killed"], True, KILLED, Action.restart),
+        ("the same kill twice is not deterministic", ["!killed", "!killed"], True, KILLED, Action.restart),
         ("an exception once", [BUG_TWICE], True, BUG, Action.restart),
         ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
         ("again after another one", [BUG_TWICE, "!killed", BUG_TWICE], True, BUG, Action.stop),
         ("other exceptions", ["!a", "!b", BUG_TWICE], True, BUG, Action.restart),
-        ("the same with a newer checkpoint between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
+        ("the same with a newer checkpoint in between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
         (
             "the same line at another step",
             ["!KeyError@train.py:3:step5", "5", BUG_TWICE],
@@ -78,58 +78,64 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
             BUG,
             Action.stop,
         ),
-        ("never got to a step", [f"!{NO_START.signature}"], False, NO_START, Action.stop),
-        ("got to a step before", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
-        ("got to one before, twice the same", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.stop),
+        ("no attempt reached a step", [f"!{NO_START.signature}"], False, NO_START, Action.stop),
+        ("an earlier attempt reached a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
+        (
+            "an earlier attempt reached a step, but the same failure twice",
+            [f"!{NO_START.signature}"] * 2,
+            True,
+            NO_START,
+            Action.stop,
+        ),
         ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
     ],
 )
-def test_what_follows(why: str, story: list[str], trained: bool, what: Verdict, action: Action) -> None:
+def test_decisions(why: str, story: list[str], trained: bool, what: Verdict, action: Action) -> None:
     """The table of decisions, with the default budget of three."""
     decision = decide(history(story, trained=trained), what, Budget(), stopping=False)
     assert decision.action is action, why
     assert decision.reason
 
 
-def test_nothing_is_started_again_once_a_stop_was_asked_for() -> None:
-    """Whatever failed meanwhile."""
+def test_nothing_is_restarted_after_a_stop_request() -> None:
+    """Whatever fails meanwhile."""
     decision = decide(history(["!killed"]), KILLED, Budget(), stopping=True)
     assert decision.action is Action.stop
     assert "stop" in decision.reason
 
 
 @pytest.mark.parametrize("failures", [0, 1, 5])
-def test_the_budget_is_how_many_failures_are_recovered(failures: int) -> None:
-    """That many in a row, and not one more."""
+def test_the_budget_is_the_number_of_failures_recovered(failures: int) -> None:
+    """The next failure in a row ends the run."""
     budget = Budget(failures_without_progress=failures)
     allowed = decide(history(["!killed"] * failures), KILLED, budget, stopping=False) if failures else None
     assert allowed is None or allowed.action is Action.restart
     assert decide(history(["!killed"] * (failures + 1)), KILLED, budget, stopping=False).action is Action.stop
 
 
-def test_giving_up_names_the_numbers() -> None:
-    """A person reads why."""
+def test_the_reason_to_give_up_contains_the_numbers() -> None:
+    """The number of failures and the budget."""
     reason = decide(history(["!killed"] * 4), KILLED, Budget(), stopping=False).reason
     assert "4 failures" in reason
     assert "budget 3" in reason
 
 
 def test_a_negative_budget_is_refused() -> None:
-    """As a setting that the user can mend."""
+    """As an error that the user can correct."""
     with pytest.raises(ConfigError, match="-1"):
         Budget(failures_without_progress=-1)
 
 
-def test_actions_are_words() -> None:
-    """As they stand in journals; those that start again are told apart."""
+def test_actions_are_the_documented_words() -> None:
+    """They appear in journals; those that restart are known."""
     expected = "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
     assert [str(action) for action in Action] == expected.split()
     assert Action.stop not in RESTARTS
     assert Action.checkpoint_and_stop not in RESTARTS
 
 
-def test_a_rank_inside_the_kernel_is_an_incident_like_any_other() -> None:
-    """Whether it is gone when the next attempt starts is found out then; the same budget bounds both."""
+def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:
+    """Whether it can be killed is known only later; the same budget limits both."""
     stuck = replace(KILLED, uninterruptible=True)
     for story in (["!killed"], ["!killed"] * 4):
         expected = decide(history(story), KILLED, Budget(), stopping=False)
