@@ -53,22 +53,22 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
     folder.mkdir()
     for number in range(2):
         (folder / f"plain-{number}.bin").write_bytes(dice.randbytes(150_000))
-    with SnapshotBuffer(slot.buffer_path(0)) as arena:
+    with SnapshotBuffer(slot.buffer_path(0)) as buffer:
         records = [
-            Record(name=f"data/{number}", offset=arena.append(dice.randbytes(100_000)), size=100_000)
+            Record(name=f"data/{number}", offset=buffer.append(dice.randbytes(100_000)), size=100_000)
             for number in range(7)
         ]
     written = {"compute_crc32": True, "storage_alignment": 64}
-    image = SnapshotIndex(
+    index = SnapshotIndex(
         files=[
             SafetensorsFile(path="model.safetensors", records=(records[0],)),
             TorchFile(path="optimizer.pt", records=tuple(records[1:4]), **written),
             TorchFile(path="rng/state.pth", records=tuple(records[4:]), **written),
         ]
     )
-    slot.index_path(0).write_bytes(image.to_json())
+    slot.index_path(0).write_bytes(index.to_json())
     slot.complete_snapshot(staged)
-    return 2 * 150_000 + image.size_bytes
+    return 2 * 150_000 + index.size_bytes
 
 
 @pytest.mark.parametrize("older_of_the_same_step", [False, True])
@@ -98,17 +98,17 @@ def test_disk_full_at_any_byte_keeps_existing_checkpoints(
                 if fills and written_bytes >= offset:
                     disk.leave(left)
 
-            told = handle_request(staging, DrainRequest(slot=1), report)
-            where = f"event {event}: {told}"
-            if isinstance(told, DrainFailed):
-                assert told.full, where
-                assert not told.broken, where
+            reply = handle_request(staging, DrainRequest(slot=1), report)
+            where = f"event {event}: {reply}"
+            if isinstance(reply, DrainFailed):
+                assert reply.full, where
+                assert not reply.broken, where
                 assert verified_checkpoints(output) == {"checkpoint-4": older}, where
                 assert not unexpected_files(output), where
                 assert not staging.slots[1].drained, where
                 assert resume(output) == output / "checkpoint-4", where
-                reasons[told.reason.partition("(")[0][:40] if while_writing else "before"] += 1
-            outcomes.append(isinstance(told, DrainFailed))
+                reasons[reply.reason.partition("(")[0][:40] if while_writing else "before"] += 1
+            outcomes.append(isinstance(reply, DrainFailed))
             disk.empty()
             again = handle_request(staging, DrainRequest(slot=1), lambda count: None)
             assert isinstance(again, DrainPublished), f"{where}: {again}"

@@ -45,39 +45,46 @@ class Row:
         )
 
 
-def campaign(
-    runs: Callable[..., Run], kind: str, *, ranks: int, places: Sequence[tuple[int, str]], name: str
-) -> tuple[Run, list[Row]]:
-    """Run one script with one fault at each place (rank, phase), and return its rows."""
-    steps = [FIRST_STEP + STEPS_APART * index for index in range(len(places))]
+@dataclass(frozen=True, kw_only=True)
+class Deadlock:
+    """A fault to inject."""
+
+    kind: str
+    rank: int
+    phase: str
+
+
+def campaign(runs: Callable[..., Run], faults: Sequence[Deadlock], *, ranks: int, name: str) -> list[Row]:
+    """Run one script with these faults a few steps apart, and return a row for each."""
+    steps = [FIRST_STEP + STEPS_APART * index for index in range(len(faults))]
     words = [
         word
-        for (rank, phase), step in zip(places, steps, strict=True)
-        for word in fault(kind, rank=rank, step=step, phase=phase)
+        for one, step in zip(faults, steps, strict=True)
+        for word in fault(one.kind, rank=one.rank, step=step, phase=one.phase)
     ]
     run = runs(
         *words, "--hygiene-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / "grpo.py"),
         "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
         "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
     ).start()  # fmt: skip
-    assert run.wait(60 + 15 * len(places)) == 0, run.tail()
+    assert run.wait(60 + 15 * len(faults)) == 0, run.tail()
     rows = []
     incidents = run.events("incident")
-    for (rank, phase), step in zip(places, steps, strict=True):
+    for one, step in zip(faults, steps, strict=True):
         injected = [e for e in run.events("fault_injected") if e["step"] == step]
-        assert len(injected) == 1, (kind, phase, step, run.tail())
+        assert len(injected) == 1, (one, step, run.tail())
         found = [e for e in incidents if e["time"] > injected[0]["time"]][:1]
-        assert found, (kind, phase, step, run.tail())
+        assert found, (one, step, run.tail())
         rows.append(
             Row(
-                kind=kind,
-                phase=phase,
-                rank=rank,
+                kind=one.kind,
+                phase=one.phase,
+                rank=one.rank,
                 step=step,
                 latency_seconds=found[0]["time"] - injected[0]["time"],
                 detection_seconds=found[0]["detection_seconds"],
                 verdict=json.loads((Path(found[0]["incident"]) / "verdict.json").read_text()),
             )
         )
-    assert len(incidents) == len(places), [e["sentence"] for e in incidents]
-    return run, rows
+    assert len(incidents) == len(faults), [e["sentence"] for e in incidents]
+    return rows

@@ -42,8 +42,8 @@ def drain_many(folder: Path, count: int, connection: Connection) -> None:
                 time.sleep(0.001)
             assert published == ["checkpoint_published"], published
             if number % EVERY == 0:
-                drainer = psutil.Process(drains.worker.pid)
-                connection.send((number, psutil.Process().memory_info().rss, drainer.memory_info().rss))
+                worker = psutil.Process(drains.worker.pid)
+                connection.send((number, psutil.Process().memory_info().rss, worker.memory_info().rss))
     finally:
         drains.close()
     connection.close()

@@ -35,9 +35,9 @@ def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
         path.write_bytes(content)
     for rank in range(staged.world_size):
         content = weights(rank, staged.step)
-        with SnapshotBuffer(slot.buffer_path(rank)) as arena:
-            record = Record(name="data/0", offset=arena.append(content), size=len(content))
-        image = SnapshotIndex(
+        with SnapshotBuffer(slot.buffer_path(rank)) as buffer:
+            record = Record(name="data/0", offset=buffer.append(content), size=len(content))
+        index = SnapshotIndex(
             files=[
                 SafetensorsFile(path=f"model-{rank}.safetensors", records=(record,)),
                 TorchFile(
@@ -48,6 +48,6 @@ def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
                 ),
             ]
         )
-        slot.index_path(rank).write_bytes(image.to_json())
+        slot.index_path(rank).write_bytes(index.to_json())
     slot.complete_snapshot(staged)
     return staged

@@ -98,12 +98,12 @@ class _Votes:
             return value
         try:
             self._peer.sendall(struct.pack("q", value))
-            told = self._peer.recv(8)
+            reply = self._peer.recv(8)
         except OSError:
-            told = b""
-        if len(told) < 8:
+            reply = b""
+        if len(reply) < 8:
             os._exit(3)
-        return max(value, struct.unpack("q", told)[0])
+        return max(value, struct.unpack("q", reply)[0])
 
 
 def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
@@ -152,8 +152,8 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
 
 def drain(staging: Path, index: int) -> None:
     """Answer one request with the code that the drain worker runs."""
-    told = handle_request(StagingArea(staging), DrainRequest(slot=index), lambda written_bytes: None)
-    assert isinstance(told, DrainPublished), told
+    reply = handle_request(StagingArea(staging), DrainRequest(slot=index), lambda written_bytes: None)
+    assert isinstance(reply, DrainPublished), reply
 
 
 def _saved(save: Save, stop: Stop | None, below: Sequence[Path], victim: int) -> Trace:
@@ -213,7 +213,7 @@ def _serve(connection: Connection, scratch: Path) -> None:
             if kind == "save":
                 connection.send(_saved(arguments[0], stop, below, arguments[1]))
             else:
-                connection.send(_run(lambda told=arguments: drain(*told), stop, below))
+                connection.send(_run(lambda reply=arguments: drain(*reply), stop, below))
         except (OSError, RuntimeError):
             connection.send(traceback.format_exc())
 
@@ -248,9 +248,9 @@ class VictimServer:
     def _ask(self, kind: str, arguments: tuple[Any, ...], stop: Stop | None, below: Sequence[Path]) -> Trace:
         self._connection.send((kind, arguments, stop, tuple(below)))
         assert self._connection.poll(120), "the victim server does not answer"
-        told = self._connection.recv()
-        assert isinstance(told, Trace), told
-        return told
+        reply = self._connection.recv()
+        assert isinstance(reply, Trace), reply
+        return reply
 
     def close(self) -> None:
         """Stop the server."""
@@ -296,9 +296,9 @@ def drain_all(staging: Path) -> list[DrainPublished]:
         )
         if due is None:
             return done
-        told = handle_request(found, DrainRequest(slot=due[1].index), lambda written_bytes: None)
-        assert isinstance(told, DrainPublished), told
-        done.append(told)
+        reply = handle_request(found, DrainRequest(slot=due[1].index), lambda written_bytes: None)
+        assert isinstance(reply, DrainPublished), reply
+        done.append(reply)
 
 
 def newest(staging: Path) -> tuple[StagedSnapshot, StagingSlot] | None:

@@ -91,10 +91,10 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
     def _receive(self) -> None:
-        told = self._connection.recv(EXIT.size, socket.MSG_WAITALL)
-        if len(told) < EXIT.size:
+        reply = self._connection.recv(EXIT.size, socket.MSG_WAITALL)
+        if len(reply) < EXIT.size:
             raise RuntimeError("the warm launcher has died, and with it the exit code of this process")
-        self.returncode = EXIT.unpack(told)[0]
+        self.returncode = EXIT.unpack(reply)[0]
         self._connection.close()
         os.close(self._pidfd)
 
@@ -135,13 +135,13 @@ class _Launcher:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
             connection.sendmsg([b"\0"], rights)
             connection.sendall(request)
-            told = connection.recv(EXIT.size, socket.MSG_WAITALL)
+            reply = connection.recv(EXIT.size, socket.MSG_WAITALL)
         except OSError as error:
             raise RuntimeError(f"the warm launcher does not answer: {self._log.read_text()}") from error
-        if len(told) < EXIT.size:
+        if len(reply) < EXIT.size:
             raise RuntimeError(f"the warm launcher did not start {arguments}: {self._log.read_text()}")
         connection.settimeout(None)
-        return WarmProcess(arguments, connection, EXIT.unpack(told)[0])
+        return WarmProcess(arguments, connection, EXIT.unpack(reply)[0])
 
     def close(self) -> None:
         """Kill the launcher; what it has forked lives on."""

@@ -42,7 +42,7 @@ def check_growth(samples: list[tuple[int, int, int]], what: str, count: int, who
     growth = [settled[-1][place] - settled[0][place] for place in (1, 2)]
     print(
         f"\n| {what}, resident memory from the {WARM}th on | {count} | {whose}"
-        f" {growth[0] >> 10:+d} KiB of {settled[-1][1] >> 20} MiB, drainer {growth[1] >> 10:+d} KiB of"
+        f" {growth[0] >> 10:+d} KiB of {settled[-1][1] >> 20} MiB, drain worker {growth[1] >> 10:+d} KiB of"
         f" {settled[-1][2] >> 20} MiB |"
     )
     assert max(growth) < GROWTH_BYTES, samples
@@ -93,7 +93,7 @@ def test_supervisor_leaks_no_memory_over_a_thousand_checkpoints(
         )
         ranks = {event["pid"] for event in run.events("rank_started")}
         supervisor = psutil.Process(run.process.pid)
-        (drainer,) = [c for server in supervisor.children() for c in server.children() if c.pid not in ranks]
-        samples.append((number, supervisor.memory_info().rss, drainer.memory_info().rss))
+        (worker,) = [c for server in supervisor.children() for c in server.children() if c.pid not in ranks]
+        samples.append((number, supervisor.memory_info().rss, worker.memory_info().rss))
     assert run.wait(300) == 0, run.tail()
     check_growth(samples, f"a run of {steps} checkpoints", steps, "supervisor")
