@@ -116,7 +116,7 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
-    run = runs("--nproc-per-node", "2", "broken.py").start()
+    run = runs("--nproc-per-node", "2", "broken.py", cold=True).start()
     assert run.wait() == 93
     text = run.tail()
     assert "no such column: prompt" in text

@@ -21,7 +21,10 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the same command resumes and ends with equal weights."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
+        cold=how == "SIGTERM" or None,
+    ).start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
     if how == "command":
@@ -34,6 +37,7 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     stopped_at = status["checkpoint"]["step"]
     assert 3 <= stopped_at < 24
     assert status["step"] == stopped_at
+    run.cold = None
     assert run.start().wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
     resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
@@ -47,7 +51,10 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """After SIGKILL of the supervisor no rank is alive within 2 s; the same command resumes to equal weights."""
-    run = runs(*start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run = runs(
+        *start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS,
+        "--step-seconds", "0.05", cold=True,
+    ).start()  # fmt: skip
     run.until_step(10)
     assert run.process is not None
     family = list(descendants(run.process.pid))
@@ -59,6 +66,7 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
         time.sleep(0.01)
     assert alive(family) == []
     assert run.status()["state"] == "unknown"
+    run.cold = None
     assert run.start().wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
 
@@ -149,6 +157,7 @@ def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_pa
         *STEPS,
         "--step-seconds",
         "0.02",
+        cold=True,
     )
     reader, writer = os.pipe()
     run.start(output=writer)
