@@ -1,8 +1,8 @@
-"""How often learned deadlines would have ended a healthy run, and how long they take to find a hang.
+"""Measure how often learned deadlines would end a healthy run, and how long they take to find a hang.
 
-Simulates a phase's durations: log-normal or of two lengths, one in a thousand 20 times as long, the median
-doubling over the run. Each setting learns from what it has let pass, as a run does; an occurrence that was ended
-is not learned. Calls the deadline function that the watchdog calls. `--write` puts the tables into docs/watchdog.md.
+Simulates the durations of a phase: log-normal or of two lengths, one in a thousand 20 times as long, the median
+doubling over the run. As in a run, each rule learns from the occurrences that it accepted; an occurrence that it
+ended is not learned. Calls the watchdog's own deadline function. `--write` writes the tables to docs/watchdog.md.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ BEGIN, END = "<!-- false alarms: begin -->", "<!-- false alarms: end -->"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """A phase's durations in units of its median; `sigma` 0 means two lengths, 80 % short and 20 % five times that."""
+    """Durations of a phase in units of its median. `sigma` 0 means two lengths: 80 % short, 20 % five times longer."""
 
     name: str
     sigma: float
 
     def draw(self, median: float, length: int, generator: np.random.Generator) -> Seconds:
-        """Durations in order, drifting to twice the median."""
+        """Draw durations in order; their median drifts to twice its initial value."""
         values: Seconds = np.exp((self.sigma or 0.1) * generator.standard_normal(length))
         if not self.sigma:
             values[generator.random(length) < 0.2] *= 5.0
@@ -69,19 +69,19 @@ DISTRIBUTIONS = (
 )
 SHORT_DISTRIBUTIONS = DISTRIBUTIONS[2:]
 SHORT_MEDIANS = BASE_MEDIANS[1:]
-"""Where the floor helps nobody."""
+"""Medians for which the floor has no effect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A rule under test. It never gives less than the longest it has let pass: `alarms` rests on that."""
+    """A rule under test. Its deadline is never below the longest accepted duration; `alarms` relies on this."""
 
     name: str
     limit: Limit
 
 
 def learned(name: str, **changes: float) -> Setting:
-    """The watchdog's own rule with some settings changed."""
+    """The watchdog's own rule with changed settings."""
     settings = DeadlineSettings(**changes)
     return Setting(
         name=name,
@@ -90,7 +90,7 @@ def learned(name: str, **changes: float) -> Setting:
 
 
 def times_longest(name: str, factor: Callable[[int], float], floor: float) -> Setting:
-    """A margin over the longest, the first occurrence included, that depends only on how many were seen."""
+    """A margin over the longest duration, including the first, that depends only on the number of occurrences."""
     return Setting(
         name=name,
         limit=lambda durations: max(
@@ -100,7 +100,7 @@ def times_longest(name: str, factor: Callable[[int], float], floor: float) -> Se
 
 
 def falling(number: int) -> float:
-    """From 25 at 3,000 occurrences to 5 at 20,000, evenly on the logarithmic scale."""
+    """A factor that falls from 25 at 3,000 occurrences to 5 at 20,000, linearly on a logarithmic scale."""
     place = np.clip(np.log(max(number, 1) / 3_000) / np.log(20_000 / 3_000), 0.0, 1.0)
     return float(25.0 - 20.0 * place)
 
@@ -124,13 +124,13 @@ FIXED_NAME = "10 x median of the first 20, fixed, floor 8 s"
 
 
 def buckets(values: Seconds) -> NDArray[np.int64]:
-    """`bucket_of` of many."""
+    """Return `bucket_of` of every value."""
     octaves = np.floor(2.0 * np.log2(np.maximum(values, SHORTEST_SECONDS / 2) / SHORTEST_SECONDS)) + 1
     return np.clip(octaves, 0, BUCKETS - 1).astype(np.int64)
 
 
 def next_above(values: Seconds, start: int, end: int, bound: float) -> int:
-    """The next place from `start` with a value above the bound; `end` where there is none."""
+    """Return the next index from `start` with a value above the bound, or `end`."""
     while start < end:
         hits = values[start : min(start + CHUNK, end)] > bound
         first = int(hits.argmax())
@@ -143,14 +143,16 @@ def next_above(values: Seconds, start: int, end: int, bound: float) -> int:
 def alarms(
     values: Seconds, kinds: NDArray[np.int64], setting: Setting, deadlines: dict[int, float] | None = None
 ) -> list[int]:
-    """Where the setting would have ended an occurrence that was healthy.
+    """Return the indices of healthy occurrences that the rule would have ended.
 
-    A deadline is never below the longest that was let pass, so only values above that can be alarms: at those the
-    deadline function itself is asked, with exactly what had been learned by then.
+    A deadline is never below the longest accepted duration, so only longer values can be alarms. For these, the
+    deadline function is called with the histogram learned until then.
 
     Args:
-        kinds: the values' buckets.
-        deadlines: filled with the deadline after `DETECT_AFTER` occurrences.
+        values: durations in seconds.
+        kinds: histogram bucket of each value.
+        setting: the rule.
+        deadlines: filled with the deadlines after `DETECT_AFTER` occurrences.
     """
     found: list[int] = []
     counts = np.zeros(BUCKETS, dtype=np.int64)
@@ -169,7 +171,7 @@ def alarms(
             deadlines[marks.pop(0)] = limit
         elif values[following] > limit:
             found.append(following)
-            counted = following + 1  # ended, so not learned
+            counted = following + 1  # an occurrence that was ended is not learned
         else:
             longest = float(values[following])
         place = following + (following != end)
@@ -177,7 +179,7 @@ def alarms(
 
 
 def alarms_one_by_one(values: Seconds, setting: Setting) -> list[int]:
-    """The same without any shortcut, asked at every occurrence: what `alarms` is checked against."""
+    """The same result as `alarms`, computed at every occurrence; used to check `alarms`."""
     found = []
     counts, longest = [0] * BUCKETS, 0.0
     for place in range(1, len(values)):
@@ -191,10 +193,10 @@ def alarms_one_by_one(values: Seconds, setting: Setting) -> list[int]:
 
 
 def check() -> int:
-    """Compare the fast simulation with the plain one; how many alarms both found.
+    """Compare the fast simulation with the plain one, and return the number of alarms.
 
     Raises:
-        RuntimeError: they differ, or nothing happened that could have differed.
+        RuntimeError: the results differ, or there was no alarm to compare.
     """
     tight = learned("tight", floor_seconds=1e-3, factor_seen=1.1, factor_unseen=2.0, first_floor_seconds=1e-3)
     total = 0
@@ -203,16 +205,18 @@ def check() -> int:
         for setting in (SETTINGS[0], DEFAULTS, tight):
             fast, plain = alarms(values, buckets(values), setting, {}), alarms_one_by_one(values, setting)
             if fast != plain:
-                raise RuntimeError(f"{distribution.name}, {setting.name}: {fast[:5]} is not {plain[:5]}")
+                raise RuntimeError(
+                    f"{distribution.name}, {setting.name}: {fast[:5]} differs from {plain[:5]}"
+                )
             total += len(fast)
     if not total:
-        raise RuntimeError("no alarm in the check: it compares nothing")
+        raise RuntimeError("the check found no alarm, so it compares nothing")
     return total
 
 
 @dataclass(slots=True)
-class Tally:
-    """What one rule did with one distribution and median, over all seeds."""
+class RuleResult:
+    """Results of one rule for one distribution and median, over all seeds."""
 
     alarms: int = 0
     occurrences: int = 0
@@ -220,9 +224,9 @@ class Tally:
     deadlines: dict[int, list[float]] = field(default_factory=dict)
 
 
-def simulate(seeds: int, short_runs: int) -> dict[str, dict[tuple[str, float], Tally]]:
-    """Every setting on every distribution and median."""
-    tallies: dict[str, dict[tuple[str, float], Tally]] = {
+def simulate(seeds: int, short_runs: int) -> dict[str, dict[tuple[str, float], RuleResult]]:
+    """Simulate every rule for every distribution and median."""
+    results: dict[str, dict[tuple[str, float], RuleResult]] = {
         name: {} for name in (FIXED_NAME, *(setting.name for setting in SETTINGS))
     }
     for distribution, base in itertools.product(DISTRIBUTIONS, BASE_MEDIANS):
@@ -231,73 +235,73 @@ def simulate(seeds: int, short_runs: int) -> dict[str, dict[tuple[str, float], T
             values = distribution.draw(base, LENGTH, np.random.default_rng([seed, int(base * 100)]))
             kinds = buckets(values)
             fixed = max(8.0, 10.0 * float(np.median(values[1:21])))
-            entry = tallies[FIXED_NAME].setdefault(cell, Tally())
+            entry = results[FIXED_NAME].setdefault(cell, RuleResult())
             entry.alarms += int((values[21:] > fixed).sum())
             entry.occurrences += LENGTH
             for mark in DETECT_AFTER:
                 entry.deadlines.setdefault(mark, []).append(fixed)
             for setting in SETTINGS:
-                entry = tallies[setting.name].setdefault(cell, Tally())
+                entry = results[setting.name].setdefault(cell, RuleResult())
                 deadlines: dict[int, float] = {}
                 entry.alarms += len(alarms(values, kinds, setting, deadlines))
                 entry.occurrences += LENGTH
                 for mark, seconds in deadlines.items():
                     entry.deadlines.setdefault(mark, []).append(seconds)
         if distribution in SHORT_DISTRIBUTIONS and base in SHORT_MEDIANS:
-            _short(distribution, base, short_runs, tallies)
-    return tallies
+            _short(distribution, base, short_runs, results)
+    return results
 
 
 def _short(
     distribution: Distribution,
     base: float,
     runs: int,
-    tallies: dict[str, dict[tuple[str, float], Tally]],
+    results: dict[str, dict[tuple[str, float], RuleResult]],
 ) -> None:
-    """The first occurrences of many runs: where little is known, one long run shows little."""
+    """Simulate the first occurrences of many runs, because one long run contains few early occurrences."""
     generator = np.random.default_rng(7)
     for _ in range(runs):
         values = distribution.draw(base, SHORT_LENGTH, generator)
         kinds = buckets(values)
         fixed = max(8.0, 10.0 * float(np.median(values[1:21])))
-        tallies[FIXED_NAME][distribution.name, base].short_runs_ended += bool((values[21:] > fixed).any())
+        results[FIXED_NAME][distribution.name, base].short_runs_ended += bool((values[21:] > fixed).any())
         for setting in SETTINGS:
             ended = bool(alarms(values, kinds, setting))
-            tallies[setting.name][distribution.name, base].short_runs_ended += ended
+            results[setting.name][distribution.name, base].short_runs_ended += ended
 
 
-def rate(entries: Iterable[Tally]) -> str:
-    """Alarms per million occurrences."""
+def rate(entries: Iterable[RuleResult]) -> str:
+    """Format the alarms per million occurrences."""
     rows = list(entries)
     value = 1e6 * sum(row.alarms for row in rows) / sum(row.occurrences for row in rows)
     return "0" if not value else f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def seconds_text(values: list[float]) -> str:
-    """The median over seeds."""
+    """Format the median over the seeds."""
     value = float(np.median(values))
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def early(cells: dict[tuple[str, float], Tally], base: float, short_runs: int) -> str:
-    """Of 1,000 short runs, how many had an alarm."""
+def early(cells: dict[tuple[str, float], RuleResult], base: float, short_runs: int) -> str:
+    """Format the number of short runs with an alarm, per 1,000 runs."""
     ended = [cells[distribution.name, base].short_runs_ended for distribution in SHORT_DISTRIBUTIONS]
     return f"{1e3 * sum(ended) / (short_runs * len(ended)):.1f}"
 
 
-def detection(entry: Tally) -> str:
-    """Deadlines after 20, 1,000 and 100,000 occurrences."""
+def detection(entry: RuleResult) -> str:
+    """Format the deadlines after 20, 1,000 and 100,000 occurrences."""
     return " / ".join(seconds_text(entry.deadlines[mark]) for mark in DETECT_AFTER)
 
 
-def tables(tallies: dict[str, dict[tuple[str, float], Tally]], short_runs: int) -> list[str]:
-    """Both tables as Markdown lines."""
+def tables(results: dict[str, dict[tuple[str, float], RuleResult]], short_runs: int) -> list[str]:
+    """Return both tables as lines of Markdown."""
     header = [
         "rule", *(distribution.name for distribution in DISTRIBUTIONS), *(f"early, {base:g} s" for base in SHORT_MEDIANS),
         "deadline s, 50 ms phase", "deadline s, 30 s phase",
     ]  # fmt: skip
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for name, cells in tallies.items():
+    for name, cells in results.items():
         row = [
             name,
             *(
@@ -314,17 +318,17 @@ def tables(tallies: dict[str, dict[tuple[str, float], Tally]], short_runs: int) 
     for distribution in DISTRIBUTIONS:
         row = [distribution.name]
         for base in BASE_MEDIANS:
-            entry = tallies[DEFAULTS.name][distribution.name, base]
+            entry = results[DEFAULTS.name][distribution.name, base]
             row.append(f"{rate([entry])}; {detection(entry)}")
         lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
 def write(lines: list[str], facts: dict[str, Any], seeds: int, short_runs: int) -> None:
-    """Put the tables between the markers of docs/watchdog.md.
+    """Write the tables between the markers in docs/watchdog.md.
 
     Raises:
-        RuntimeError: the markers are not there.
+        RuntimeError: the markers are missing.
     """
     text = DOCUMENT.read_text()
     before, begin, rest = text.partition(BEGIN)
@@ -343,18 +347,20 @@ def write(lines: list[str], facts: dict[str, Any], seeds: int, short_runs: int) 
 
 
 def main() -> int:
-    """Check, simulate, print, write."""
+    """Check the simulation, run it, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--seeds", type=machine.count, default=4, help="long runs for each cell; default 4")
-    parser.add_argument("--short-runs", type=machine.count, default=SHORT_RUNS, help="default 1000")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/watchdog.md")
+    parser.add_argument("--seeds", type=machine.count, default=4, help="long runs per cell; default 4")
+    parser.add_argument(
+        "--short-runs", type=machine.count, default=SHORT_RUNS, help="short runs per cell; default 1000"
+    )
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/watchdog.md")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     facts = machine.facts()
     began = time.monotonic()
     console.print(f"fast and plain simulation agree on {check()} alarms", style="dim")
-    tallies = simulate(options.seeds, options.short_runs)
-    lines = tables(tallies, options.short_runs)
+    results = simulate(options.seeds, options.short_runs)
+    lines = tables(results, options.short_runs)
     console.print("\n".join(lines), highlight=False, markup=False)
     if options.write:
         write(lines, facts, options.seeds, options.short_runs)
@@ -365,7 +371,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - began, 1),
         "cells": [
             {"rule": name, "distribution": cell[0], "median_seconds": cell[1], **asdict(entry)}
-            for name, cells in tallies.items()
+            for name, cells in results.items()
             for cell, entry in cells.items()
         ],
     }

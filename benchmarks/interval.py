@@ -1,9 +1,9 @@
-"""A median and its interval, without assuming how the values are spread. Pure; used by `overhead.py`.
+"""A median and its confidence interval, for any distribution. Pure; used by `overhead.py` and `checkpoint.py`.
 
-The interval lies between two order statistics and comes from inverting the sign test: the number of
-values below the true median is binomial(n, 1/2) whatever their distribution (W. J. Conover, Practical
+The interval lies between two order statistics and is obtained by inverting the sign test: the number of
+values below the true median is binomial(n, 1/2) for every distribution (W. J. Conover, Practical
 Nonparametric Statistics, 3rd edition, 1999, section 3.2; M. Hollander, D. A. Wolfe, E. Chicken,
-Nonparametric Statistical Methods, 3rd edition, 2014, section 3.6). It needs independent values, not normal ones.
+Nonparametric Statistical Methods, 3rd edition, 2014, section 3.6). The values must be independent, but not normal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import comb
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """`low` and `high` are None when there are too few values (below 6 for 95 %)."""
+    """A median with its interval. `low` and `high` are None for too few values (fewer than 6 for 95 %)."""
 
     median: float
     low: float | None
@@ -25,16 +25,16 @@ class Interval:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The median of `values` with the narrowest symmetric sign-test interval of at least `confidence`.
+    """Return the median with the narrowest symmetric sign-test interval of at least `confidence`.
 
     Raises:
-        ValueError: no values.
+        ValueError: `values` is empty.
     """
     if not values:
-        raise ValueError("no values to take a median of")
+        raise ValueError("cannot compute the median of no values")
     ordered, number = sorted(values), len(values)
     median = statistics.median(ordered)
-    # the largest cut so that both tails together hold at most 1 - confidence
+    # Find the largest cut for which both tails together have a probability of at most 1 - confidence.
     below, cut, coverage = 0, -1, None
     for rank in range(number // 2):
         below += comb(number, rank)

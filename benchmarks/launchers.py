@@ -1,8 +1,8 @@
-"""The launchers that are compared, how each is started on the same script, and how a run is ended.
+"""The launchers to compare: how each starts the same script, and how a run is terminated.
 
-Called by the recovery and overhead benchmarks. Each launcher runs as its users would run it: its defaults,
-one poll interval for all, restarts enough for the kills to come. NVIDIA's package goes into an environment of its
-own, which reads torch and the rest from the project's, because it brings a `pynvml` that must not replace ours.
+Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, the same poll interval, and
+enough restarts for the scheduled kills. NVIDIA's package is installed into a separate environment, which shares torch
+and other packages with the project's, because it installs a `pynvml` that must not replace the project's.
 Does not measure.
 """
 
@@ -28,10 +28,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "grpo.py"
 BIN = Path(sys.executable).parent
 RANKS = 2
 POLL_SECONDS = 0.1
-"""torchrun's and ft_launcher's default `--monitor-interval`, said aloud so that it is the same for all."""
+"""The default `--monitor-interval` of torchrun and ft_launcher, passed explicitly to all launchers."""
 
 PEER_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "defusedxml==0.7.1", "pynvml==13.0.1")
-"""NVIDIA's launcher and those of its dependencies that the project does not have."""
+"""NVIDIA's launcher and its dependencies that the project does not install."""
 PEER_ENVIRONMENT = REPOSITORY / "build" / "peers"
 INSTALL_SECONDS = 600.0
 
@@ -41,18 +41,18 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
 }
-LAUNCHERS_OWN = ("GRPO_RUN_", "PET_", "TORCHELASTIC_")
+LAUNCHER_PREFIXES = ("GRPO_RUN_", "PET_", "TORCHELASTIC_")
 
 
 class LauncherError(Exception):
-    """A launcher could not be installed, or a run did not do what the benchmark needs; one line and the output."""
+    """A launcher could not be installed, or a run failed. The message has one line and the run's output."""
 
 
 def install_peer(environment: Path = PEER_ENVIRONMENT) -> Path:
-    """Make the environment that holds NVIDIA's launcher, once; returns its `bin`.
+    """Create the environment of NVIDIA's launcher if it does not exist; return its `bin` folder.
 
     Raises:
-        LauncherError: the package cannot be had here (no network, or no build for this Python).
+        LauncherError: the package cannot be installed (no network, or no build for this Python version).
     """
     stamp = environment / ".installed"
     wanted = " ".join((*PEER_PACKAGES, sysconfig.get_path("purelib"))) + "\n"
@@ -63,16 +63,16 @@ def install_peer(environment: Path = PEER_ENVIRONMENT) -> Path:
         _install(sys.executable, "-m", "venv", "--clear", str(environment))
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         paths = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
-        # behind the environment's own packages on the path, so torch is shared and pynvml is not
+        # A .pth entry comes after the environment's own packages, so torch is shared and pynvml is not.
         pth = environment / "lib" / version / "site-packages" / "project.pth"
         pth.write_text("\n".join(paths) + "\n")
-        # --no-deps: what is missing is named above; a resolver would take torch apart
+        # --no-deps, because the resolver would replace torch; the missing dependencies are in PEER_PACKAGES.
         _install(
             str(python), "-m", "pip", "install", "--quiet", "--ignore-installed", "--no-deps", *PEER_PACKAGES
         )
     except subprocess.CalledProcessError as error:
         raise LauncherError(
-            f"{PEER_PACKAGES[0]} cannot be installed into {environment}; leave {FT_LAUNCHER} out with"
+            f"cannot install {PEER_PACKAGES[0]} into {environment}; exclude {FT_LAUNCHER} with"
             f" --launchers:\n{error.stderr[-2000:]}"
         ) from error
     stamp.write_text(wanted)
@@ -84,13 +84,13 @@ def _install(*command: str) -> None:
 
 
 def command(name: str, folder: Path, arguments: Sequence[str], *, restarts: int) -> list[str]:
-    """The command line that starts `scripts/grpo.py` on two ranks.
+    """Return the command that starts `scripts/grpo.py` on two ranks.
 
     Args:
-        name: of `NAMES`.
-        folder: of this run; ours keeps its run directory there.
-        arguments: of the script. The peers get `--resume` too: grpo-run resumes an unmodified script by itself.
-        restarts: how many failures the launcher must be ready to survive.
+        name: one of `NAMES`.
+        folder: folder of this run; holds the run directory of grpo-run.
+        arguments: arguments of the script. The peers also get `--resume`; grpo-run resumes without it.
+        restarts: number of failures the launcher must recover from.
     """
     common = ["--nproc-per-node", str(RANKS), "--monitor-interval", str(POLL_SECONDS)]
     script = [str(SCRIPT), *arguments]
@@ -100,30 +100,31 @@ def command(name: str, folder: Path, arguments: Sequence[str], *, restarts: int)
     if name in (TORCHRUN, TORCHRUN_AS_SHIPPED):
         return [str(BIN / "torchrun"), *common, *script, "--resume"]
     if name == FT_LAUNCHER:
-        # no heartbeat timeouts: a killed process is seen by its exit; no network cards to watch on a CPU machine
+        # Heartbeat timeouts are not needed, because a killed process is detected by its exit. The NIC monitor does
+        # not apply to a machine without GPUs.
         own = ["--ignore-missing-fault-tol-cfg", "--ft-enable-nic-monitor", "false"]
         return [str(install_peer() / "ft_launcher"), *common, *own, *script, "--resume"]
     raise ValueError(f"unknown launcher {name!r}")
 
 
 def environment(name: str) -> dict[str, str]:
-    """The environment to start a launcher in: this one, quiet, without another launcher's variables."""
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS_OWN)}
+    """Return the environment for a launcher: the current one without variables of other launchers."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     variables.update(QUIET)
     if name == TORCHRUN:
-        # torch 2.13 keeps the last attempt's Gloo addresses in the rendezvous' store, and restarts fail on them
+        # Torch 2.13 keeps the Gloo addresses of the previous attempt in the rendezvous store; restarts then fail.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return variables
 
 
 class Training:
-    """One run under one launcher; use it in `contextlib.closing`, so that nothing of it is left whatever happens.
+    """One run under one launcher. Use it in `contextlib.closing`, so that all its processes are terminated.
 
     Args:
-        name: of `NAMES`.
-        folder: made here; holds output, checkpoints and step logs.
-        arguments: of the script, beside the paths.
-        restarts: see `command`.
+        name: one of `NAMES`.
+        folder: folder to create for output, checkpoints and step logs.
+        arguments: arguments of the script, except the paths.
+        restarts: number of failures the launcher must recover from.
     """
 
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], *, restarts: int = 0) -> None:
@@ -142,19 +143,19 @@ class Training:
         self._seen: set[psutil.Process] = set()
 
     def ended(self) -> int | None:
-        """The launcher's exit code, None while it runs."""
+        """Return the launcher's exit code, or None while it runs."""
         code: int | None = self._process.poll()
         return code
 
     def wait(self, timeout_seconds: float) -> int | None:
-        """The launcher's exit code, or None when the time is over."""
+        """Wait for the launcher; return its exit code, or None after the timeout."""
         try:
             return int(self._process.wait(timeout_seconds))
         except psutil.TimeoutExpired:
             return None
 
     def processes(self) -> set[int]:
-        """The process ids below the launcher, now."""
+        """Return the IDs of the launcher's current descendants."""
         try:
             children = self._process.children(recursive=True)
         except psutil.NoSuchProcess:
@@ -163,20 +164,20 @@ class Training:
         return {child.pid for child in children}
 
     def close(self, timeout_seconds: float = 10.0) -> None:
-        """End the launcher and every process ever seen below it."""
+        """Terminate the launcher and all descendants ever seen."""
         self.processes()
         if self._process.is_running():
             self._process.terminate()
             self.wait(timeout_seconds)
-        # psutil compares start times, so a number that another process has since got is left alone
-        left = [process for process in (self._process, *self._seen) if process.is_running()]
-        for process in left:
+        # psutil compares start times, so a process that reuses an ID is not killed.
+        remaining = [process for process in (self._process, *self._seen) if process.is_running()]
+        for process in remaining:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(left, timeout=timeout_seconds)
+        psutil.wait_procs(remaining, timeout=timeout_seconds)
 
     def tail(self, characters: int = 3000) -> str:
-        """The end of what the run printed."""
+        """Return the end of the run's output."""
         return self._output.read_text(errors="replace")[-characters:]

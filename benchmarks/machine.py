@@ -1,7 +1,7 @@
-"""What a figure was measured on: processor, memory, load, versions, the tree. Written into every result.
+"""The machine a result was measured on: processor, memory, load, versions and commit. Part of every result.
 
-Called by each benchmark before it starts anything, so that the load average is that of the machine without it.
-Does not measure.
+Each benchmark calls `facts` before it starts anything, so that the load average excludes the benchmark itself. Also
+holds the options that all benchmarks share. Does not measure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = ("grpo-run", "torch", "transformers", "trl", "accelerate")
 
 
 def facts() -> dict[str, Any]:
-    """The machine and what runs on it, now."""
+    """Return the current properties of the machine and the installed versions."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -40,40 +40,42 @@ def facts() -> dict[str, Any]:
 
 
 def sentence(machine: dict[str, Any]) -> str:
-    """The facts in one line, for the end of a table."""
+    """Return the facts in one line, to print below a table."""
     versions = " ".join(f"{name} {number}" for name, number in machine["versions"].items())
     load = machine["load_average_before"][0]
     return (
         f"{machine['cores']} cores, {machine['processor']}, load before {load}, python {machine['python']},"
         f" {versions}, commit {machine['commit']}"
-        + (f" and {machine['uncommitted_files']} changed files" if machine["uncommitted_files"] else "")
+        + (f" with {machine['uncommitted_files']} changed files" if machine["uncommitted_files"] else "")
     )
 
 
 def finish(console: Console, result: dict[str, Any], path: Path | None) -> None:
-    """Print what the result was measured on, and write it as JSON where `--json` says."""
+    """Print the machine's facts, and write the result to the path given by `--json`."""
     machine = result["machine"]
     console.print(sentence(machine), style="dim", highlight=False)
     if machine["load_average_before"][0] > 0.2 * machine["cores"]:
-        console.print("[yellow]The machine was not quiet before the start: take no figure from this.[/]")
+        console.print("[yellow]The machine was not idle before the start: the figures are not valid.[/]")
     if path is not None:
         path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine here")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all samples and the machine's facts to FILE"
+    )
     return parser
 
 
 def count(text: str) -> int:
-    """An argument that is a number of things: 1 or more."""
+    """Parse an argument that must be at least 1."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: needs at least 1")
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 
@@ -92,7 +94,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says, or None outside a checkout."""
+    """Return the output of git, or None outside a checkout."""
     try:
         answer = subprocess.run(
             ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=20, check=True

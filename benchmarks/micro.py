@@ -1,7 +1,7 @@
-"""What the parts cost that run inside a training step: board, vote, hygiene, journal.
+"""Measure the components that run inside a training step: board, vote, hygiene and journal.
 
-Each is measured on the code that runs in a rank, not on a copy. The votes are two real processes on Gloo and a
-TCPStore. For what all of them cost a step together, see `overhead.py`.
+The benchmark calls the code that runs in a rank. Votes are measured between two real processes on Gloo and a TCPStore.
+For the total overhead per step, see `overhead.py`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from scripts.work import compute
 
 RANKS = 2
 CHILD_SECONDS = 180.0
-"""Deadline of each measuring process; the slowest imports TRL first."""
+"""Deadline of each measuring process; the slowest one imports TRL first."""
 NESTED = 6
-"""Phases opened inside one another in a batch: about as deep as a step's ever are."""
+"""Nested phases per batch; about the deepest nesting in a real step."""
 WARM_VOTES = 20
 WORK_SECONDS = 0.05
 
 
 def batches(number: int, size: int, action: Callable[[], object]) -> list[float]:
-    """Microseconds a call, averaged over each of `number` batches of `size` calls."""
+    """Return microseconds per call, averaged over each of `number` batches of `size` calls."""
     taken = []
     for _ in range(number):
         began = time.perf_counter_ns()
@@ -48,7 +48,7 @@ def batches(number: int, size: int, action: Callable[[], object]) -> list[float]
 
 
 def board(folder: Path, number: int) -> dict[str, list[float]]:
-    """Microseconds: the three writes of a rank, and the supervisor's read of one slot."""
+    """Measure, in microseconds, the three writes of a rank and the supervisor's read of one slot."""
     from grpo_run.runtime.board.board import Board
     from grpo_run.watchdog.observation import Phase
 
@@ -76,7 +76,7 @@ def board(folder: Path, number: int) -> dict[str, list[float]]:
 
 
 def journal(folder: Path, number: int) -> dict[str, list[float]]:
-    """Microseconds for one line of the size of a committed step, and for putting it on disk."""
+    """Measure, in microseconds, writing one line with the size of a committed step, and syncing it to disk."""
     from grpo_run.runtime.record.journal import Journal
 
     lines = Journal(folder / "journal.jsonl", "benchmark")
@@ -96,7 +96,7 @@ def journal(folder: Path, number: int) -> dict[str, list[float]]:
 
 
 def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
-    """One of two voters; sends microseconds by name."""
+    """Measure votes in one of two processes; send the microseconds by name."""
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -114,7 +114,7 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
         votes.start(Vote(step=step))
 
     def work() -> None:
-        """A fixed time of computing: what a rank does between starting a vote and reading it."""
+        """Compute for a fixed time, as a rank does between starting a vote and reading it."""
         until = time.perf_counter() + WORK_SECONDS
         while time.perf_counter() < until:
             compute(10)
@@ -145,17 +145,17 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
     answer.send(
         {
             "vote: back to back": back_to_back,
-            "vote: waited for at once, after 50 ms of work": alone,
-            "vote: behind 50 ms of work, the start": starts,
-            "vote: behind 50 ms of work, the wait left": exposed,
+            "vote: read immediately, after 50 ms of work": alone,
+            "vote: overlapped with 50 ms of work, start": starts,
+            "vote: overlapped with 50 ms of work, remaining wait": exposed,
         }
     )
     votes.close()
-    answer.recv()  # rank 0 would otherwise take its end of the group away under rank 1
+    answer.recv()  # otherwise rank 0 could close its end of the group before rank 1 is done
 
 
 def vote(number: int) -> dict[str, list[float]]:
-    """Microseconds of a vote between two processes; every sample of both ranks."""
+    """Measure votes between two processes; return every sample of both ranks in microseconds."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -163,11 +163,11 @@ def vote(number: int) -> dict[str, list[float]]:
 
 
 def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
-    """What a rank is: a fork of an interpreter that has imported TRL. Measures with and without the freeze."""
+    """Measure hygiene in a fork of an interpreter that has imported TRL, like a rank, with and without the freeze."""
     from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 
     os.environ[SUPERVISOR_PID] = str(supervisor)
-    import grpo_run.trainers.preload  # noqa: F401 - collects and freezes
+    import grpo_run.trainers.preload  # noqa: F401 - the import collects garbage and freezes all objects
 
     context = multiprocessing.get_context("fork")
     results: dict[str, list[float]] = {}
@@ -177,7 +177,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
         child.start()
         there.close()
         if not here.poll(CHILD_SECONDS / 2):
-            raise TimeoutError("a forked rank did not finish its clean-ups")
+            raise TimeoutError("a forked rank did not finish its hygiene runs")
         results.update(here.recv())
         child.join(10)
     answer.send(results)
@@ -193,13 +193,13 @@ def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     shared = Board.create(Path(folder) / f"hygiene-{frozen}.mmap", 1)
     slot = shared.writer(0, rank=0, pid=os.getpid(), attempt=0)
     name = "hygiene: preloaded and frozen" if frozen else "hygiene: preloaded, not frozen"
-    # the first clean-up of a fork also copies the memory pages that it touches
+    # The first run in a fork also copies the memory pages that it modifies.
     first = clean(slot) * 1e6
     answer.send({f"{name}, first": [first], name: [clean(slot) * 1e6 for _ in range(max(5, number // 5))]})
 
 
 def _children(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> dict[str, list[float]]:
-    """Run `target` in fresh interpreters at once, under a deadline; their answers joined by name."""
+    """Run `target` concurrently in new interpreters, with a deadline; return their results joined by name."""
     context = multiprocessing.get_context("spawn")
     ends, processes = [], []
     joined: dict[str, list[float]] = {}
@@ -213,7 +213,7 @@ def _children(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]])
             processes.append(process)
         for end in ends:
             if not end.poll(CHILD_SECONDS):
-                raise TimeoutError(f"{target.__name__} did not answer within {CHILD_SECONDS:g} s")
+                raise TimeoutError(f"{target.__name__} did not respond within {CHILD_SECONDS:g} s")
             for name, values in end.recv().items():
                 joined.setdefault(name, []).extend(values)
         for end in ends:
@@ -229,7 +229,7 @@ def _children(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]])
 
 
 def figures(values: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile (nearest rank) and number, in microseconds."""
+    """Return median and 95th percentile (nearest rank) in microseconds, and the number of samples."""
     ordered = sorted(values)
     return {
         "median_us": round(statistics.median(ordered), 3),
@@ -239,16 +239,16 @@ def figures(values: Sequence[float]) -> dict[str, float]:
 
 
 def shown(microseconds: float) -> str:
-    """With the unit that reads best."""
+    """Format a duration in µs or ms."""
     return f"{microseconds / 1000:.3f} ms" if microseconds >= 100 else f"{microseconds:.2f} µs"
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--number", type=machine.count, default=100, help="votes with work between, batches of the rest; default 100")  # fmt: skip
+    parser.add_argument("--number", type=machine.count, default=100, help="number of votes with work in between, and of batches for the rest; default 100")  # fmt: skip
     options = parser.parse_args()
-    # ranks on a machine without an accelerator, whatever DeepSpeed would pick
+    # Prevent DeepSpeed from selecting an accelerator.
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"})
 
     console = Console()
@@ -261,12 +261,12 @@ def main() -> int:
             **_children(hygiene_rank, [(name, options.number, os.getpid())]),
         }
     summary = {name: figures(values) for name, values in samples.items()}
-    drawn = Table(title="What the parts of a step cost")
+    rendered = Table(title="Cost of the components of a step")
     for column in ("", "median", "95th percentile", "samples"):
-        drawn.add_column(column, justify="right" if column else "left")
+        rendered.add_column(column, justify="right" if column else "left")
     for name, row in summary.items():
-        drawn.add_row(name, shown(row["median_us"]), shown(row["p95_us"]), str(row["samples"]))
-    console.print(drawn)
+        rendered.add_row(name, shown(row["median_us"]), shown(row["p95_us"]), str(row["samples"]))
+    console.print(rendered)
     result = {
         "benchmark": "micro",
         "machine": facts,

@@ -1,13 +1,13 @@
-"""What does supervision cost? The mean step under grpo-run beside torchrun's, in pairs of runs.
+"""Measure the overhead of supervision: the mean step under grpo-run compared with torchrun, in pairs of runs.
 
-Each leg is a fresh pair of ranks training the same script for a fixed number of steps; a pair is one leg
-under each launcher, in the order A B, B A, A B, … so that a drift of the machine touches both alike. Every step
-does a fixed amount of work: half of it slept, half computed. A step padded "until a deadline" would hide the very cost.
-The script takes the times; start-up and the first steps do not count. `--control` puts torchrun in both
-places and shows what the method cannot tell apart.
+Each run is a new pair of ranks that train the same script for a fixed number of steps. A pair has one run under each
+launcher, in the order A B, B A, A B, and so on, so that a drift of the machine affects both equally. Every step
+performs a fixed amount of work, half sleeping and half computing; a step that waited "until a deadline" would hide
+the overhead. The script measures the times; start-up and the first steps do not count. `--control` compares torchrun
+with itself, and thereby shows the resolution of the method.
 
-The short steps run past step 100, so that they pay for one clean-up at the default `--hygiene-every 100`; the long
-ones do not reach it. Metrics and everything else are at their defaults; no checkpoints in between.
+The runs with short steps exceed step 100, so that they include one memory hygiene at the default `--hygiene-every
+100`; the runs with long steps do not. Metrics and all other settings have their defaults. No checkpoints are saved.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from scripts.work import compute
 from step_log import StepLog
 
 SKIPPED_STEPS = 5
-"""Steps at the start that do not count: first allocations, first collectives."""
-LEG_SECONDS = 120.0
-LENGTHS = {0.2: 30, 0.05: 110}
-"""Aimed length of a step in seconds, and how many steps a leg has: about six seconds of training each."""
+"""Steps at the start that do not count, because of first allocations and first collectives."""
+RUN_SECONDS = 120.0
+STEPS_BY_DURATION = {0.2: 30, 0.05: 110}
+"""Number of steps per run by intended step duration in seconds; each run trains for about six seconds."""
 CALIBRATION_STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """What each step does beside training: `sleep_seconds`, and `compute_units` blocks hashed."""
+    """Work of each step in addition to training: seconds of sleep, and units of computing (`scripts/work.py`)."""
 
     sleep_seconds: float
     compute_units: int
@@ -51,7 +51,7 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Mean step seconds of the two legs of one pair; `candidate_first` is their order."""
+    """Mean step times of the two runs of one pair, in seconds. `candidate_first` gives their order."""
 
     step_seconds: float
     number: int
@@ -63,44 +63,44 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leg:
-    """`exit_code` is None where the launcher had to be ended."""
+class RunResult:
+    """Mean step time of one run. `exit_code` is None if the launcher had to be terminated."""
 
     step_seconds: float
     exit_code: int | None
 
 
-def leg(launcher: str, folder: Path, steps: int, padding: Padding) -> Leg:
-    """Mean step in seconds over both ranks, from the end of step 5 to the end of the last.
+def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> RunResult:
+    """Run the script and return the mean step time over both ranks, from the end of step 5 to the end of the last.
 
-    A launcher that fails once every step is done (torch's Gloo threads can abort a rank that leaves without
-    destroying its group) has still done what is measured; its exit code is kept.
+    If the launcher fails after the last step, the measurement is still valid (torch's Gloo threads can abort a rank
+    that exits without destroying its group). The exit code is recorded.
 
     Raises:
-        LauncherError: the run did not do its steps in one go.
+        LauncherError: the run did not complete its steps without interruption.
     """
     arguments = [
         "--max-steps", str(steps), "--no-save",
         "--step-seconds", f"{padding.sleep_seconds:.6f}", "--compute-units", str(padding.compute_units),
     ]  # fmt: skip
     with closing(Training(launcher, folder, arguments)) as training:
-        code = training.wait(LEG_SECONDS)
+        code = training.wait(RUN_SECONDS)
     means = []
     for rank in range(RANKS):
         log = StepLog(training.step_log, rank)
         log.update()
         if [end.step for end in log.ends] != list(range(1, steps + 1)):
-            reason = f"not ended within {LEG_SECONDS:g} s" if code is None else f"exit code {code}"
+            reason = f"still running after {RUN_SECONDS:g} s" if code is None else f"exit code {code}"
             raise LauncherError(
-                f"a leg under {launcher} was not {steps} steps in a row ({reason}):\n{training.tail()}"
+                f"a run under {launcher} did not complete {steps} steps in order ({reason}):\n{training.tail()}"
             )
         first = log.ends[SKIPPED_STEPS - 1]
         means.append((log.ends[-1].at_seconds - first.at_seconds) / (steps - SKIPPED_STEPS))
-    return Leg(step_seconds=statistics.mean(means), exit_code=code)
+    return RunResult(step_seconds=statistics.mean(means), exit_code=code)
 
 
 def unit_seconds() -> float:
-    """How long this machine takes over one unit of computing: the median of twenty batches."""
+    """Return the seconds that one unit of computing takes on this machine: the median of twenty batches."""
     batch, taken = 200, []
     for _ in range(20):
         began = time.perf_counter()
@@ -110,14 +110,14 @@ def unit_seconds() -> float:
 
 
 def padding_for(step_seconds: float, bare_seconds: float, one_unit_seconds: float) -> Padding:
-    """What brings a step of `bare_seconds` to about `step_seconds`; the same for every leg of the length."""
+    """Return the padding that extends a step of `bare_seconds` to about `step_seconds`."""
     half = max(0.0, step_seconds - bare_seconds) / 2
     return Padding(sleep_seconds=half, compute_units=round(half / one_unit_seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of one step length: ratios are candidate over baseline within a pair, differences are per step."""
+    """Summary for one step duration. Ratios are candidate to baseline within a pair; differences are per step."""
 
     step_seconds: float
     baseline_seconds: float
@@ -126,8 +126,8 @@ class Summary:
     difference_seconds: Interval
 
 
-def summarise(step_seconds: float, pairs: Sequence[Pair]) -> Summary:
-    """Medians over the pairs, with sign-test intervals."""
+def summarize(step_seconds: float, pairs: Sequence[Pair]) -> Summary:
+    """Return the medians over the pairs with their sign-test intervals."""
     return Summary(
         step_seconds=step_seconds,
         baseline_seconds=statistics.median(pair.baseline_seconds for pair in pairs),
@@ -140,20 +140,20 @@ def summarise(step_seconds: float, pairs: Sequence[Pair]) -> Summary:
 
 
 def table(summaries: Sequence[Summary], candidate: str, pairs: int) -> Table:
-    """What is printed."""
-    drawn = Table(title=f"Mean step, {candidate} beside {TORCHRUN}, {pairs} pairs a row")
+    """Return the table to print."""
+    rendered = Table(title=f"Mean step, {candidate} compared with {TORCHRUN}, {pairs} pairs per row")
     for column in (
-        "step aimed at", TORCHRUN, candidate, "ratio, median", "95 % interval", "added a step", "95 % interval",
+        "intended step", TORCHRUN, candidate, "ratio, median", "95 % interval", "added per step", "95 % interval",
     ):  # fmt: skip
-        drawn.add_column(column, justify="right")
+        rendered.add_column(column, justify="right")
 
     def between(interval: Interval, scale: float, digits: int) -> str:
         if interval.low is None or interval.high is None:
-            return "needs 6 pairs"
+            return "6 pairs required"
         return f"{interval.low * scale:.{digits}f} to {interval.high * scale:.{digits}f}"
 
     for row in summaries:
-        drawn.add_row(
+        rendered.add_row(
             f"{row.step_seconds * 1000:.0f} ms",
             f"{row.baseline_seconds * 1000:.1f} ms",
             f"{row.candidate_seconds * 1000:.1f} ms",
@@ -162,13 +162,13 @@ def table(summaries: Sequence[Summary], candidate: str, pairs: int) -> Table:
             f"{row.difference_seconds.median * 1000:+.2f} ms",
             between(row.difference_seconds, 1000, 2),
         )
-    return drawn
+    return rendered
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--pairs", type=machine.count, default=20, help="for each step length; default 20")
+    parser.add_argument("--pairs", type=machine.count, default=20, help="pairs per step duration; default 20")
     parser.add_argument("--control", action="store_true", help="compare torchrun with itself")
     options = parser.parse_args()
     candidate = TORCHRUN if options.control else OURS
@@ -179,17 +179,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-run-overhead-") as name:
         folder = Path(name)
         nothing = Padding(sleep_seconds=0.0, compute_units=0)
-        bare = leg(TORCHRUN, folder / "calibration", CALIBRATION_STEPS, nothing).step_seconds
+        bare = measure_run(TORCHRUN, folder / "calibration", CALIBRATION_STEPS, nothing).step_seconds
         one_unit = unit_seconds()
-        paddings = {length: padding_for(length, bare, one_unit) for length in LENGTHS}
+        paddings = {length: padding_for(length, bare, one_unit) for length in STEPS_BY_DURATION}
         for number in range(options.pairs):
-            for length, steps in LENGTHS.items():
+            for length, steps in STEPS_BY_DURATION.items():
                 first = number % 2 == 0
                 taken = {}
                 for place in ("candidate", "baseline") if first else ("baseline", "candidate"):
                     launcher = candidate if place == "candidate" else TORCHRUN
                     where = folder / f"{length}-{number}-{place}"
-                    taken[place] = leg(launcher, where, steps, paddings[length])
+                    taken[place] = measure_run(launcher, where, steps, paddings[length])
                 pair = Pair(
                     step_seconds=length,
                     number=number,
@@ -202,11 +202,13 @@ def main() -> int:
                 pairs.append(pair)
                 console.print(
                     f"pair {number + 1} of {options.pairs} at {length * 1000:.0f} ms:"
-                    f" {pair.candidate_seconds * 1000:.1f} ms beside {pair.baseline_seconds * 1000:.1f} ms,"
+                    f" {pair.candidate_seconds * 1000:.1f} ms, baseline {pair.baseline_seconds * 1000:.1f} ms,"
                     f" ratio {pair.candidate_seconds / pair.baseline_seconds:.4f}",
                     highlight=False,
                 )
-    summaries = [summarise(length, [p for p in pairs if p.step_seconds == length]) for length in LENGTHS]
+    summaries = [
+        summarize(length, [p for p in pairs if p.step_seconds == length]) for length in STEPS_BY_DURATION
+    ]
     console.print(table(summaries, candidate if candidate != TORCHRUN else "itself", options.pairs))
     result: dict[str, Any] = {
         "benchmark": "overhead",
@@ -216,7 +218,7 @@ def main() -> int:
             "candidate": candidate,
             "baseline": TORCHRUN,
             "bare_step_seconds": bare,
-            "steps": {str(length): steps for length, steps in LENGTHS.items()},
+            "steps": {str(length): steps for length, steps in STEPS_BY_DURATION.items()},
             "padding": {str(length): asdict(padding) for length, padding in paddings.items()},
         },
         "summary": [asdict(summary) for summary in summaries],

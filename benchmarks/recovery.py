@@ -1,9 +1,9 @@
-"""How long after the SIGKILL of a rank does training go on? Ours beside torchrun and NVIDIA's ft_launcher.
+"""Measure the time from SIGKILL of a rank until training continues, for grpo-run, torchrun and NVIDIA's ft_launcher.
 
-One script on two ranks for all launchers, one schedule of kills for all, the launchers' runs taking turns. A
-rank is killed between two checkpoints; the time runs from the signal to the moment when every rank has
-ended a step in a new process ("next step"), and to the moment when every rank is past the step that had been
-reached ("caught up", which includes doing lost steps again). The script takes the times; no launcher is asked.
+All launchers run one script on two ranks with the same schedule of kills, in turn. A rank is killed between two
+checkpoints. The benchmark measures the time from the signal until every rank has completed a step in a new process
+("next step"), and until every rank has passed the step that had been reached ("caught up", which includes the
+repetition of lost steps). The times come from the script's step log, not from the launcher.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from launchers import FT_LAUNCHER, NAMES, OURS, RANKS, TORCHRUN, LauncherError, 
 from step_log import StepEnd, StepLog
 
 START_SECONDS = 180.0
-"""From starting a launcher, or from a recovery, to the step at which the next kill is due."""
+"""Limit from the start of a launcher, or from a recovery, to the step of the next kill."""
 END_SECONDS = 60.0
-"""From the last recovery to the launcher's exit: a few steps and a digest of the weights."""
-LOOK_SECONDS = 0.002
+"""Limit from the last recovery to the launcher's exit: a few steps and a digest of the weights."""
+POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """`rank` is killed `delay_seconds` after it has ended `step`."""
+    """A scheduled kill of `rank`, `delay_seconds` after it has completed `step`."""
 
     number: int
     rank: int
@@ -50,7 +50,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A kill that was done, or could not be. Seconds from the signal; None for never."""
+    """Result of a kill. Durations are in seconds from the signal; None means that the event did not occur."""
 
     launcher: str
     number: int
@@ -64,9 +64,9 @@ class Sample:
 def schedule(
     kills: int, kills_per_run: int, save_steps: int, step_seconds: float, seed: int
 ) -> list[list[Kill]]:
-    """The kills of each run: random rank, step and moment, each past a checkpoint that the last one had not.
+    """Return the kills of each run: random rank, step and moment, with a new checkpoint between any two kills.
 
-    At least two steps from a checkpoint on either side: a checkpoint cut short is another measurement.
+    Kills are at least two steps away from every checkpoint, because an interrupted checkpoint is not measured here.
     """
     source = random.Random(seed)
     runs: list[list[Kill]] = []
@@ -85,12 +85,12 @@ def schedule(
     return runs
 
 
-class Victim:
-    """A run that is hurt and watched.
+class FaultInjector:
+    """Kills ranks of a run and measures its recovery.
 
     Args:
         training: the run.
-        deadline_seconds: after a kill; then it counts as never recovered.
+        deadline_seconds: time after a kill at which the run counts as not recovered.
     """
 
     def __init__(self, training: Training, deadline_seconds: float) -> None:
@@ -98,14 +98,14 @@ class Victim:
         self._deadline_seconds = deadline_seconds
         self._logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
 
-    def hurt(self, kill: Kill) -> Sample:
-        """Wait for the kill's step, kill, and wait for training to go on."""
+    def kill(self, kill: Kill) -> Sample:
+        """Wait for the scheduled step, kill the rank, and wait until training has caught up."""
         failure = self._until(lambda: self._reached(kill), START_SECONDS)
         if failure is not None:
             return self._sample(kill, kill.step, None, None, f"step {kill.step} not reached: {failure}")
         pids = [log.last.pid for log in self._logs if log.last is not None]
         if pids[kill.rank] not in self._training.processes():
-            return self._sample(kill, kill.step, None, None, f"rank {kill.rank} is gone before its kill")
+            return self._sample(kill, kill.step, None, None, f"rank {kill.rank} exited before its kill")
         time.sleep(kill.delay_seconds)
         killed_at = time.monotonic()
         os.kill(pids[kill.rank], signal.SIGKILL)
@@ -113,7 +113,7 @@ class Victim:
         reached = max(log.last.step for log in self._logs if log.last is not None and log.last.pid in pids)
 
         def seconds(condition: Callable[[StepEnd], bool]) -> float | None:
-            """Until every rank had ended, in a new process, a step that meets `condition`."""
+            """Return the time until every rank completed, in a new process, a step that satisfies `condition`."""
             new = [
                 [end for end in log.ends if end.at_seconds > killed_at and end.pid not in pids]
                 for log in self._logs
@@ -150,7 +150,7 @@ class Victim:
             log.update()
 
     def _until(self, condition: Callable[[], bool], timeout_seconds: float) -> str | None:
-        """Wait; None when the condition holds, else why it never will."""
+        """Wait for the condition. Return None if it holds, else the reason why it was not reached."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             code = self._training.ended()
@@ -161,12 +161,12 @@ class Victim:
                 return f"the launcher exited with {code}"
             if time.monotonic() > deadline:
                 return f"not within {timeout_seconds:g} s"
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """How a run ended after its last kill; `digest` is of the final weights."""
+    """The end of a run after its last kill. `digest` is the digest of the final weights."""
 
     launcher: str
     exit_code: int | None
@@ -174,9 +174,9 @@ class RunEnd:
 
 
 def measure(
-    name: str, kills: Sequence[Kill], folder: Path, options: Any, say: Callable[[Sample], None]
+    name: str, kills: Sequence[Kill], folder: Path, options: Any, notify: Callable[[Sample], None]
 ) -> tuple[list[Sample], RunEnd]:
-    """One run with its kills; stops at the first from which it does not recover."""
+    """Perform the kills of one run; stop at the first kill from which it does not recover."""
     samples: list[Sample] = []
     last_step = (options.kills_per_run + 1) * options.save_steps + options.save_steps // 2
     arguments = [
@@ -184,10 +184,10 @@ def measure(
         "--step-seconds", str(options.step_seconds),
     ]  # fmt: skip
     with closing(Training(name, folder, arguments, restarts=len(kills))) as training:
-        victim = Victim(training, options.deadline)
+        injector = FaultInjector(training, options.deadline)
         for kill in kills:
-            samples.append(victim.hurt(kill))
-            say(samples[-1])
+            samples.append(injector.kill(kill))
+            notify(samples[-1])
             if samples[-1].failure is not None:
                 print(training.tail(), file=sys.stderr)
                 return samples, RunEnd(launcher=name, exit_code=training.ended(), digest=None)
@@ -200,8 +200,8 @@ def measure(
         )
 
 
-def summarise(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    """Median, least and greatest by launcher, never counted as infinite; ours beside the best peer."""
+def summarize(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
+    """Return median, minimum and maximum by launcher; no recovery counts as infinite. Compare with the best peer."""
     summary: dict[str, Any] = {}
     for name in names:
         own = [sample for sample in samples if sample.launcher == name]
@@ -221,49 +221,51 @@ def summarise(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]
 
 
 def table(summary: dict[str, Any], names: Sequence[str], ends: Sequence[RunEnd], deadline: float) -> Table:
-    """What is printed."""
-    drawn = Table(
-        title="SIGKILL of one of two ranks: seconds until every rank has ended the next step",
-        caption=f"never: not within {deadline:g} s of the kill, or the launcher gave up",
+    """Return the table to print."""
+    rendered = Table(
+        title="SIGKILL of one of two ranks: seconds until every rank has completed the next step",
+        caption=f"never: not within {deadline:g} s after the kill, or the launcher gave up",
     )
     for column in ("launcher", "recovered", "median", "min", "max", "caught up, median", "runs ended well"):
-        drawn.add_column(column, justify="left" if column == "launcher" else "right")
+        rendered.add_column(column, justify="left" if column == "launcher" else "right")
 
     def shown(value: float | None) -> str:
         return "never" if value is None else f"{value:.2f}"
 
     for name in names:
         row, own = summary[name], [end for end in ends if end.launcher == name]
-        drawn.add_row(
+        rendered.add_row(
             name,
             f"{row['recovered']}/{row['kills']}",
             *(shown(row["next_step_seconds"][key]) for key in ("median", "min", "max")),
             shown(row["caught_up_seconds"]["median"]),
             f"{sum(end.exit_code == 0 for end in own)}/{len(own)}",
         )
-    return drawn
+    return rendered
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--kills", type=machine.count, default=10, help="for each launcher; default 10")
-    parser.add_argument("--kills-per-run", type=machine.count, default=5, help="default 5")
-    parser.add_argument("--launchers", default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}", metavar="NAMES", help=f"with commas, of {', '.join(NAMES)}; default %(default)s")  # fmt: skip
+    parser.add_argument("--kills", type=machine.count, default=10, help="kills per launcher; default 10")
+    parser.add_argument("--kills-per-run", type=machine.count, default=5, help="kills per run; default 5")
+    parser.add_argument("--launchers", default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}", metavar="NAMES", help=f"comma-separated, from {', '.join(NAMES)}; default %(default)s")  # fmt: skip
     parser.add_argument(
-        "--deadline", type=float, default=90.0, metavar="SECONDS", help="after a kill; default 90"
+        "--deadline", type=float, default=90.0, metavar="SECONDS", help="limit for a recovery; default 90"
     )
     parser.add_argument(
-        "--save-steps", type=machine.count, default=10, help="a checkpoint every so many; default 10"
+        "--save-steps", type=machine.count, default=10, help="steps between checkpoints; default 10"
     )
-    parser.add_argument("--step-seconds", type=float, default=0.05, help="slept in each step; default 0.05")
-    parser.add_argument("--seed", type=int, default=1, help="of the schedule of kills")
+    parser.add_argument("--step-seconds", type=float, default=0.05, help="sleep in each step; default 0.05")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the schedule of kills")
     options = parser.parse_args()
     names = list(dict.fromkeys(options.launchers.split(",")))
     if unknown := [name for name in names if name not in NAMES]:
-        parser.error(f"--launchers {unknown[0]}: known are {', '.join(NAMES)}")
+        parser.error(f"--launchers {unknown[0]}: choose from {', '.join(NAMES)}")
     if options.save_steps < 5:
-        parser.error("--save-steps: needs 5, for a kill two steps from a checkpoint on either side")
+        parser.error(
+            "--save-steps must be at least 5, because kills are two steps away from every checkpoint"
+        )
     options.kills_per_run = min(options.kills_per_run, options.kills)
 
     console = Console()
@@ -271,12 +273,12 @@ def main() -> int:
     samples: list[Sample] = []
     ends: list[RunEnd] = []
 
-    def say(sample: Sample) -> None:
+    def notify(sample: Sample) -> None:
         outcome = (
             sample.failure or f"{sample.next_step_seconds:.2f} s, caught up {sample.caught_up_seconds:.2f} s"
         )
         console.print(
-            f"{sample.launcher}: kill {sample.number} of rank {sample.rank} past step {sample.step}: {outcome}",
+            f"{sample.launcher}: kill {sample.number} of rank {sample.rank} after step {sample.step}: {outcome}",
             highlight=False,
         )
 
@@ -287,21 +289,23 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory(prefix="grpo-run-recovery-") as folder:
         for number, kills in enumerate(runs):
-            # a launcher that always came first would always meet the machine as the last one left it
+            # Rotate the order, so that no launcher always runs directly after the same other one.
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                left, part = list(kills), 0
-                while left:
-                    done, end = measure(name, left, Path(folder) / f"{name}-{number}-{part}", options, say)
+                remaining, part = list(kills), 0
+                while remaining:
+                    done, end = measure(
+                        name, remaining, Path(folder) / f"{name}-{number}-{part}", options, notify
+                    )
                     samples += done
                     ends.append(end)
-                    left, part = left[len(done) :], part + 1
-    summary = summarise(samples, names)
+                    remaining, part = remaining[len(done) :], part + 1
+    summary = summarize(samples, names)
     console.print(table(summary, names, ends, options.deadline))
     if "best_peer" in summary:
         console.print(
-            f"grpo-run needs {summary['ours_to_best_peer']:.2f} of the best peer's time"
-            f" ({summary['best_peer']}).",
+            f"Ratio of grpo-run's median to the best peer's ({summary['best_peer']}):"
+            f" {summary['ours_to_best_peer']:.2f}",
             highlight=False,
         )
     result = {

@@ -1,6 +1,6 @@
-"""Reads what `scripts/grpo.py` writes at the end of each step, as it grows. One object a rank.
+"""Read the step log that `scripts/grpo.py` appends to at the end of each step. One object per rank.
 
-Called by the recovery and overhead benchmarks. Does not wait: the caller polls.
+Called by the recovery and overhead benchmarks. Does not wait; the caller polls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """A rank has ended a step; `at_seconds` is monotonic time of this machine, the same for all processes."""
+    """The end of a step in one rank. `at_seconds` is monotonic time, which is the same for all processes."""
 
     at_seconds: float
     step: int
@@ -19,11 +19,11 @@ class StepEnd:
 
 
 class StepLog:
-    """The file of one rank.
+    """The step log of one rank.
 
     Args:
-        base: the script's `--step-log`.
-        rank: of the writer.
+        base: value of the script's `--step-log`.
+        rank: the rank that writes the log.
     """
 
     def __init__(self, base: Path, rank: int) -> None:
@@ -32,20 +32,20 @@ class StepLog:
         self.ends: list[StepEnd] = []
 
     def update(self) -> None:
-        """Read what has been written since; a file that is not there yet is empty."""
+        """Read new lines. A file that does not exist yet counts as empty."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read()
         except FileNotFoundError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in whole.decode().splitlines():
+        complete = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in complete.decode().splitlines():
             at, step, pid = line.split()
             self.ends.append(StepEnd(at_seconds=float(at), step=int(step), pid=int(pid)))
 
     @property
     def last(self) -> StepEnd | None:
-        """The latest step."""
+        """The end of the latest step, or None."""
         return self.ends[-1] if self.ends else None

@@ -1,13 +1,13 @@
-"""What does it cost to watch? Processor time of the supervisor, and of what it put into eight ranks, while they are quiet.
+"""Measure the CPU time of watching: of the supervisor, and of eight idle ranks.
 
-Three windows, each wholly inside one state of a real run of eight ranks:
+Three windows, each entirely within one state of a real run with eight ranks:
 
     asleep     every rank is in one reward phase of 30 s
-    waiting    seven ranks wait in a collective for one that is 30 s late, so that records are polled for
-    stepping   short steps one after another
+    waiting    seven ranks wait in a collective for one that is 30 s late, so that collective records are polled
+    stepping   a series of short steps
 
-In the first two the script does nothing, so whatever the ranks use is the guard's: beats, and answers from the worker
-servers. In the third only the supervisor is counted. Shares are of one core.
+In the first two states the script is idle, so the CPU time of the ranks is the guard's: heartbeats, and responses of the
+worker servers. In the third state only the supervisor is measured. All figures are fractions of one core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "scripts" / "grpo.py
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Shares of one core over one window."""
+    """CPU time in one window, as fractions of one core."""
 
     state: str
     seconds: float
@@ -50,8 +50,8 @@ class Window:
     ranks: float | None
 
 
-class Night:
-    """A run of eight ranks and its supervisor."""
+class WatchedRun:
+    """A supervised run with eight ranks."""
 
     def __init__(self, folder: Path, words: Sequence[str], arguments: Sequence[str]) -> None:
         self.directory = folder / "run"
@@ -67,7 +67,7 @@ class Night:
             )  # fmt: skip
 
     def until(self, condition: Callable[[list[Slot]], bool]) -> list[Slot]:
-        """Wait until the slots of all ranks satisfy `condition`."""
+        """Wait until the slots of all ranks satisfy `condition`, and return the slots."""
         deadline = time.monotonic() + START_DEADLINE_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             if (self.directory / "board.mmap").exists():
@@ -75,10 +75,10 @@ class Night:
                 if len(slots) == RANKS and condition(slots):
                     return slots
             time.sleep(0.05)
-        raise SystemExit(f"the run did not get there; see {self.directory}")
+        raise SystemExit(f"the run did not reach the required state; see {self.directory}")
 
     def measure(self, state: str, slots: list[Slot], *, with_ranks: bool) -> Window:
-        """Processor time over one window."""
+        """Measure the CPU time in one window."""
         supervisor, ranks = psutil.Process(self.process.pid), [psutil.Process(slot.pid) for slot in slots]
         time.sleep(SETTLE_SECONDS)
         began = time.monotonic()
@@ -94,7 +94,7 @@ class Night:
         )
 
     def end(self) -> None:
-        """End it; nobody waits for its weights."""
+        """Kill the run; its result is not needed."""
         self.process.kill()
         self.process.wait(30)
 
@@ -104,60 +104,60 @@ def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
 
 
 def asleep(folder: Path) -> Window:
-    """All ranks in a phase of 30 s."""
-    night = Night(folder, [], ["--max-steps", "4", "--step-seconds", str(LONG_SECONDS)])
+    """Measure while all ranks are in a phase of 30 s."""
+    run = WatchedRun(folder, [], ["--max-steps", "4", "--step-seconds", str(LONG_SECONDS)])
     try:
-        slots = night.until(lambda slots: all(slot.phase is Phase.reward for slot in slots))
-        return night.measure("asleep in one 30 s phase", slots, with_ranks=True)
+        slots = run.until(lambda slots: all(slot.phase is Phase.reward for slot in slots))
+        return run.measure("all asleep in one phase of 30 s", slots, with_ranks=True)
     finally:
-        night.end()
+        run.end()
 
 
 def waiting(folder: Path) -> Window:
-    """Seven wait for one."""
+    """Measure while seven ranks wait for one."""
     injected = [
         "--deadline-floor",
         "300",
         "--inject",
         f"slow@rank0:step4:phase=reward:seconds={LONG_SECONDS}",
     ]
-    night = Night(folder, injected, ["--max-steps", "8"])
+    run = WatchedRun(folder, injected, ["--max-steps", "8"])
     try:
-        slots = night.until(
+        slots = run.until(
             lambda slots: (
                 slots[0].step == 3
                 and slots[0].phase is Phase.reward
                 and time.monotonic() - slots[0].phases[-1].since_seconds > 1
             )
         )
-        return night.measure("seven wait for one, 30 s", slots, with_ranks=True)
+        return run.measure("seven wait in a collective for one, 30 s", slots, with_ranks=True)
     finally:
-        night.end()
+        run.end()
 
 
 def stepping(folder: Path) -> Window:
-    """Steps one after another."""
-    night = Night(folder, [], ["--max-steps", "2000", "--step-seconds", "0.05"])
+    """Measure during short steps."""
+    run = WatchedRun(folder, [], ["--max-steps", "2000", "--step-seconds", "0.05"])
     try:
-        slots = night.until(lambda slots: min(slot.step for slot in slots) >= 5)
-        return night.measure("short steps", slots, with_ranks=False)
+        slots = run.until(lambda slots: min(slot.step for slot in slots) >= 5)
+        return run.measure("short steps", slots, with_ranks=False)
     finally:
-        night.end()
+        run.end()
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, and print and write the results."""
     options = machine.argument_parser(__doc__).parse_args()
     facts = machine.facts()
     windows = []
     for state in (asleep, waiting, stepping):
         with tempfile.TemporaryDirectory() as folder:
             windows.append(state(Path(folder)))
-    table = Table(title=f"{RANKS} ranks, share of one core")
-    for heading in ("state", "supervisor", "what it put into the ranks"):
+    table = Table(title=f"{RANKS} ranks, fractions of one core")
+    for heading in ("state", "supervisor", "all processes of the ranks"):
         table.add_column(heading)
     for window in windows:
-        ranks = "not counted: they train" if window.ranks is None else f"{window.ranks:.2%}"
+        ranks = "not counted: the ranks train" if window.ranks is None else f"{window.ranks:.2%}"
         table.add_row(window.state, f"{window.supervisor:.2%}", ranks)
     console = Console()
     console.print(table)

@@ -1,7 +1,7 @@
-"""The plain TRL script that the recovery and overhead benchmarks train: the tests' tiny GRPO, with its steps timed.
+"""The plain TRL script of the recovery and overhead benchmarks: the tests' tiny GRPO training, with a step log.
 
-Started on two ranks by whichever launcher is being measured. It knows nothing of `grpo_run`: the times are
-taken by a callback of its own, the same under every launcher. Does not decide when it is hurt.
+Started on two ranks by the launcher that is measured. It does not use `grpo_run`; its own callback records the times,
+so they are measured in the same way under every launcher. Does not inject faults.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class StepLog(TrainerCallback):
-    """Appends `monotonic seconds, step, pid` at the end of each step; one write, so a kill cuts no line short.
+    """Append monotonic seconds, step and process ID at the end of each step, in a single write.
 
     Args:
-        path: of the file; this rank's has `.{rank}` appended.
+        path: base path of the log; `.{rank}` is appended.
     """
 
     def __init__(self, path: Path) -> None:
         rank = os.environ.get("RANK", "0")
-        self._file = open(f"{path}.{rank}", "ab", buffering=0)  # noqa: SIM115 - open as long as the process
+        self._file = open(f"{path}.{rank}", "ab", buffering=0)  # noqa: SIM115 - stays open until the process exits
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._file.write(f"{time.monotonic():.6f} {state.global_step} {os.getpid()}\n".encode())
 
 
 def rewards_with_work(step_seconds: float, compute_units: int) -> Any:
-    """The tests' reward after a fixed amount of sleep and of computing: never "until a deadline".
+    """Return the tests' reward function with a fixed amount of sleep and computing.
 
-    A step that waited for a deadline would hide whatever a supervisor adds to it.
+    A step that waited until a deadline instead would hide the overhead of a supervisor.
     """
     inner = tiny.rewards(step_seconds)
 
@@ -52,8 +52,12 @@ def rewards_with_work(step_seconds: float, compute_units: int) -> Any:
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
-    parser.add_argument("--step-log", type=Path, required=True, help="appended to at the end of each step")
-    parser.add_argument("--compute-units", type=int, default=0, help="see work.py; done in each reward")
+    parser.add_argument(
+        "--step-log", type=Path, required=True, help="file to append to at the end of each step"
+    )
+    parser.add_argument(
+        "--compute-units", type=int, default=0, help="units of computing per reward call; see work.py"
+    )
     parser.add_argument("--no-save", action="store_true", help="write no checkpoint")
     arguments = parser.parse_args()
     tiny.check_rollout_boundaries(arguments)

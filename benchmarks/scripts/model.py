@@ -1,4 +1,4 @@
-"""A model large enough to measure checkpoints with: made on the spot, trained for one real step, nothing downloaded."""
+"""A model large enough for the checkpoint benchmark, created locally and trained for one real step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEED_FORWARD = 2816
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """As many words as a real one has, so that saving it takes as long."""
+    """Return a tokenizer with a vocabulary of realistic size, so that saving it takes a realistic time."""
     words = ["<pad>", "<eos>", "<unk>"]
     words += [f"w{number}" for number in range(VOCABULARY - len(words))]
     model = WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
@@ -30,11 +30,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trained(layers: int, output_dir: Path) -> Any:
-    """An SFTTrainer after one step of AdamW in float32 on the CPU: weights and two moments of each are there.
+    """Return an SFTTrainer after one step of AdamW in float32 on the CPU, so that the optimizer has its state.
 
     Args:
-        layers: about 12.8 million parameters each, beside 33 million of the embeddings.
-        output_dir: where it saves.
+        layers: number of layers with about 12.8 million parameters each, in addition to 33 million in the embeddings.
+        output_dir: folder for checkpoints.
     """
     set_seed(7)
     config = Qwen2Config(

@@ -1,6 +1,6 @@
-"""The unit of computing that pads a step: shared by the script that does it and the benchmark that times it.
+"""The unit of computing that pads a step, shared by the script that performs it and the benchmark that calibrates it.
 
-Imports nothing heavy. Does not decide how many units a step does.
+Imports no large package. Does not choose the number of units per step.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 
 BLOCK = bytes(16 * 1024)
-"""Above 2047 bytes hashlib lets go of the GIL, as a tensor operation would."""
+"""Above 2047 bytes hashlib releases the GIL, as a tensor operation does."""
 
 
 def compute(units: int) -> None:
-    """Hash `BLOCK` so many times."""
+    """Hash `BLOCK` `units` times."""
     for _ in range(units):
         hashlib.sha256(BLOCK).digest()
