@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +55,14 @@ def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
         slot.index_path(rank).write_bytes(index.to_json())
     slot.complete_snapshot(staged)
     return staged
+
+
+@contextmanager
+def held(slot: StagingSlot) -> Iterator[None]:
+    """Hold a slot's lock through another descriptor."""
+    descriptor = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

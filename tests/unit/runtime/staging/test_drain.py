@@ -1,4 +1,4 @@
-"""A snapshot becomes a checkpoint, or an answer that says why not; nothing in between is ever seen."""
+"""Draining one snapshot: it becomes a checkpoint, or a failure with a reason and no visible files."""
 
 from __future__ import annotations
 
@@ -32,52 +32,40 @@ from grpo_run.runtime.staging.index import read_index
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.fixture
-def staging(tmp_path: Path) -> StagingArea:
-    """Three empty slots."""
-    return StagingArea(tmp_path / "memory")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """The script's output directory, which nobody has made yet."""
-    return tmp_path / "disk" / "out"
-
-
-def request(staging: StagingArea, index: int = 0, **options: Any) -> DrainPublished | DrainFailed:
-    """What one request is answered."""
+def drain_slot(staging: StagingArea, index: int = 0, **options: Any) -> DrainPublished | DrainFailed:
+    """Send one request for a slot and return the reply."""
     return handle_request(staging, DrainRequest(slot=index, **options), lambda written_bytes: None)
 
 
-def published(answered: DrainPublished | DrainFailed) -> DrainPublished:
-    """It worked."""
-    assert isinstance(answered, DrainPublished), answered
-    return answered
+def expect_published(reply: DrainPublished | DrainFailed) -> DrainPublished:
+    """Require that the request succeeded."""
+    assert isinstance(reply, DrainPublished), reply
+    return reply
 
 
-def failed(answered: DrainPublished | DrainFailed) -> DrainFailed:
-    """It did not."""
-    assert isinstance(answered, DrainFailed), answered
-    return answered
+def expect_failed(reply: DrainPublished | DrainFailed) -> DrainFailed:
+    """Require that the request failed."""
+    assert isinstance(reply, DrainFailed), reply
+    return reply
 
 
-def nothing_to_be_seen(out: Path) -> bool:
-    """No checkpoint and nothing half-written."""
+def is_empty(out: Path) -> bool:
+    """Return True if the directory has neither checkpoints nor partial directories."""
     return not out.exists() or list(out.iterdir()) == []
 
 
-def disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """The disk has that much room."""
+def set_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Set the free space of the disk."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, free))
 
 
 # ---- what is written ----
 
 
-def test_a_drained_snapshot_is_a_complete_checkpoint(staging: StagingArea, out: Path) -> None:
-    """Every rank's part and the trainer's own files; it verifies, and the slot may be used again."""
+def test_a_drained_snapshot_is_a_verified_checkpoint(staging: StagingArea, out: Path) -> None:
+    """With every rank's files and the trainer's own; the slot is marked drained."""
     fill(staging.slots[1], snapshot(out, 5, world_size=2))
-    answered = published(request(staging, 1))
+    reply = expect_published(drain_slot(staging, 1))
     path = out / "checkpoint-5"
     manifest = read_manifest(path)
     verify_digests(path, manifest.files)
@@ -88,30 +76,30 @@ def test_a_drained_snapshot_is_a_complete_checkpoint(staging: StagingArea, out: 
     for name, content in PLAIN.items():
         assert (path / name).read_bytes() == content
     assert os.listdir(out) == ["checkpoint-5"]
-    assert set(os.listdir(path)) == {*manifest_tops(manifest), "MANIFEST.json"}
+    assert set(os.listdir(path)) == {*top_level_names(manifest), "MANIFEST.json"}
     assert staging.slots[1].drained
-    assert (answered.slot, answered.step, answered.train_call, answered.path) == (1, 5, 1, str(path))
+    assert (reply.slot, reply.step, reply.train_call, reply.path) == (1, 5, 1, str(path))
     assert (
-        answered.size_bytes
+        reply.size_bytes
         == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         - (path / "MANIFEST.json").stat().st_size
     )
-    assert (answered.scheduled, answered.durable, answered.removed) == (True, True, ())
+    assert (reply.scheduled, reply.durable, reply.removed) == (True, True, ())
 
 
-def manifest_tops(manifest: Manifest) -> set[str]:
-    """First parts of the files' names."""
+def top_level_names(manifest: Manifest) -> set[str]:
+    """First path components of the files."""
     return {name.partition("/")[0] for name in manifest.files}
 
 
-def test_the_manifest_says_what_the_rank_declared(staging: StagingArea, out: Path) -> None:
-    """Run, call, step, world and batch, and that nobody asked for it."""
+def test_the_manifest_contains_what_the_rank_declared(staging: StagingArea, out: Path) -> None:
+    """Run, call, step, world size, batch, and that the snapshot is not scheduled."""
     facts = {
         "global_batch": 16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "layout": "ddp",
         "model_shape": "abc",
     }  # fmt: skip
     staged = fill(staging.slots[0], snapshot(out, 7, scheduled=False, ordinal=2, world_size=2, **facts))
-    published(request(staging))
+    expect_published(drain_slot(staging))
     manifest = read_manifest(out / "checkpoint-7")
     for name in ("run_id", "train_call", "step", "world_size", "scheduled", "versions"):
         assert getattr(manifest, name) == getattr(staged, name)
@@ -119,19 +107,19 @@ def test_the_manifest_says_what_the_rank_declared(staging: StagingArea, out: Pat
     assert not manifest.finished
 
 
-def test_progress_adds_up(staging: StagingArea, out: Path) -> None:
-    """Of all that is written, the trainer's own files too."""
+def test_progress_adds_up_to_all_written_bytes(staging: StagingArea, out: Path) -> None:
+    """Including the trainer's own files."""
     fill(staging.slots[0], snapshot(out, 5, world_size=2))
     seen: list[int] = []
-    published(handle_request(staging, DrainRequest(slot=0), seen.append))
+    expect_published(handle_request(staging, DrainRequest(slot=0), seen.append))
     assert seen == sorted(seen)
     assert seen[-1] == sum(map(len, PLAIN.values())) + 2 * (len(weights(0, 5)) + len(weights(1, 5)))
 
 
-def test_what_is_reported_is_on_disk(
+def test_reported_progress_is_synced_in_steps(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as it goes: pages that only wait to be written are no progress, and would all be waited for at the end."""
+    """Dirty pages are no progress: all of them would delay the final fsync."""
     monkeypatch.setattr(drain, "SYNC_BYTES", 1000)
     fill(staging.slots[0], snapshot(out, 5, world_size=2))
     order: list[Any] = []
@@ -142,7 +130,7 @@ def test_what_is_reported_is_on_disk(
 
     monkeypatch.setattr(drain, "sync_tree", recorded)
     monkeypatch.setattr(manifest_module, "sync_tree", recorded)
-    published(handle_request(staging, DrainRequest(slot=0), order.append))
+    expect_published(handle_request(staging, DrainRequest(slot=0), order.append))
     unsynced = before = 0
     for entry in order:
         if entry == "sync":
@@ -155,62 +143,60 @@ def test_what_is_reported_is_on_disk(
     assert order[-1] == "sync"
 
 
-def test_an_older_one_of_the_same_name_is_replaced(staging: StagingArea, out: Path) -> None:
-    """Of the same call; nothing of it is left."""
+def test_an_older_checkpoint_of_the_same_call_is_replaced(staging: StagingArea, out: Path) -> None:
+    """Nothing of it remains."""
     for scheduled in (False, True):
         fill(staging.slots[0], snapshot(out, 5, scheduled=scheduled))
-        published(request(staging))
+        expect_published(drain_slot(staging))
     assert os.listdir(out) == ["checkpoint-5"]
     assert read_manifest(out / "checkpoint-5").scheduled
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
-def test_what_the_script_wrote_under_that_name_is_kept(
-    staging: StagingArea, out: Path, scheduled: bool
-) -> None:
-    """A script may save a model under any name; superseded, a snapshot of ours takes nothing with it."""
+def test_a_directory_that_the_script_wrote_is_kept(staging: StagingArea, out: Path, scheduled: bool) -> None:
+    """A script may save a model under any name; rotation does not delete it either."""
     own = out / "checkpoint-5"
     own.mkdir(parents=True)
     (own / "model.safetensors").write_bytes(b"the script's")
     fill(staging.slots[0], snapshot(out, 5, scheduled=scheduled, limit=1))
-    published(request(staging))
+    expect_published(drain_slot(staging))
     verify_digests(own, read_manifest(own).files)
     fill(staging.slots[0], snapshot(out, 6, limit=1))
-    published(request(staging))
+    expect_published(drain_slot(staging))
     assert sorted(os.listdir(out)) == ["checkpoint-6", "replaced-checkpoint-5"]
     assert (out / "replaced-checkpoint-5/model.safetensors").read_bytes() == b"the script's"
 
 
-def test_the_trainers_own_files_keep_their_modes(staging: StagingArea, out: Path) -> None:
-    """A script that can be run from its checkpoint, or a file that nobody else may read."""
+def test_the_trainers_files_keep_their_modes(staging: StagingArea, out: Path) -> None:
+    """Executable and private files."""
     staged = fill(staging.slots[0], snapshot(out, 5))
     modes = dict(zip(PLAIN, (0o600, 0o755), strict=True))
     for name, mode in modes.items():
         (staging.slots[0].files / staged.folder / name).chmod(mode)
-    published(request(staging))
+    expect_published(drain_slot(staging))
     assert {name: (out / "checkpoint-5" / name).stat().st_mode & 0o777 for name in PLAIN} == modes
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), CheckpointError("unreadable")])
-def test_rotation_that_fails_takes_nothing_back(
+def test_a_failed_rotation_does_not_fail_the_drain(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The checkpoint is there; what should have gone goes next time."""
+    """The next drain rotates again."""
     fill(staging.slots[0], snapshot(out, 5))
 
     def rotate(*args: Any, **kwargs: Any) -> None:
         raise error
 
     monkeypatch.setattr(drain, "rotate", rotate)
-    assert published(request(staging)).removed == ()
+    assert expect_published(drain_slot(staging)).removed == ()
     assert staging.slots[0].drained
 
 
 @pytest.mark.parametrize("where", ["publish", "partial_directory"])
-def test_a_disk_that_cannot_be_read_does_not_make_the_snapshot_broken(
+def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """A manifest that was just written and cannot be read back: another time it may work."""
+    """A manifest that was just written cannot be read back; a retry succeeds."""
     fill(staging.slots[0], snapshot(out, 5))
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -218,54 +204,54 @@ def test_a_disk_that_cannot_be_read_does_not_make_the_snapshot_broken(
 
     with monkeypatch.context() as patch:
         patch.setattr(drain, where, fail)
-        answered = failed(request(staging))
-    assert (answered.step, answered.broken, answered.full) == (5, False, False)
-    assert nothing_to_be_seen(out)
-    published(request(staging))
+        reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.broken, reply.full) == (5, False, False)
+    assert is_empty(out)
+    expect_published(drain_slot(staging))
 
 
-def test_what_died_half_written_is_cleaned_up(staging: StagingArea, out: Path) -> None:
-    """By the next one that writes there."""
+def test_abandoned_partial_directories_are_deleted(staging: StagingArea, out: Path) -> None:
+    """Before the next checkpoint is written."""
     (out / ".checkpoint-4.partial-1f3a").mkdir(parents=True)
     fill(staging.slots[0], snapshot(out, 5))
-    published(request(staging))
+    expect_published(drain_slot(staging))
     assert os.listdir(out) == ["checkpoint-5"]
 
 
-def test_older_ones_go_by_the_scripts_limit(staging: StagingArea, out: Path) -> None:
-    """Only when the new one is there; what went is told."""
+def test_the_scripts_limit_is_applied_after_publishing(staging: StagingArea, out: Path) -> None:
+    """The reply names the deleted checkpoints."""
     for step in (1, 2, 3):
         fill(staging.slots[0], snapshot(out, step, limit=2))
-        answered = published(request(staging))
+        reply = expect_published(drain_slot(staging))
     assert sorted(os.listdir(out)) == ["checkpoint-2", "checkpoint-3"]
-    assert [Path(path).name for path in answered.removed] == ["checkpoint-1"]
+    assert [Path(path).name for path in reply.removed] == ["checkpoint-1"]
 
 
-def test_the_newest_drained_first_is_not_taken_for_superseded(staging: StagingArea, out: Path) -> None:
-    """As before a restart: step 9, which nobody asked for, and then step 5, which was waiting."""
+def test_a_newer_snapshot_drained_first_is_not_superseded(staging: StagingArea, out: Path) -> None:
+    """Before a restart, step 9 is drained before step 5."""
     fill(staging.slots[0], snapshot(out, 5, limit=1))
     fill(staging.slots[1], snapshot(out, 9, limit=1, scheduled=False))
-    published(request(staging, 1))
-    published(request(staging, 0))
+    expect_published(drain_slot(staging, 1))
+    expect_published(drain_slot(staging, 0))
     assert sorted(os.listdir(out)) == ["checkpoint-5", "checkpoint-9"]
 
 
-def test_it_goes_where_its_own_call_wants_it(staging: StagingArea, tmp_path: Path) -> None:
-    """The slot may have been given to another call since somebody decided on it."""
+def test_the_checkpoint_is_written_to_its_own_output_directory(staging: StagingArea, tmp_path: Path) -> None:
+    """The slot may be reused by another call after the request was sent."""
     fill(staging.slots[0], snapshot(tmp_path / "second", 5, ordinal=2))
-    assert published(request(staging)).path == str(tmp_path / "second" / "checkpoint-5")
+    assert expect_published(drain_slot(staging)).path == str(tmp_path / "second" / "checkpoint-5")
 
 
-def test_a_restored_one_is_loadable_and_not_durable(
+def test_a_restored_checkpoint_is_verified_but_not_durable(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory, for a restart; the disk is not touched, and the slot still waits for it."""
-    disk(monkeypatch, 0)
+    """It is written to memory; the disk is not used and the slot is not marked drained."""
+    set_free_space(monkeypatch, 0)
     fill(staging.slots[0], snapshot(out, 5))
-    answered = published(request(staging, restore=str(staging.restore)))
+    reply = expect_published(drain_slot(staging, restore=str(staging.restore)))
     path = staging.restore / "checkpoint-5"
     verify_digests(path, read_manifest(path).files)
-    assert (answered.path, answered.durable) == (str(path), False)
+    assert (reply.path, reply.durable) == (str(path), False)
     assert not staging.slots[0].drained
     assert not out.exists()
 
@@ -273,18 +259,18 @@ def test_a_restored_one_is_loadable_and_not_durable(
 # ---- what does not work ----
 
 
-def test_an_empty_slot_is_an_answer(staging: StagingArea, out: Path) -> None:
-    """Without a step: nobody is to be alarmed."""
-    answered = failed(request(staging))
-    assert (answered.slot, answered.step, answered.reason) == (0, None, "the slot is empty")
-    assert not answered.full
-    assert not answered.broken
+def test_an_empty_slot_fails_without_a_step(staging: StagingArea, out: Path) -> None:
+    """No step means that the disk is not at fault."""
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.slot, reply.step, reply.reason) == (0, None, "the slot is empty")
+    assert not reply.full
+    assert not reply.broken
 
 
-def test_a_slot_that_is_being_written_is_left_alone(
+def test_a_slot_that_a_rank_is_writing_fails_after_a_wait(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while; what is in it is not what it will be."""
+    """The wait is shorter than what counts as a stall."""
     fill(staging.slots[0], snapshot(out, 5))
     waits: list[float] = []
     original = type(staging.slots[0]).locked
@@ -297,84 +283,84 @@ def test_a_slot_that_is_being_written_is_left_alone(
 
     with staging.slots[0].locked():
         monkeypatch.setattr(type(staging.slots[0]), "locked", locked)
-        answered = failed(request(staging))
-    assert (answered.step, answered.reason) == (None, "a rank is writing the slot")
+        reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.reason) == (None, "a rank is writing the slot")
     assert 0 < waits[0] < 60.0, "shorter than what is called a stall"
-    assert nothing_to_be_seen(out)
+    assert is_empty(out)
 
 
-def test_the_slot_is_held_while_it_is_read(staging: StagingArea, out: Path) -> None:
-    """And let go afterwards, also after a failure."""
+def test_the_slot_is_locked_during_the_drain(staging: StagingArea, out: Path) -> None:
+    """The lock is released afterwards, also after a failure."""
     fill(staging.slots[0], snapshot(out, 5))
     busy: list[bool] = []
-    published(
+    expect_published(
         handle_request(staging, DrainRequest(slot=0), lambda written: busy.append(staging.slots[0].busy))
     )
     assert busy
     assert all(busy)
     assert not staging.slots[0].busy
     staging.slots[0].index_path(0).unlink()
-    failed(request(staging))
+    expect_failed(drain_slot(staging))
     assert not staging.slots[0].busy
 
 
 @pytest.mark.parametrize("free", [0, 1 << 20, DISK_RESERVE_BYTES])
-def test_a_disk_without_room_is_not_begun_on(
+def test_a_disk_without_free_space_is_not_written_to(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
-    """With how much is missing, and where."""
+    """The reason names the missing size and the directory."""
     fill(staging.slots[0], snapshot(out, 5))
-    disk(monkeypatch, free)
-    answered = failed(request(staging))
-    assert answered.full
-    assert answered.step == 5
-    assert "MiB are needed" in answered.reason
-    assert str(out) in answered.reason
-    assert nothing_to_be_seen(out)
+    set_free_space(monkeypatch, free)
+    reply = expect_failed(drain_slot(staging))
+    assert reply.full
+    assert reply.step == 5
+    assert "MiB are needed" in reply.reason
+    assert str(out) in reply.reason
+    assert is_empty(out)
     assert not staging.slots[0].drained
 
 
-def test_room_is_asked_for_what_will_be_written(
+def test_free_space_is_required_for_the_files_only(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for all the memory of the slot: arenas keep what larger checkpoints, and more ranks, once took."""
-    with SnapshotBuffer(staging.slots[0].buffer_path(7)) as arena:
-        arena.reserve(32 << 20)
+    """Not for the buffer's memory, which may be larger."""
+    with SnapshotBuffer(staging.slots[0].buffer_path(7)) as buffer:
+        buffer.reserve(32 << 20)
     fill(staging.slots[0], snapshot(out, 5))
-    disk(monkeypatch, DISK_RESERVE_BYTES + (1 << 20))
-    published(request(staging))
+    set_free_space(monkeypatch, DISK_RESERVE_BYTES + (1 << 20))
+    expect_published(drain_slot(staging))
 
 
-def test_memory_is_not_filled_to_the_brim(
+def test_a_restore_respects_every_memory_limit(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the kernel kills instead of refusing: every limit is asked, not the file system alone."""
+    """The kernel kills a process that exceeds one, so the file system alone is not enough."""
     fill(staging.slots[0], snapshot(out, 5))
     monkeypatch.setattr(
         drain,
         "least_headroom",
         lambda folder: Headroom(name="a cgroup", free_bytes=1 << 20, total_bytes=1 << 30),
     )
-    assert failed(request(staging, restore=str(staging.restore))).full
-    assert nothing_to_be_seen(staging.restore)
-    published(request(staging))
+    assert expect_failed(drain_slot(staging, restore=str(staging.restore))).full
+    assert is_empty(staging.restore)
+    expect_published(drain_slot(staging))
 
 
 @pytest.fixture
-def no_file_above() -> Iterator[Callable[[int], None]]:
-    """Limits how large a file this process may write: the kernel then refuses real writes."""
+def limit_file_size() -> Iterator[Callable[[int], None]]:
+    """Limit the size of files that this process can write, so that the kernel refuses real writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "plain"])
-def test_a_write_that_fails_leaves_nothing(
-    staging: StagingArea, out: Path, no_file_above: Callable[[int], None], kind: str
+def test_a_failed_write_leaves_no_files(
+    staging: StagingArea, out: Path, limit_file_size: Callable[[int], None], kind: str
 ) -> None:
-    """Whoever writes: torch says it with a RuntimeError, others with an OSError; the older checkpoint stays."""
+    """From torch (RuntimeError) or others (OSError); the older checkpoint is unchanged."""
     fill(staging.slots[0], snapshot(out, 4))
-    published(request(staging))
+    expect_published(drain_slot(staging))
     staged = fill(staging.slots[0], snapshot(out, 5, limit=1))
     if kind == "plain":
         (staging.slots[0].files / staged.folder / "vocab.bin").write_bytes(b"v" * 3000)
@@ -383,22 +369,22 @@ def test_a_write_that_fails_leaves_nothing(
         image = read_index(staging.slots[0].index_path(0))
         image.files = [file for file in image.files if file.kind == kind]
         staging.slots[0].index_path(0).write_bytes(image.to_json())
-    no_file_above(800)
-    answered = failed(request(staging))
-    no_file_above(resource.RLIM_INFINITY)
-    assert (answered.step, answered.full, answered.broken) == (5, False, False)
-    assert answered.reason
+    limit_file_size(800)
+    reply = expect_failed(drain_slot(staging))
+    limit_file_size(resource.RLIM_INFINITY)
+    assert (reply.step, reply.full, reply.broken) == (5, False, False)
+    assert reply.reason
     assert os.listdir(out) == ["checkpoint-4"]
     verify_digests(out / "checkpoint-4", read_manifest(out / "checkpoint-4").files)
-    published(request(staging))
+    expect_published(drain_slot(staging))
     assert os.listdir(out) == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize(("left", "full"), [(0, True), (1 << 20, True), (1 << 40, False)])
-def test_torchs_own_word_for_a_full_disk_is_understood(
+def test_a_torch_write_error_is_classified_by_the_free_space(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, left: int, full: bool
 ) -> None:
-    """It keeps the number of the error to itself: what is left on the disk tells."""
+    """Torch does not report the errno."""
     fill(staging.slots[0], snapshot(out, 5))
     frees = iter([1 << 40, left])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, next(frees)))
@@ -407,16 +393,16 @@ def test_torchs_own_word_for_a_full_disk_is_understood(
         raise RuntimeError("[enforce fail at inline_container.cc:874] .\n unexpected pos 64 vs 0")
 
     monkeypatch.setattr(drain, "write_files", write_files)
-    answered = failed(request(staging))
-    assert answered.full is full
-    assert ("No space left on device" if full else "Input/output error") in answered.reason
-    assert "unexpected pos" in answered.reason
-    assert "\n" not in answered.reason
-    assert nothing_to_be_seen(out)
+    reply = expect_failed(drain_slot(staging))
+    assert reply.full is full
+    assert ("No space left on device" if full else "Input/output error") in reply.reason
+    assert "unexpected pos" in reply.reason
+    assert "\n" not in reply.reason
+    assert is_empty(out)
 
 
 @pytest.mark.parametrize(
-    ("error", "full", "says"),
+    ("error", "full", "reason"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "f"), True, "No space left on device (f)"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), True, "Disk quota exceeded"),
@@ -425,34 +411,34 @@ def test_torchs_own_word_for_a_full_disk_is_understood(
     ],
 )
 @pytest.mark.parametrize("where", ["_copy_tree", "write_files", "publish", "partial_directory"])
-def test_every_error_of_a_file_system_is_an_answer(
+def test_every_file_system_error_becomes_a_failure(
     staging: StagingArea,
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
     where: str,
     error: OSError,
     full: bool,
-    says: str,
+    reason: str,
 ) -> None:
-    """With its words; wherever it comes."""
+    """With the system's message, wherever it is raised."""
     fill(staging.slots[0], snapshot(out, 5))
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error
 
     monkeypatch.setattr(drain, where, fail)
-    answered = failed(request(staging))
-    assert (answered.step, answered.reason, answered.full, answered.broken) == (5, says, full, False)
-    assert nothing_to_be_seen(out)
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.reason, reply.full, reply.broken) == (5, reason, full, False)
+    assert is_empty(out)
     assert not staging.slots[0].drained
 
 
-def test_an_output_directory_that_cannot_be_made_is_an_answer(staging: StagingArea, out: Path) -> None:
+def test_an_output_directory_that_cannot_be_created_is_a_failure(staging: StagingArea, out: Path) -> None:
     """A file has its name."""
     out.parent.mkdir(parents=True)
     out.write_bytes(b"")
     fill(staging.slots[0], snapshot(out, 5))
-    assert failed(request(staging)).reason.startswith("File exists")
+    assert expect_failed(drain_slot(staging)).reason.startswith("File exists")
 
 
 @pytest.mark.parametrize(
@@ -468,32 +454,30 @@ def test_an_output_directory_that_cannot_be_made_is_an_answer(staging: StagingAr
         lambda slot: os.truncate(slot.buffer_path(0), 100),
     ],
 )
-def test_a_snapshot_that_cannot_be_read_is_said_to_be_broken(
+def test_an_unreadable_snapshot_is_broken(
     staging: StagingArea, out: Path, damage: Callable[[Any], None]
 ) -> None:
-    """There is no use in trying again; nothing of it is seen."""
+    """A retry cannot succeed; no files are visible."""
     fill(staging.slots[0], snapshot(out, 5))
     damage(staging.slots[0])
-    answered = failed(request(staging))
-    assert (answered.step, answered.broken, answered.full) == (5, True, False)
-    assert nothing_to_be_seen(out)
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.broken, reply.full) == (5, True, False)
+    assert is_empty(out)
     assert not staging.slots[0].drained
 
 
-def test_a_snapshot_whose_files_cannot_be_listed_is_not_written_without_them(
-    staging: StagingArea, out: Path
-) -> None:
-    """A checkpoint that lacks what the trainer wrote would verify all the same."""
+def test_a_snapshot_with_missing_trainer_files_is_broken(staging: StagingArea, out: Path) -> None:
+    """A checkpoint without them would still pass verification."""
     fill(staging.slots[0], snapshot(out, 5))
     shutil.rmtree(staging.slots[0].files)
-    answered = failed(request(staging))
-    assert (answered.step, answered.broken) == (5, True)
-    assert nothing_to_be_seen(out)
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.broken) == (5, True)
+    assert is_empty(out)
 
 
-def test_what_is_declared_unreadably_is_an_answer(staging: StagingArea, out: Path) -> None:
-    """As an empty slot."""
+def test_an_invalid_snapshot_record_is_a_failure(staging: StagingArea, out: Path) -> None:
+    """As for an empty slot."""
     (staging.slots[0].path / "STAGED.json").write_text("{")
-    answered = failed(request(staging))
-    assert answered.step is None
-    assert "STAGED.json" in answered.reason
+    reply = expect_failed(drain_slot(staging))
+    assert reply.step is None
+    assert "STAGED.json" in reply.reason

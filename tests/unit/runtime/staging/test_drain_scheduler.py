@@ -1,7 +1,7 @@
-"""Which snapshot is made durable when, and what becomes of a run whose disk does not take it.
+"""When snapshots are drained, and what happens if the disk is full, stuck or failing.
 
-The process is a fake that answers when it is polled, by the drainer's own code where a test does not say otherwise;
-staging and disk are real, the clock is turned by hand.
+The worker process is a fake that replies when it is polled, with the worker's own code unless a test replaces it. The
+staging area and the disk are real; the tests advance the clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.slots import fill, snapshot
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
@@ -24,7 +22,6 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain import handle_request
 from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainProgress, DrainRequest
-from grpo_run.runtime.staging.drain_policy import next_to_drain
 from grpo_run.runtime.staging.drain_scheduler import (
     DURABLE_SECONDS,
     POLL_SECONDS,
@@ -32,16 +29,16 @@ from grpo_run.runtime.staging.drain_scheduler import (
     STALL_SECONDS,
     DrainScheduler,
 )
-from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.staging.slot import StagedSnapshot
 
-Answers = Callable[[DrainRequest], list[Any]]
+Replies = Callable[[DrainRequest], list[Any]]
 FULL = DrainFailed(slot=0, step=5, reason="No space left on device", full=True)
 DIES = EOFError()
-"""An answer that is the end of the connection."""
+"""A reply that is the end of the connection."""
 
 
 class World:
-    """A run's staging and disk, its drains, and everything that they do."""
+    """A run with a staging area, a disk and a scheduler; records what the scheduler does."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -51,15 +48,15 @@ class World:
         self.warnings: list[str] = []
         self.requests: list[DrainRequest] = []
         self.processes: list[SimpleNamespace] = []
-        self.answers: Answers = self.really
+        self.replies: Replies = self.drain
         self.refuses_to_start: OSError | None = None
         self._queue: list[Any] = []
         context = SimpleNamespace(Pipe=self._pipe, Process=self._process)
         monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
-        self.drains = self.begin()
+        self.scheduler = self.begin()
 
     def begin(self) -> DrainScheduler:
-        """A supervisor takes the run up."""
+        """Create the scheduler of a new supervisor."""
         return DrainScheduler(
             self.staging,
             write=lambda name, **fields: self.events.append((name, fields)),
@@ -68,47 +65,47 @@ class World:
             clock=lambda: self.now,
         )
 
-    def really(self, request: DrainRequest) -> list[Any]:
-        """Do what the drainer does."""
+    def drain(self, request: DrainRequest) -> list[Any]:
+        """Reply as the drain worker does."""
         return [handle_request(self.staging, request, lambda written: None)]
 
     def full(self, request: DrainRequest) -> list[Any]:
-        """Do it in memory; the disk is full."""
-        return self.really(request) if request.restore is not None else [FULL]
+        """Reply that the disk is full; restore in memory."""
+        return self.drain(request) if request.restore is not None else [FULL]
 
     def hangs(self, request: DrainRequest) -> list[Any]:
-        """Do it in memory; the disk does not answer."""
-        return self.really(request) if request.restore is not None else []
+        """Send no reply; restore in memory."""
+        return self.drain(request) if request.restore is not None else []
 
-    def look(self, seconds: float = POLL_SECONDS) -> None:
-        """Time passes, and the supervisor looks."""
+    def poll(self, seconds: float = POLL_SECONDS) -> None:
+        """Advance the clock and poll the scheduler."""
         self.now += seconds
-        self.drains.poll()
+        self.scheduler.poll()
 
     def take(self, index: int, step: int, **changes: Any) -> StagedSnapshot:
-        """A rank has taken a snapshot."""
+        """Write a snapshot as a rank does."""
         return fill(self.staging.slots[index], snapshot(self.out, step, **changes))
 
     @property
     def slots(self) -> list[int]:
-        """What was asked for, in its order."""
+        """Slots of the requests, in order."""
         return [request.slot for request in self.requests]
 
     @property
     def durable(self) -> list[str]:
-        """Checkpoints on disk."""
+        """Names of the checkpoints on disk."""
         return sorted(os.listdir(self.out)) if self.out.exists() else []
 
     @property
     def trouble(self) -> bool:
-        """Ranks are told that nobody should wait for the disk."""
+        """Ranks see that the disk is in trouble."""
         return StagingArea(self.staging.path).troubled
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Events of that name."""
+        """Fields of the events with this name."""
         return [fields for event, fields in self.events if event == name]
 
-    # as much of multiprocessing as is used
+    # the part of multiprocessing that the scheduler uses
 
     def _pipe(self) -> tuple[SimpleNamespace, nullcontext[None]]:
         self._queue = []
@@ -143,7 +140,7 @@ class World:
 
     def _send(self, request: DrainRequest) -> None:
         self.requests.append(request)
-        self._queue += self.answers(request)
+        self._queue += self.replies(request)
 
     def _poll(self, seconds: float) -> bool:
         if not self._queue:
@@ -157,137 +154,100 @@ class World:
             raise entry
         return entry
 
-    def say(self, entry: Any) -> None:
-        """The drainer says something."""
+    def send_reply(self, entry: Any) -> None:
+        """Queue a reply of the drain worker."""
         self._queue.append(entry)
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A run that has just begun."""
+    """A run that has just started."""
     return World(tmp_path, monkeypatch)
-
-
-# ---- what is next, as a function ----
-
-
-def entries(
-    *flags: tuple[bool, bool],
-) -> tuple[list[tuple[StagedSnapshot, StagingSlot]], Callable[[StagedSnapshot, StagingSlot], bool]]:
-    """Snapshots newest first, of (scheduled, done); and what tells those that are done."""
-    found = [
-        (snapshot(Path("/out"), 100 - index, scheduled=scheduled), StagingSlot(index, Path(f"/slot{index}")))
-        for index, (scheduled, _) in enumerate(flags)
-    ]
-    return found, lambda staged, slot: flags[slot.index][1]
-
-
-FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
-
-
-@given(flags=FLAGS, newest_first=st.booleans(), old=st.booleans())
-def test_what_is_done_is_never_next(flags: list[tuple[bool, bool]], newest_first: bool, old: bool) -> None:
-    """And what the script asked for is as long as there is any; a snapshot of ours only when it is the newest."""
-    snapshots, done = entries(*flags)
-    due = next_to_drain(snapshots, done=done, newest_first=newest_first, overdue=old)
-    wanted = [entry for entry in snapshots if entry[0].scheduled and not done(*entry)]
-    if due is None:
-        assert not wanted
-        if newest_first or old:
-            assert not snapshots or done(*snapshots[0])
-        return
-    assert not done(*due)
-    if newest_first and not done(*snapshots[0]):
-        assert due == snapshots[0]
-    elif wanted:
-        assert due == wanted[-1]
-    else:
-        assert due == snapshots[0]
 
 
 # ---- while training ----
 
 
-def test_without_snapshots_no_process_is_started(world: World) -> None:
-    """It would be one more thing to go wrong."""
+def test_without_snapshots_no_worker_is_started(world: World) -> None:
+    """However often the scheduler is polled."""
     for _ in range(5):
-        world.look()
+        world.poll()
     assert world.processes == []
 
 
-def test_what_the_script_asked_for_is_made_durable_oldest_first(world: World) -> None:
-    """As it would have been written; by one process, and each is told."""
+def test_scheduled_snapshots_are_drained_oldest_first(world: World) -> None:
+    """By one worker, with one event per checkpoint."""
     world.take(0, 10)
     world.take(1, 5)
     world.take(2, 12, scheduled=False)
     for _ in range(6):
-        world.look()
+        world.poll()
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-10", "checkpoint-5"]
     assert len(world.processes) == 1
-    told = world.named("checkpoint_published")
-    assert [(fields["step"], fields["durable"], fields["verified"]) for fields in told] == [
+    published = world.named("checkpoint_published")
+    assert [(fields["step"], fields["durable"], fields["verified"]) for fields in published] == [
         (5, True, True),
         (10, True, True),
     ]
-    assert told[0]["path"] == str(world.out / "checkpoint-5")
+    assert published[0]["path"] == str(world.out / "checkpoint-5")
     assert world.warnings == []
     assert not world.trouble
 
 
-def test_a_snapshot_of_ours_is_made_durable_when_nothing_young_is(world: World) -> None:
-    """Memory does not outlive the machine; the newest, and then none for as long again."""
+def test_the_newest_recovery_snapshot_is_drained_when_the_last_checkpoint_is_too_old(world: World) -> None:
+    """Memory does not survive the machine."""
     world.take(0, 5, scheduled=False)
     world.take(1, 6, scheduled=False)
-    world.look(DURABLE_SECONDS - 1.0)
+    world.poll(DURABLE_SECONDS - 1.0)
     assert world.requests == []
-    world.look(1.0)
-    world.look()
+    world.poll(1.0)
+    world.poll()
     assert world.durable == ["checkpoint-6"]
     world.take(0, 7, scheduled=False)
-    world.look(DURABLE_SECONDS - 1.0)
+    world.poll(DURABLE_SECONDS - 1.0)
     assert world.durable == ["checkpoint-6"]
-    world.look(1.0)
-    world.look()
-    assert world.durable == ["checkpoint-7"], "the superseded one is gone"
+    world.poll(1.0)
+    world.poll()
+    assert world.durable == ["checkpoint-7"], "the superseded one is deleted"
 
 
-def test_one_request_is_under_way_at_a_time(world: World) -> None:
-    """And a look returns at once."""
-    world.answers = lambda request: []
+def test_one_request_is_in_progress_at_a_time(world: World) -> None:
+    """Polling does not block."""
+    world.replies = lambda request: []
     world.take(0, 5)
     world.take(1, 6)
     before = world.now
     for _ in range(5):
-        world.drains.poll()
+        world.scheduler.poll()
     assert world.now == before
-    world.look()
+    world.poll()
     assert world.slots == [0]
-    assert world.drains.busy
+    assert world.scheduler.busy
 
 
-def test_looks_are_not_more_frequent_than_worth_it(world: World) -> None:
-    """The supervisor looks ten times a second; the slots need not be read so often."""
-    world.look()
+def test_the_slots_are_read_at_most_once_per_poll_interval(world: World) -> None:
+    """The supervisor polls more often."""
+    world.poll()
     world.take(0, 5)
-    world.look(POLL_SECONDS / 2)
+    world.poll(POLL_SECONDS / 2)
     assert world.requests == []
-    world.look(POLL_SECONDS / 2)
+    world.poll(POLL_SECONDS / 2)
     assert world.slots == [0]
 
 
-# ---- a disk that does not take it ----
+# ---- a full, stuck or failing disk ----
 
 
-def test_a_full_disk_is_one_alert_and_tried_again(world: World) -> None:
-    """Ranks are told not to wait; when there is room again it is written and they are told that too."""
+def test_a_full_disk_raises_one_alert_and_is_retried(world: World) -> None:
+    """Ranks do not wait for the disk until a checkpoint is written again."""
     frees = iter(range(10, 1000))
-    world.answers = lambda request: [
+    world.replies = lambda request: [
         DrainFailed(slot=0, step=5, reason=f"{next(frees)} MiB may be taken", full=True)
     ]
     world.take(0, 5)
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
     assert world.trouble
     assert len(world.warnings) == 1
     assert "full" in world.warnings[0]
@@ -296,141 +256,141 @@ def test_a_full_disk_is_one_alert_and_tried_again(world: World) -> None:
         ("disk_full", 5)
     ]
     for _ in range(3):
-        world.look(RETRY_SECONDS - 1.0)
-        world.look(1.0)
-        world.look()
+        world.poll(RETRY_SECONDS - 1.0)
+        world.poll(1.0)
+        world.poll()
     assert 3 <= len(world.requests) <= 5
-    assert len(world.warnings) == 1, "once for each trouble, whatever the numbers are"
-    world.answers = world.really
-    world.look(RETRY_SECONDS)
-    world.look()
+    assert len(world.warnings) == 1, "one alert per cause, even if the reason changes"
+    world.replies = world.drain
+    world.poll(RETRY_SECONDS)
+    world.poll()
     assert world.durable == ["checkpoint-5"]
     assert not world.trouble
     assert len(world.warnings) == 2
     assert "again" in world.warnings[1]
 
 
-def test_a_failure_is_not_tried_again_at_once(world: World) -> None:
-    """Nor is anything else meanwhile: it is the same disk."""
-    world.answers = lambda request: [FULL]
+def test_a_failed_drain_is_retried_after_a_wait(world: World) -> None:
+    """Other snapshots wait too, because they use the same disk."""
+    world.replies = lambda request: [FULL]
     world.take(0, 5)
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
     world.take(1, 6)
-    world.look(RETRY_SECONDS - 2 * POLL_SECONDS)
+    world.poll(RETRY_SECONDS - 2 * POLL_SECONDS)
     assert len(world.requests) == 1
-    world.look(3 * POLL_SECONDS)
+    world.poll(3 * POLL_SECONDS)
     assert len(world.requests) == 2
 
 
-def test_trouble_of_another_kind_is_another_alert(world: World) -> None:
-    """A person does something else about it."""
-    world.answers = lambda request: [FULL]
+def test_another_cause_raises_another_alert(world: World) -> None:
+    """The user must act differently."""
+    world.replies = lambda request: [FULL]
     world.take(0, 5)
-    world.look()
-    world.look()
-    world.answers = lambda request: [DrainFailed(slot=0, step=5, reason="Read-only file system", full=False)]
-    world.look(RETRY_SECONDS)
-    world.look()
+    world.poll()
+    world.poll()
+    world.replies = lambda request: [DrainFailed(slot=0, step=5, reason="Read-only file system", full=False)]
+    world.poll(RETRY_SECONDS)
+    world.poll()
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["disk_full", "unknown"]
     assert "Read-only" in world.warnings[-1]
 
 
-def test_a_stall_is_said_once_and_waited_out(world: World) -> None:
-    """Training goes on; the process is let be, and when it moves again nothing was lost."""
-    world.answers = lambda request: []
+def test_a_stall_raises_one_alert_and_the_request_continues(world: World) -> None:
+    """Training continues, the worker is not killed, and the checkpoint is written in the end."""
+    world.replies = lambda request: []
     world.take(0, 5)
-    world.look()
-    world.look(STALL_SECONDS)
+    world.poll()
+    world.poll(STALL_SECONDS)
     assert world.warnings == []
     for _ in range(5):
-        world.look(STALL_SECONDS)
+        world.poll(STALL_SECONDS)
     assert len(world.warnings) == 1
     assert "has made no progress" in world.warnings[0]
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["checkpoint_stall"]
     assert world.trouble
     assert not world.processes[0].killed
     assert len(world.requests) == 1
-    world.say(world.really(world.requests[0])[0])
-    world.look()
+    world.send_reply(world.drain(world.requests[0])[0])
+    world.poll()
     assert not world.trouble
     assert world.durable == ["checkpoint-5"]
 
 
-def test_a_slow_disk_is_no_stall(world: World) -> None:
-    """As long as something is written."""
-    world.answers = lambda request: []
+def test_a_slow_disk_is_not_a_stall(world: World) -> None:
+    """As long as bytes are written."""
+    world.replies = lambda request: []
     world.take(0, 5)
-    world.look()
+    world.poll()
     for written in range(10):
-        world.say(DrainProgress(written_bytes=written))
-        world.look(STALL_SECONDS - 1.0)
+        world.send_reply(DrainProgress(written_bytes=written))
+        world.poll(STALL_SECONDS - 1.0)
     assert world.warnings == []
     assert not world.trouble
 
 
 @pytest.mark.parametrize("end", [DIES, ConnectionResetError(104, "Connection reset by peer")])
-def test_a_drainer_that_dies_is_replaced(world: World, end: BaseException) -> None:
-    """Said, as it may be the kernel that kills it each time; and the work is done by the next."""
-    world.answers = lambda request: [end]
+def test_a_worker_that_dies_is_replaced(world: World, end: BaseException) -> None:
+    """With an alert, because the cause may persist."""
+    world.replies = lambda request: [end]
     world.take(0, 5)
-    world.look()
-    world.look()
-    assert not world.drains.busy
-    assert world.trouble, "nobody may wait for it"
+    world.poll()
+    world.poll()
+    assert not world.scheduler.busy
+    assert world.trouble, "ranks must not wait for the disk"
     assert "died" in world.warnings[0]
-    world.answers = world.really
-    world.look(RETRY_SECONDS)
-    world.look()
+    world.replies = world.drain
+    world.poll(RETRY_SECONDS)
+    world.poll()
     assert len(world.processes) == 2
     assert world.durable == ["checkpoint-5"]
     assert not world.trouble
 
 
-def test_a_drainer_that_died_in_idleness_is_replaced_unnoticed(world: World) -> None:
-    """Nothing was lost by it."""
+def test_an_idle_worker_that_dies_is_replaced_without_an_alert(world: World) -> None:
+    """No work was lost."""
     world.take(0, 5)
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
     world.processes[0].alive = False
     world.take(1, 6)
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
     assert len(world.processes) == 2
     assert world.durable == ["checkpoint-5", "checkpoint-6"]
     assert world.warnings == []
 
 
-def test_a_process_that_cannot_be_started_does_not_end_the_supervisor(world: World) -> None:
-    """No memory for a fork, or the forkserver is gone: an alert, and another try later."""
+def test_a_worker_that_cannot_be_started_raises_an_alert(world: World) -> None:
+    """The start is retried later."""
     world.refuses_to_start = OSError(12, "Cannot allocate memory")
     world.take(0, 5)
-    world.look()
+    world.poll()
     assert "Cannot allocate memory" in world.warnings[0]
     assert world.trouble
     world.refuses_to_start = None
-    world.look(RETRY_SECONDS)
-    world.look()
+    world.poll(RETRY_SECONDS)
+    world.poll()
     assert world.durable == ["checkpoint-5"]
 
 
-def test_a_slot_that_a_rank_took_first_is_no_trouble(world: World) -> None:
-    """The disk has done nothing wrong."""
-    world.answers = lambda request: [DrainFailed(slot=0, step=None, reason="the slot is empty", full=False)]
+def test_a_slot_reused_by_a_rank_raises_no_alert(world: World) -> None:
+    """The disk is not at fault."""
+    world.replies = lambda request: [DrainFailed(slot=0, step=None, reason="the slot is empty", full=False)]
     world.take(0, 5)
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
     assert world.warnings == []
     assert not world.trouble
 
 
-def test_a_broken_snapshot_does_not_stand_in_the_way(world: World) -> None:
-    """It is given up, with an alert, and the next is written; the disk is not blamed."""
+def test_a_broken_snapshot_is_skipped(world: World) -> None:
+    """With an alert that does not blame the disk; a new snapshot in its slot is drained."""
     world.take(0, 5)
     world.take(1, 6)
     world.staging.slots[0].index_path(0).write_text("{")
     for _ in range(6):
-        world.look()
+        world.poll()
     assert world.durable == ["checkpoint-6"]
     assert world.slots == [0, 1]
     assert not world.trouble
@@ -438,13 +398,13 @@ def test_a_broken_snapshot_does_not_stand_in_the_way(world: World) -> None:
     assert "cannot be read" in world.warnings[0]
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["checkpoint_corrupt"]
     world.take(0, 7)
-    world.look()
-    world.look()
-    assert "checkpoint-7" in world.durable, "what is written to the slot later is another snapshot"
+    world.poll()
+    world.poll()
+    assert "checkpoint-7" in world.durable, "a later snapshot in the same slot is drained"
 
 
-def test_an_earlier_supervisors_trouble_is_forgotten(world: World) -> None:
-    """The next one finds out for itself."""
+def test_trouble_of_an_earlier_supervisor_is_cleared(world: World) -> None:
+    """The new one tests the disk itself."""
     world.staging.set_trouble("the disk is full")
     world.begin()
     assert not world.trouble
@@ -453,134 +413,138 @@ def test_an_earlier_supervisors_trouble_is_forgotten(world: World) -> None:
 # ---- before a restart, and at the end ----
 
 
-def test_before_a_restart_the_newest_is_made_durable_first(world: World) -> None:
-    """Whoever wanted it; the rest that the script asked for, and no more, while training goes on."""
+def test_before_a_restart_the_newest_snapshot_is_drained_first(world: World) -> None:
+    """Even if it is not scheduled; scheduled ones follow while training continues."""
     world.take(0, 5)
     world.take(1, 9, scheduled=False)
     world.take(2, 7, scheduled=False)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert world.slots == [1]
     assert world.durable == ["checkpoint-9"]
-    world.look()
-    world.look()
-    world.look()
+    world.poll()
+    world.poll()
+    world.poll()
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-5", "checkpoint-9"]
     assert not world.staging.restore.exists()
 
 
-def test_a_request_under_way_is_waited_for(world: World) -> None:
-    """As long as it moves."""
-    said = iter([[DrainProgress(written_bytes=1)]])
-    world.answers = lambda request: next(said, [])
+def test_flushing_waits_for_the_request_in_progress(world: World) -> None:
+    """It is not sent again."""
+    replies = iter([[DrainProgress(written_bytes=1)]])
+    world.replies = lambda request: next(replies, [])
     world.take(0, 5)
-    world.look()
-    world.answers = world.really
+    world.poll()
+    world.replies = world.drain
     request = world.requests[0]
-    world.say(DrainProgress(written_bytes=2))
-    world.say(world.really(request)[0])
-    world.drains.flush(restore=True)
+    world.send_reply(DrainProgress(written_bytes=2))
+    world.send_reply(world.drain(request)[0])
+    world.scheduler.flush(restore=True)
     assert world.slots == [0]
     assert world.durable == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize("disk", ["full", "hangs"])
-def test_what_the_disk_does_not_take_is_restored_in_memory(world: World, disk: str) -> None:
-    """The newest: the next attempt resumes from there. Only for a restart."""
-    world.answers = getattr(world, disk)
+def test_before_a_restart_the_newest_snapshot_is_restored_in_memory_if_the_disk_fails(
+    world: World, disk: str
+) -> None:
+    """The next attempt resumes from it."""
+    world.replies = getattr(world, disk)
     world.take(0, 5)
     world.take(1, 9, scheduled=False)
     before = world.now
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     path = world.staging.restore / "checkpoint-9"
     verify_digests(path, read_manifest(path).files)
     assert world.durable == []
     assert world.trouble
     assert [fields["durable"] for fields in world.named("checkpoint_published")] == [False]
     assert world.now - before < 4 * STALL_SECONDS
-    assert world.drains.busy is False
+    assert world.scheduler.busy is False
 
 
 @pytest.mark.parametrize("disk", ["full", "hangs"])
-def test_at_the_end_nothing_is_restored(world: World, disk: str) -> None:
-    """Nobody would load it; it stays where it is."""
-    world.answers = getattr(world, disk)
+def test_at_the_end_nothing_is_restored_in_memory(world: World, disk: str) -> None:
+    """The snapshot stays in its slot."""
+    world.replies = getattr(world, disk)
     world.take(1, 9)
-    world.drains.flush(restore=False)
+    world.scheduler.flush(restore=False)
     assert not world.staging.restore.exists()
-    world.drains.close()
+    world.scheduler.close()
     assert world.staging.snapshots()
     assert str(world.staging.path) in world.warnings[-1]
 
 
-def test_a_process_that_hangs_is_killed(world: World) -> None:
-    """And another one writes to memory."""
-    world.answers = world.hangs
+def test_a_stuck_worker_is_killed_before_a_restart(world: World) -> None:
+    """Another worker restores in memory."""
+    world.replies = world.hangs
     world.take(0, 9)
-    world.look()
+    world.poll()
     world.processes[0].stubborn = True
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert world.processes[0].killed
     assert len(world.processes) >= 2
     assert (world.staging.restore / "checkpoint-9").is_dir()
 
 
-def test_what_is_restored_already_is_not_restored_again(world: World) -> None:
-    """Another failure before the next snapshot."""
-    world.answers = world.full
+def test_a_snapshot_is_restored_only_once(world: World) -> None:
+    """A second failure before the next snapshot."""
+    world.replies = world.full
     world.take(0, 9)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     asked = len(world.requests)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert len(world.requests) == asked
 
 
 @pytest.mark.parametrize("later", [{"attempt": 1}, {"ordinal": 2}])
-def test_another_snapshot_of_the_same_step_is_restored_anew(world: World, later: dict[str, int]) -> None:
-    """A later attempt's or call's: the one in memory has its name and is not it."""
-    world.answers = world.full
+def test_another_snapshot_of_the_same_step_replaces_the_restored_one(
+    world: World, later: dict[str, int]
+) -> None:
+    """Of a later attempt or call."""
+    world.replies = world.full
     world.take(0, 9)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     staged = world.take(1, 9, **later)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     manifest = read_manifest(world.staging.restore / "checkpoint-9")
     assert manifest.train_call == staged.train_call
     assert [request.slot for request in world.requests if request.restore] == [0, 1]
 
 
-def test_an_older_restored_one_makes_room(world: World) -> None:
-    """Memory for one is enough."""
-    world.answers = world.full
+def test_an_older_restored_checkpoint_is_deleted(world: World) -> None:
+    """Memory holds one at a time."""
+    world.replies = world.full
     world.take(0, 8)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     world.take(1, 9)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert os.listdir(world.staging.restore) == ["checkpoint-9"]
 
 
-def test_settling_gives_up_in_the_end(world: World) -> None:
-    """When neither disk nor memory takes it; the restart goes on without."""
-    world.answers = lambda request: [FULL]
+def test_flushing_gives_up_if_disk_and_memory_fail(world: World) -> None:
+    """The restart continues without the snapshot."""
+    world.replies = lambda request: [FULL]
     world.take(0, 5)
     world.take(1, 9)
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert len(world.requests) <= 4
-    assert not world.drains.busy
+    assert not world.scheduler.busy
 
 
-def test_a_broken_newest_leaves_the_others(world: World) -> None:
-    """The next one may be whole."""
+def test_if_the_newest_snapshot_is_broken_the_next_one_is_drained(world: World) -> None:
+    """Without trouble for the disk."""
     world.take(0, 5)
     world.take(1, 9)
     world.staging.slots[1].buffer_path(0).unlink()
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert world.durable == ["checkpoint-5"]
     assert not world.trouble
 
 
-def test_settling_waits_as_long_as_bytes_move(world: World) -> None:
-    """However slow the disk is: to give up would lose what it has taken so far."""
-    world.answers = lambda request: []
+def test_flushing_waits_while_the_disk_makes_progress(world: World) -> None:
+    """Giving up would lose what is already written."""
+    world.replies = lambda request: []
     world.take(0, 9)
     polls = [0]
     poll = world._poll
@@ -588,48 +552,48 @@ def test_settling_waits_as_long_as_bytes_move(world: World) -> None:
     def slow(seconds: float) -> bool:
         polls[0] += 1
         world.now += STALL_SECONDS - 1.0
-        world.say(
-            DrainProgress(written_bytes=polls[0]) if polls[0] < 100 else world.really(world.requests[0])[0]
+        world.send_reply(
+            DrainProgress(written_bytes=polls[0]) if polls[0] < 100 else world.drain(world.requests[0])[0]
         )
         return poll(seconds)
 
     world._poll = slow  # type: ignore[method-assign]
-    world.drains.flush(restore=True)
+    world.scheduler.flush(restore=True)
     assert world.durable == ["checkpoint-9"]
     assert world.warnings == []
 
 
-def test_a_stall_is_said_with_its_length(world: World) -> None:
-    """Seconds without a byte."""
-    world.answers = world.hangs
+def test_a_stall_alert_states_the_time_without_progress(world: World) -> None:
+    """In seconds."""
+    world.replies = world.hangs
     world.take(0, 9)
-    world.drains.flush(restore=False)
+    world.scheduler.flush(restore=False)
     assert f"has made no progress for {STALL_SECONDS:.0f} s" in world.warnings[0]
 
 
-def test_a_connection_that_is_gone_is_a_lost_request(world: World) -> None:
-    """And no end of the supervisor."""
-    world.answers = lambda request: []
+def test_a_worker_stopped_during_a_request_loses_only_the_request(world: World) -> None:
+    """The supervisor continues."""
+    world.replies = lambda request: []
     world.take(0, 9)
-    world.look()
-    world.drains.worker.stop(0.0)
-    world.look()
-    assert not world.drains.busy
+    world.poll()
+    world.scheduler.worker.stop(0.0)
+    world.poll()
+    assert not world.scheduler.busy
     assert "drain worker died" in world.warnings[0]
 
 
-# ---- what others have published ----
+# ---- checkpoints that ranks wrote themselves ----
 
 
-def test_a_snapshot_of_ours_below_a_durable_checkpoint_is_not_drained(world: World) -> None:
-    """A newer one is there to resume from; and nothing keeps the memory."""
+def test_a_recovery_snapshot_older_than_a_checkpoint_on_disk_is_not_drained(world: World) -> None:
+    """The memory is freed at the end."""
     world.take(0, 5, scheduled=False)
-    world.drains.record_published(1, 6)
-    world.look(DURABLE_SECONDS)
-    world.drains.flush(restore=True)
-    world.drains.flush(restore=False)
+    world.scheduler.record_published(1, 6)
+    world.poll(DURABLE_SECONDS)
+    world.scheduler.flush(restore=True)
+    world.scheduler.flush(restore=False)
     assert world.requests == []
-    world.drains.close()
+    world.scheduler.close()
     assert not world.staging.path.exists()
 
 
@@ -638,70 +602,70 @@ def test_a_snapshot_of_ours_below_a_durable_checkpoint_is_not_drained(world: Wor
     [(1, 4, 0.0), (2, 9, 0.0), (1, 9, -10.0)],
     ids=["older", "other call", "went back"],
 )
-def test_another_durable_checkpoint_supersedes_nothing(
+def test_an_unrelated_checkpoint_on_disk_supersedes_nothing(
     world: World, call: int, step: int, later: float
 ) -> None:
-    """An earlier step's, another call's, or one from before the run went back."""
+    """Of an earlier step, of another call, or from before the run resumed."""
     staged = world.take(0, 5, scheduled=False)
-    world.drains.record_published(call, step, taken_at=staged.staged_at + later)
-    world.drains.flush(restore=True)
+    world.scheduler.record_published(call, step, taken_at=staged.staged_at + later)
+    world.scheduler.flush(restore=True)
     assert world.durable == ["checkpoint-5"]
 
 
-def test_what_the_script_asked_for_is_drained_whatever_is_newer(world: World) -> None:
-    """It is the script's to have."""
+def test_a_scheduled_snapshot_is_drained_even_if_a_newer_checkpoint_exists(world: World) -> None:
+    """The script asked for it."""
     world.take(0, 5)
-    world.drains.record_published(1, 9)
-    world.look()
-    world.look()
+    world.scheduler.record_published(1, 9)
+    world.poll()
+    world.poll()
     assert world.durable == ["checkpoint-5"]
 
 
-# ---- the end ----
+# ---- closing ----
 
 
-def test_the_memory_is_given_back_when_all_is_durable(world: World) -> None:
-    """Superseded snapshots do not count."""
+def test_closing_frees_the_memory_when_every_snapshot_is_done(world: World) -> None:
+    """Superseded snapshots need not be on disk."""
     world.take(0, 5)
     world.take(1, 4, scheduled=False)
-    world.drains.flush(restore=False)
-    world.drains.close()
+    world.scheduler.flush(restore=False)
+    world.scheduler.close()
     assert not world.staging.path.exists()
     assert world.warnings == []
     assert not world.processes[0].alive
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
-def test_what_counts_and_is_not_durable_keeps_the_memory(world: World, scheduled: bool) -> None:
-    """The newest, whoever wanted it: the run may be gone on with."""
+def test_closing_keeps_the_memory_of_an_undrained_newest_snapshot(world: World, scheduled: bool) -> None:
+    """The run may be resumed from it."""
     world.take(0, 9, scheduled=scheduled)
-    world.drains.close()
+    world.scheduler.close()
     assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
     assert world.warnings == [
         f"snapshots that could not be written to disk are kept in memory, in {world.staging.path}"
     ]
 
 
-def test_what_the_script_asked_for_keeps_the_memory(world: World) -> None:
-    """Also when a newer one is durable."""
+def test_closing_keeps_the_memory_of_an_undrained_scheduled_snapshot(world: World) -> None:
+    """Even if a newer one is on disk."""
     world.take(0, 5)
     world.take(1, 9)
     world.staging.slots[1].mark_drained()
-    world.drains.close()
+    world.scheduler.close()
     assert world.staging.snapshots()
 
 
-def test_a_broken_snapshot_does_not_keep_the_memory(world: World) -> None:
-    """Nothing could ever be made of it."""
+def test_closing_frees_the_memory_of_a_broken_snapshot(world: World) -> None:
+    """It cannot be drained."""
     world.take(0, 9)
     world.staging.slots[0].index_path(0).write_text("{")
-    world.drains.flush(restore=False)
-    world.drains.close()
+    world.scheduler.flush(restore=False)
+    world.scheduler.close()
     assert not world.staging.path.exists()
 
 
-def test_closing_what_never_began_does_no_harm(world: World) -> None:
-    """A run that ended before its first snapshot."""
-    world.drains.close()
+def test_closing_without_any_snapshot_frees_the_memory(world: World) -> None:
+    """The run ended before its first snapshot."""
+    world.scheduler.close()
     assert not world.staging.path.exists()
     assert world.warnings == []

@@ -1,4 +1,4 @@
-"""A snapshot becomes a checkpoint, or an answer that says why not; nothing in between is ever seen."""
+"""The drain worker: replies, progress messages and exit."""
 
 from __future__ import annotations
 
@@ -19,20 +19,8 @@ from grpo_run.runtime.staging.drain_worker import read_io_counters, serve
 
 
 @pytest.fixture
-def staging(tmp_path: Path) -> StagingArea:
-    """Three empty slots."""
-    return StagingArea(tmp_path / "memory")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """The script's output directory, which nobody has made yet."""
-    return tmp_path / "disk" / "out"
-
-
-@pytest.fixture
-def served(staging: StagingArea, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The other end of a drainer that runs in a thread of this process."""
+def connection(staging: StagingArea, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The supervisor's connection to a drain worker that runs in a thread of this process."""
     monkeypatch.setattr(os, "setsid", lambda: None)
     monkeypatch.setattr(os, "nice", lambda more: more)
     monkeypatch.setattr(drain_worker, "die_with_parent", lambda parent: None)
@@ -42,68 +30,70 @@ def served(staging: StagingArea, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     yield mine
     mine.close()
     thread.join(10.0)
-    assert not thread.is_alive(), "it serves on although nobody asks any more"
+    assert not thread.is_alive(), "the worker did not exit"
 
 
-def test_requests_are_answered_in_their_order(
-    staging: StagingArea, out: Path, served: Any, monkeypatch: pytest.MonkeyPatch
+def test_requests_are_handled_in_order(
+    staging: StagingArea, out: Path, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Progress first, one answer each."""
+    """Progress messages first, then one reply each."""
     monkeypatch.setattr(drain_worker, "PROGRESS_SECONDS", 0.0)
     fill(staging.slots[0], snapshot(out, 5))
-    served.send(DrainRequest(slot=0))
-    served.send(DrainRequest(slot=1))
-    answers: list[Any] = []
-    while not answers or not isinstance(answers[-1], DrainFailed):
-        assert served.poll(10.0)
-        answers.append(served.recv())
-    kinds = [type(entry) for entry in answers]
+    connection.send(DrainRequest(slot=0))
+    connection.send(DrainRequest(slot=1))
+    replies: list[Any] = []
+    while not replies or not isinstance(replies[-1], DrainFailed):
+        assert connection.poll(10.0)
+        replies.append(connection.recv())
+    kinds = [type(entry) for entry in replies]
     assert kinds[-2:] == [DrainPublished, DrainFailed]
     assert set(kinds[:-2]) == {DrainProgress}
 
 
-def test_bytes_that_move_are_progress_though_nobody_counts_them(
-    staging: StagingArea, out: Path, served: Any, monkeypatch: pytest.MonkeyPatch
+def test_io_of_the_writing_thread_is_reported_as_progress(
+    staging: StagingArea, out: Path, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One big record; and when none move nothing is said, so that a stall is seen."""
+    """One large record is written by one call. Without I/O nothing is sent, so that a stall is detected."""
     monkeypatch.setattr(drain_worker, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(drain_worker, "IO_POLL_SECONDS", 0.01)
-    looks = iter([b"0", b"0", b"0", b"1"])
-    over, seen = threading.Event(), threading.Event()
+    readings = iter([b"0", b"0", b"0", b"1"])
+    finish, seen = threading.Event(), threading.Event()
 
-    def moved(thread_id: int) -> bytes:
-        look = next(looks, None)
-        if look is None:
+    def counters(thread_id: int) -> bytes:
+        reading = next(readings, None)
+        if reading is None:
             seen.set()
-        return look or b"1"
+        return reading or b"1"
 
-    def silent(*args: Any) -> DrainFailed:
-        assert over.wait(10.0)
+    def without_progress(*args: Any) -> DrainFailed:
+        assert finish.wait(10.0)
         return DrainFailed(slot=0, step=5, reason="", full=False)
 
-    monkeypatch.setattr(drain_worker, "read_io_counters", moved)
-    monkeypatch.setattr(drain_worker, "handle_request", silent)
-    served.send(DrainRequest(slot=0))
+    monkeypatch.setattr(drain_worker, "read_io_counters", counters)
+    monkeypatch.setattr(drain_worker, "handle_request", without_progress)
+    connection.send(DrainRequest(slot=0))
     assert seen.wait(10.0)
-    over.set()
-    answers = [served.recv(), served.recv()]
-    assert [type(entry) for entry in answers] == [DrainProgress, DrainFailed]
-    assert not served.poll(0.05), "nothing after the answer"
+    finish.set()
+    replies = [connection.recv(), connection.recv()]
+    assert [type(entry) for entry in replies] == [DrainProgress, DrainFailed]
+    assert not connection.poll(0.05), "nothing is sent after the reply"
 
 
-def test_a_threads_bytes_are_counted_by_the_kernel(tmp_path: Path) -> None:
-    """As they are written."""
-    me = threading.get_native_id()
-    before = read_io_counters(me)
+def test_the_kernel_counts_the_io_of_one_thread(tmp_path: Path) -> None:
+    """A write changes the counters; a missing thread has none."""
+    thread_id = threading.get_native_id()
+    before = read_io_counters(thread_id)
     if before is None:
-        pytest.skip("this kernel keeps no account of a thread's bytes")
+        pytest.skip("this kernel has no I/O counters per thread")
     (tmp_path / "mine").write_bytes(b"x" * 4096)
-    assert read_io_counters(me) != before
-    assert read_io_counters(1 << 30) is None, "nor of a thread that is not there"
+    assert read_io_counters(thread_id) != before
+    assert read_io_counters(1 << 30) is None
 
 
-def test_it_ends_when_nobody_hears_the_answer(staging: StagingArea, out: Path, served: Any) -> None:
-    """Given up on while it wrote: no traceback, no endless work."""
+def test_the_worker_exits_when_the_connection_is_closed(
+    staging: StagingArea, out: Path, connection: Any
+) -> None:
+    """During a request, without a traceback."""
     fill(staging.slots[0], snapshot(out, 5))
-    served.send(DrainRequest(slot=0))
-    served.close()
+    connection.send(DrainRequest(slot=0))
+    connection.close()

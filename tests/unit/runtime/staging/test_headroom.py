@@ -1,4 +1,4 @@
-"""How much a file in memory may grow by: every limit is read, and a reserve is kept of each."""
+"""Headroom: every limit is measured, and a reserve of each stays free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_run.runtime.staging.headroom import (
 
 
 def group(folder: Path, **files: str) -> None:
-    """A cgroup's folder."""
+    """Create the folder of a cgroup."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name.replace("__", ".")).write_text(content)
@@ -33,35 +33,37 @@ def group(folder: Path, **files: str) -> None:
         (32 << 20, 32 << 20, 0),
     ],
 )
-def test_a_reserve_is_kept(total: int, free: int, usable: int) -> None:
-    """Between 64 MiB and 4 GiB, 5 % in between; never less than nothing is left."""
+def test_a_reserve_stays_free(total: int, free: int, usable: int) -> None:
+    """5 % of the limit, at least 64 MiB and at most 4 GiB."""
     assert Headroom(name="a limit", free_bytes=free, total_bytes=total).usable_bytes == usable
 
 
-def test_this_machine_says_something(tmp_path: Path) -> None:
-    """The file system and the memory are there on every machine, and the tightest is one of them all."""
+def test_the_limits_of_this_machine_are_measured(tmp_path: Path) -> None:
+    """The file system and the memory exist on every machine; the least headroom is one of the limits."""
     found = measure_headroom(tmp_path)
     assert [limit.name for limit in found[:2]] == [f"the file system of {tmp_path}", "the machine's memory"]
     assert all(0 <= limit.free_bytes <= limit.total_bytes for limit in found[:2])
     assert least_headroom(tmp_path).name in {limit.name for limit in found}
 
 
-def test_the_tightest_is_what_leaves_least(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By what may be taken, not by what is free."""
+def test_the_least_headroom_has_the_fewest_usable_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not the fewest free bytes."""
     wide = Headroom(name="wide", free_bytes=4 << 30, total_bytes=1000 << 30)
     narrow = Headroom(name="narrow", free_bytes=3 << 30, total_bytes=4 << 30)
     monkeypatch.setattr(headroom, "measure_headroom", lambda folder: [narrow, wide])
     assert least_headroom(tmp_path) is wide
 
 
-def test_memory_is_what_the_kernel_could_give() -> None:
-    """MemAvailable, not MemFree."""
+def test_the_machines_headroom_is_memavailable() -> None:
+    """Not MemFree."""
     found = machine_headroom(b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
     assert found == Headroom(name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024)
 
 
-def test_a_kernel_that_does_not_say_is_no_limit() -> None:
-    """Then the file system's word is all there is."""
+def test_a_kernel_without_memavailable_gives_no_limit() -> None:
+    """The other limits still apply."""
     assert machine_headroom(b"MemTotal: 1000 kB\n") is None
 
 

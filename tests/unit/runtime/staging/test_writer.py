@@ -1,4 +1,4 @@
-"""Files from an arena: where they go, with which rights, and what is refused. What is in them: `test_packing.py`."""
+"""Files written from a snapshot buffer: paths, modes and errors. Their content: `test_packing.py`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ CONTENT = b"0123456789" * 100
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[SnapshotBufferReader]:
-    """An arena that holds CONTENT at 0."""
-    with SnapshotBuffer(tmp_path / "arena") as arena:
-        arena.append(CONTENT)
-    with SnapshotBufferReader(tmp_path / "arena") as reading:
-        yield reading
+    """A buffer that holds CONTENT at offset 0."""
+    with SnapshotBuffer(tmp_path / "buffer") as buffer:
+        buffer.append(CONTENT)
+    with SnapshotBufferReader(tmp_path / "buffer") as opened:
+        yield opened
 
 
 def weights(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
-    """An image of one file whose bytes are the arena's."""
+    """An index of one file that consists of the buffer's bytes."""
     return SnapshotIndex(
         files=[SafetensorsFile(path=path, records=(Record(name="file", offset=0, size=size),))]
     )
 
 
 def archive(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
-    """An image of one archive of one record."""
+    """An index of one torch archive with one record."""
     record = Record(name="data/0", offset=0, size=size)
     return SnapshotIndex(
         files=[TorchFile(path=path, records=(record,), compute_crc32=True, storage_alignment=64)]
     )
 
 
-def test_folders_are_made_and_files_replaced(reader: SnapshotBufferReader, tmp_path: Path) -> None:
-    """Also one that is longer than what comes."""
+def test_folders_are_created_and_files_replaced(reader: SnapshotBufferReader, tmp_path: Path) -> None:
+    """A longer existing file is truncated."""
     old = tmp_path / "out/sub/model.safetensors"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"x" * 5000)
@@ -56,30 +56,30 @@ def test_folders_are_made_and_files_replaced(reader: SnapshotBufferReader, tmp_p
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-@pytest.mark.parametrize("image", [weights("model.safetensors"), archive("optimizer.pt")])
-def test_rights_are_what_the_umask_leaves(
-    reader: SnapshotBufferReader, tmp_path: Path, image: SnapshotIndex, umask: int, mode: int
+@pytest.mark.parametrize("index", [weights("model.safetensors"), archive("optimizer.pt")])
+def test_file_modes_follow_the_umask(
+    reader: SnapshotBufferReader, tmp_path: Path, index: SnapshotIndex, umask: int, mode: int
 ) -> None:
-    """As the libraries do."""
+    """As with torch and safetensors."""
     before = os.umask(umask)
     try:
-        (path,) = write_files(image, reader, tmp_path)
+        (path,) = write_files(index, reader, tmp_path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("make", [weights, archive])
-def test_our_own_folder_is_for_its_owner_alone(
+def test_the_private_folder_is_readable_by_its_owner_only(
     reader: SnapshotBufferReader, tmp_path: Path, make: Callable[[str], SnapshotIndex]
 ) -> None:
-    """It holds states of random generators and of the data."""
+    """It contains random states and data positions."""
     (path,) = write_files(make("grpo_run/rank0.pt"), reader, tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_progress_adds_up(
+def test_progress_adds_up_to_the_size(
     reader: SnapshotBufferReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts where the format allows it."""
@@ -94,24 +94,24 @@ def test_progress_adds_up(
 
 
 @pytest.mark.parametrize("make", [weights, archive])
-def test_a_record_outside_of_the_arena_is_refused(
+def test_a_record_outside_the_buffer_is_refused(
     reader: SnapshotBufferReader, tmp_path: Path, make: object
 ) -> None:
-    """Instead of reading memory that is not there."""
+    """Memory outside the mapping is never read."""
     assert callable(make)
     with pytest.raises(CheckpointError, match="but a record has"):
         write_files(make("file", size=1 << 40), reader, tmp_path)
 
 
-def test_a_destination_that_is_a_folder_is_an_error(reader: SnapshotBufferReader, tmp_path: Path) -> None:
-    """It is the system's, with the path."""
+def test_a_folder_in_place_of_a_file_raises_oserror(reader: SnapshotBufferReader, tmp_path: Path) -> None:
+    """The error comes from the system."""
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(IsADirectoryError):
         write_files(weights("model.safetensors"), reader, tmp_path)
 
 
-def test_a_full_disk_is_an_error(reader: SnapshotBufferReader) -> None:
-    """From either writer; nothing is reported as written."""
+def test_a_full_disk_raises_an_error(reader: SnapshotBufferReader) -> None:
+    """OSError from safetensors files, RuntimeError from torch files."""
     seen: list[int] = []
     with pytest.raises(OSError, match="No space left"):
         write_files(weights("full"), reader, Path("/dev"), seen.append)

@@ -1,0 +1,180 @@
+"""One staging slot: its snapshot and its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.slots import fill, held, snapshot
+
+from grpo_run.runtime import files
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.slot import STAGED
+
+
+def test_a_completed_snapshot_is_read_back(staging: StagingArea) -> None:
+    """Every field, also by a process that opens the area later."""
+    staged = snapshot(OUT, 7, limit=2, best="checkpoint-3", scheduled=False)
+    slot = staging.slots[1]
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
+    slot.complete_snapshot(staged)
+    assert slot.read_snapshot() == staged
+    assert StagingArea(staging.path).snapshots() == [(staged, slot)]
+
+
+def test_a_slot_being_written_holds_no_snapshot(staging: StagingArea) -> None:
+    """Its previous files are deleted, and it is not drained."""
+    slot = staging.slots[0]
+    fill(slot, snapshot(OUT, 5))
+    slot.mark_drained()
+    assert slot.drained
+    assert staging.snapshots()
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
+    assert not slot.drained
+    assert staging.snapshots() == []
+    assert list(slot.files.iterdir()) == []
+
+
+OUT = Path("/out")
+VALID = json.loads(snapshot(OUT).model_dump_json())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        json.dumps(VALID | {"step": "many"}).encode(),
+        json.dumps(VALID | {"train_call": None}).encode(),
+        json.dumps(VALID | {"schema_version": 2}).encode(),
+        json.dumps(VALID).encode()[:-20],
+    ],
+)
+def test_an_unreadable_snapshot_is_skipped(staging: StagingArea, content: bytes) -> None:
+    """Reading the slot raises an error that names the file, and the slot can be written again."""
+    slot = staging.slots[0]
+    (slot.path / STAGED).write_bytes(content)
+    with pytest.raises(CheckpointError, match=STAGED):
+        slot.read_snapshot()
+    assert staging.snapshots() == []
+    assert staging.choose_slot() == slot
+
+
+def test_a_directory_in_place_of_the_file_is_no_snapshot(staging: StagingArea) -> None:
+    """Without an exception."""
+    (staging.slots[0].path / STAGED).mkdir()
+    assert staging.slots[0].read_snapshot() is None
+    assert staging.snapshots() == []
+
+
+def test_unknown_fields_are_accepted(staging: StagingArea) -> None:
+    """A later release may add fields."""
+    (staging.slots[0].path / STAGED).write_text(json.dumps(VALID | {"more": 1}))
+    assert staging.slots[0].read_snapshot() == snapshot(OUT)
+
+
+def test_a_slot_lock_is_exclusive(staging: StagingArea) -> None:
+    """Between descriptors; other slots stay free."""
+    slot = staging.slots[0]
+    with slot.locked() as acquired, slot.locked() as other:
+        assert (acquired, other) == (True, False)
+        assert slot.busy
+        assert not staging.slots[1].busy
+    assert not slot.busy
+    with held(slot), slot.locked() as acquired:
+        assert acquired is False
+
+
+def test_a_failed_lock_attempt_does_not_release_the_lock(staging: StagingArea) -> None:
+    """The holder still has it."""
+    slot = staging.slots[0]
+    with held(slot):
+        with slot.locked() as acquired:
+            assert not acquired
+        assert slot.busy
+
+
+def test_an_exception_in_the_block_releases_the_lock(staging: StagingArea) -> None:
+    """Of any kind."""
+
+    def fail() -> None:
+        with staging.slots[0].locked():
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert not staging.slots[0].busy
+
+
+def test_the_death_of_the_holder_releases_the_lock(staging: StagingArea) -> None:
+    """The kernel releases it."""
+    slot = staging.slots[0]
+    ready, say_ready = os.pipe()
+    wait, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        descriptor = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(say_ready, b"x")
+        os.read(wait, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    busy = slot.busy
+    os.close(go)
+    os.waitpid(child, 0)
+    for descriptor in (ready, say_ready, wait):
+        os.close(descriptor)
+    assert busy
+    assert not slot.busy
+
+
+def test_a_forked_child_does_not_keep_the_lock(staging: StagingArea) -> None:
+    """Data loaders and reward functions may fork while the lock is held."""
+    slot = staging.slots[0]
+    wait, go = os.pipe()
+    with slot.locked() as acquired:
+        assert acquired
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            os.read(wait, 1)
+            os._exit(0)
+    busy = slot.busy
+    os.close(go)
+    os.waitpid(child, 0)
+    os.close(wait)
+    assert not busy
+
+
+def test_locking_waits_until_the_deadline(staging: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is acquired as soon as it is free."""
+    slot, now = staging.slots[0], [0.0]
+    stack = ExitStack()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 2.0:
+            stack.close()
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    stack.enter_context(held(slot))
+    with slot.locked(wait_seconds=1.0) as acquired:
+        assert not acquired
+    assert 1.0 <= now[0] < 1.1
+    with slot.locked(wait_seconds=10.0) as acquired:
+        assert acquired
+    assert 2.0 < now[0] < 2.1
