@@ -1,6 +1,6 @@
-"""The script of a packaged recipe, run on every rank: `-m grpo_run.trainers.recipes RECIPE [--set key=value]…`.
+"""The script that trains a recipe, run on every rank: `-m grpo_run.trainers.recipes RECIPE [--set KEY=VALUE]...`.
 
-A plain TRL script: `grpo-run train` launches it like any user's, and so does torchrun.
+A plain TRL script: `grpo-run train` and torchrun launch it like any user's script.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from grpo_run.trainers.recipes.recipe import load_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load the recipe and train it; bad input exits with 2 and one line before anything heavy is imported."""
+    """Load the recipe and train it. Invalid input prints one line and exits with 2, before torch is imported."""
     parser = argparse.ArgumentParser(prog="python -m grpo_run.trainers.recipes")
-    parser.add_argument("recipe", help="a packaged recipe's name, or the path of a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("recipe", help="name of a packaged recipe, or path of a YAML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="override a setting of the recipe; may be repeated",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
-    # what transformers says of its own deprecations at each save is no news to whoever runs a recipe
+    # transformers repeats its own deprecation warnings at each save
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     try:
         recipe = load_recipe(options.recipe, options.overrides)

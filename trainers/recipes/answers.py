@@ -1,7 +1,7 @@
-"""The number after `####`, in GSM8K's reference solutions and in what a model writes.
+"""The final answer after `####`, in GSM8K's reference solutions and in completions.
 
-Called by the rewards and by the reader of problems. Exact: numbers are `Decimal`, never floats. Does not
-judge; `rewards.py` does.
+Called by `rewards.py` and `problems.py`. Numbers are `Decimal`, so that comparisons are exact. Does not score;
+`rewards.py` does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NUMBER = re.compile(
 
 
 def final_answer(text: str) -> Decimal | None:
-    """The number on the line of the last `####`, or None.
+    """Return the number on the line of the last `####`, or None.
 
-    Currency signs, thousands' commas, units, emphasis and a closing full stop are passed over. A line with two
-    numbers ("5 + 3 = 8", "3/4", "12,13") gives None: picking one would be a guess, and a model that is paid
-    for guesses learns to list candidates.
+    Currency signs, thousands separators, units, emphasis and a final period are ignored. A line with two numbers
+    ("5 + 3 = 8", "3/4", "12,13") has no answer: a reward for one of several numbers would teach the model to list
+    candidates.
     """
     _, marker, tail = text.rpartition(MARKER)
     if not marker:

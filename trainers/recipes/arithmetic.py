@@ -1,10 +1,9 @@
-"""Sums of two two-digit numbers: enough of a task to watch GRPO teach a model to show its work.
+"""The arithmetic task: sums of two two-digit numbers, small enough to watch GRPO improve a model within minutes.
 
-The warm start demonstrates two ways of answering `27+15:`, the work written out,
-`20+10=30,7+5=12,30+12=42`, and a careless one that forgets the units, `30`. The model learns both, so a good
-third of its first answers are right; GRPO, which pays for the right total only, teaches it to write the work
-out and to err less in it: reward and length rise together. Called by `__main__.py`; settings come from
-`arithmetic.yaml`.
+The warm start demonstrates two ways to answer `27+15:`, the calculation in steps, `20+10=30,7+5=12,30+12=42`, and
+the tens alone, `30`. The model learns both, so about a third of its first answers are correct. GRPO rewards only the
+correct total, so the model learns to write the steps and to make fewer mistakes in them: reward and completion
+length rise together. Called by `__main__.py`; the settings are in `arithmetic.yaml`.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from datasets import Dataset
 from grpo_run.trainers.recipes.recipe import Recipe
 from grpo_run.trainers.recipes.rewards import correct_sum
 from grpo_run.trainers.recipes.tiny import TINY
-from grpo_run.trainers.recipes.training import load_policy, reinforce, warm_start
+from grpo_run.trainers.recipes.training import load_policy, train_grpo, warm_start
 
 CHARACTERS = "0123456789+=:,"
 DEMONSTRATIONS = 61_440
-"""One epoch of the warm start as shipped, on two ranks: 480 steps of 2 × 64."""
+"""One epoch of the packaged warm start on two ranks: 480 steps of 2 x 64."""
 SUMS = 8_192
-"""More than one epoch of GRPO as shipped needs: 200 steps of 8 prompts on two ranks."""
-WORKED_SHARE = 0.35
-"""Share of demonstrations with the work written out, and so about the reward that GRPO starts from."""
+"""More than one epoch of the packaged GRPO settings needs on two ranks: 200 steps of 8 prompts."""
+STEPWISE_FRACTION = 0.35
+"""Fraction of demonstrations with the calculation in steps; about the reward at the start of GRPO."""
 
 
-def worked(first: int, second: int) -> str:
-    """The work written out: tens, units, and both together."""
+def stepwise_answer(first: int, second: int) -> str:
+    """Return the calculation in steps: tens, units, and their sum."""
     tens, units = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
     return (
         f"{first // 10 * 10}+{second // 10 * 10}={tens},{first % 10}+{second % 10}={units},"
@@ -36,27 +35,27 @@ def worked(first: int, second: int) -> str:
     )
 
 
-def careless(first: int, second: int) -> str:
-    """The tens alone; right only if both numbers end in 0."""
+def tens_answer(first: int, second: int) -> str:
+    """Return the sum of the tens, which is correct only if both numbers end in 0."""
     return str(first // 10 * 10 + second // 10 * 10)
 
 
 def demonstrations(seed: int, count: int = DEMONSTRATIONS) -> Dataset:
-    """Columns `prompt` and `completion`, decided by the seed."""
-    chance = random.Random(f"demonstrations {seed}")
+    """Return the warm start's data, determined by the seed: columns `prompt` and `completion`."""
+    rng = random.Random(f"demonstrations {seed}")
     rows: dict[str, list[str]] = {"prompt": [], "completion": []}
     for _ in range(count):
-        first, second = chance.randrange(10, 100), chance.randrange(10, 100)
-        manner = worked if chance.random() < WORKED_SHARE else careless
+        first, second = rng.randrange(10, 100), rng.randrange(10, 100)
+        answer = stepwise_answer if rng.random() < STEPWISE_FRACTION else tens_answer
         rows["prompt"].append(f"{first}+{second}:")
-        rows["completion"].append(manner(first, second))
+        rows["completion"].append(answer(first, second))
     return Dataset.from_dict(rows)
 
 
 def sums(seed: int, count: int = SUMS) -> Dataset:
-    """Columns `prompt` and `total`, decided by the seed; not the demonstrations' numbers."""
-    chance = random.Random(f"sums {seed}")
-    pairs = [(chance.randrange(10, 100), chance.randrange(10, 100)) for _ in range(count)]
+    """Return GRPO's data, determined by the seed: columns `prompt` and `total`."""
+    rng = random.Random(f"sums {seed}")
+    pairs = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(count)]
     return Dataset.from_dict(
         {
             "prompt": [f"{first}+{second}:" for first, second in pairs],
@@ -66,8 +65,8 @@ def sums(seed: int, count: int = SUMS) -> Dataset:
 
 
 def train(recipe: Recipe) -> None:
-    """Warm start, unless the recipe has none; then GRPO."""
+    """Train with the warm start, if the recipe has one, and then with GRPO."""
     model, tokenizer = load_policy(recipe, characters=CHARACTERS if recipe.model == TINY else None)
     if recipe.sft is not None:
         warm_start(recipe, model, tokenizer, demonstrations(recipe.seed))
-    reinforce(recipe, model, tokenizer, sums(recipe.seed), [correct_sum])
+    train_grpo(recipe, model, tokenizer, sums(recipe.seed), [correct_sum])

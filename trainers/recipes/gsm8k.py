@@ -1,7 +1,7 @@
-"""GSM8K, grade-school mathematics in words, with verifiable rewards: the number must be right, and be found.
+"""The GSM8K task: grade-school word problems with verifiable rewards for the correct number and for its format.
 
-Called by `__main__.py`; settings come from `gsm8k.yaml`. Without `data` the problems come from the hub
-(`openai/gsm8k`, configuration `main`); with it, from local JSON lines.
+Called by `__main__.py`; the settings are in `gsm8k.yaml`. The problems come from the Hugging Face Hub
+(`openai/gsm8k`, configuration `main`), or from local JSON lines if the recipe sets `data`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datasets import Dataset, load_dataset
 from grpo_run.trainers.recipes.problems import Problem, checked_problem, read_problems
 from grpo_run.trainers.recipes.recipe import Recipe
 from grpo_run.trainers.recipes.rewards import answer_format, correct_answer
-from grpo_run.trainers.recipes.training import load_policy, reinforce
+from grpo_run.trainers.recipes.training import load_policy, train_grpo
 
 HUB_NAME, HUB_CONFIGURATION = "openai/gsm8k", "main"
 INSTRUCTION = "Solve the problem step by step. End with a line that holds only the final number, in the form '#### number'."
 
 
 def problems_of(recipe: Recipe) -> list[Problem]:
-    """The training problems: the recipe's `data`, or the hub's."""
+    """Return the training problems, from the recipe's `data` or from the Hub."""
     if recipe.data is not None:
         return read_problems(recipe.data)
     rows = load_dataset(HUB_NAME, HUB_CONFIGURATION, split="train")
@@ -28,14 +28,14 @@ def problems_of(recipe: Recipe) -> list[Problem]:
 
 
 def prompt_for(question: str, *, chat: bool) -> Any:
-    """A conversation for a tokenizer that has a chat template, else plain text."""
+    """Return the prompt for a question: a conversation if the tokenizer has a chat template, else plain text."""
     if chat:
         return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
     return f"{INSTRUCTION}\n\nProblem: {question}\nSolution:"
 
 
 def questions(problems: list[Problem], *, chat: bool) -> Dataset:
-    """Columns `prompt` and `answer`, the latter as text, since it must stay exact."""
+    """Return the data set with columns `prompt` and `answer`. Answers are text, so that they stay exact."""
     return Dataset.from_dict(
         {
             "prompt": [prompt_for(problem.question, chat=chat) for problem in problems],
@@ -45,8 +45,8 @@ def questions(problems: list[Problem], *, chat: bool) -> Dataset:
 
 
 def train(recipe: Recipe) -> None:
-    """GRPO; an instruct model needs no warm start."""
+    """Train with GRPO. An instruct model needs no warm start."""
     problems = problems_of(recipe)
     model, tokenizer = load_policy(recipe)
     dataset = questions(problems, chat=tokenizer.chat_template is not None)
-    reinforce(recipe, model, tokenizer, dataset, [correct_answer, answer_format])
+    train_grpo(recipe, model, tokenizer, dataset, [correct_answer, answer_format])

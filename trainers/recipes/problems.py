@@ -1,7 +1,7 @@
-"""GSM8K's problems, read from JSON lines and checked one by one.
+"""GSM8K's problems, read from JSON lines and validated.
 
-Called by the recipe loader, to refuse bad data before anything starts, and by the gsm8k task. Imports nothing
-heavy. Does not download; `gsm8k.py` does that when no path is given.
+Called by the recipe loader, which rejects invalid data before any process starts, and by the gsm8k task. Imports no
+training library. Does not download; `gsm8k.py` does that if the recipe sets no path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class Problem(NamedTuple):
-    """A question, the number that answers it, and the reference solution that ends in `#### number`."""
+    """A question, its answer, and the reference solution, which ends in `#### number`."""
 
     question: str
     answer: Decimal
@@ -27,11 +27,11 @@ class Problem(NamedTuple):
 
 
 def read_problems(path_or_directory: str) -> list[Problem]:
-    """Read a JSON-lines file, or `train.jsonl` in a directory. Blank lines are passed over.
+    """Read a JSON-lines file, or `train.jsonl` in a directory. Blank lines are skipped.
 
     Raises:
-        ConfigError: there is no such file, it holds no problem, or a line is not `{"question", "answer"}` with
-            a `#### number` at the answer's end; names file and line.
+        ConfigError: the file cannot be read, contains no problem, or has a line that is not an object with a
+            question and an answer that ends in `#### number`. The message names file and line.
     """
     path = Path(path_or_directory).expanduser()
     if path.is_dir():
@@ -43,13 +43,13 @@ def read_problems(path_or_directory: str) -> list[Problem]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise ConfigError(f"{path}:{number}: line longer than {MAX_LINE_BYTES} bytes")
+                    raise ConfigError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
                     problems.append(_problem_of(line, f"{path}:{number}"))
     except OSError as error:
-        raise ConfigError(f"cannot read data {str(path)!r}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read the data file {str(path)!r}: {error.strerror or error}") from None
     if not problems:
-        raise ConfigError(f"{path}: holds no problems")
+        raise ConfigError(f"{path}: the file contains no problems")
     return problems
 
 
@@ -57,14 +57,21 @@ def _problem_of(line: bytes, origin: str) -> Problem:
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{origin}: not JSON: {error}") from None
+        raise ConfigError(f"{origin}: invalid JSON: {error}") from None
     if not isinstance(record, dict):
         raise ConfigError(f"{origin}: expected an object with 'question' and 'answer'")
     return checked_problem(record, origin)
 
 
 def checked_problem(record: dict[str, Any], origin: str) -> Problem:
-    """One record as a problem; `origin` (`file:line`) begins the message of the ConfigError if it is none."""
+    """Validate one record.
+
+    Args:
+        origin: where the record comes from (`file:line`), for the error message.
+
+    Raises:
+        ConfigError: the record is not a problem.
+    """
     for key in ("question", "answer"):
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise ConfigError(f"{origin}: {key!r} is missing or is not text")

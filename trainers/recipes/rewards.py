@@ -1,8 +1,7 @@
-"""Verifiable rewards, in TRL's form: `(completions, **columns) -> list[float]`, each between 0 and 1.
+"""Verifiable reward functions for TRL: `(completions, **columns) -> list[float]`, each value between 0 and 1.
 
-Called by TRL for every batch of completions; the functions' names become the metrics'. Plain functions of
-their arguments at module level, so they can be sent to another process. A completion is text, or a
-conversation whose last message is the model's.
+TRL calls them for every batch of completions and uses their names as metric names. They are plain module-level
+functions, so they can be pickled. A completion is text, or a conversation whose last message is the model's.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _TOTAL = re.compile(r"(?:.*=)?([0-9]+)\s*", re.DOTALL)
 
 
 def completion_text(completion: Completion) -> str:
-    """What the model wrote."""
+    """Return the text that the model generated."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def correct_sum(completions: Sequence[Completion], total: Sequence[int], **columns: Any) -> list[float]:
-    """1 when the digits after the last `=` (all of the text where there is none) are the total, else 0."""
+    """Return 1 if the text after the last `=` (all of it, if there is none) is the total, else 0."""
     scores = []
     for completion, expected in zip(completions, total, strict=True):
         match = _TOTAL.fullmatch(completion_text(completion))
@@ -34,7 +33,7 @@ def correct_sum(completions: Sequence[Completion], total: Sequence[int], **colum
 
 
 def correct_answer(completions: Sequence[Completion], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1 when the number after the last `####` equals the reference number, else 0: `72`, `72.00`, `$72` agree."""
+    """Return 1 if the number after the last `####` equals the reference answer, else 0. `72.00` and `$72` equal `72`."""
     return [
         float(final_answer(completion_text(completion)) == Decimal(expected))
         for completion, expected in zip(completions, answer, strict=True)
@@ -42,7 +41,7 @@ def correct_answer(completions: Sequence[Completion], answer: Sequence[str], **c
 
 
 def answer_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
-    """1 when the completion ends in its only `####` line and that line holds one number, else 0."""
+    """Return 1 if the completion has one `####` line, at its end, with exactly one number, else 0."""
     scores = []
     for completion in completions:
         text = completion_text(completion).rstrip()

@@ -1,6 +1,6 @@
-"""A recipe's text, on its way to pydantic: YAML with line numbers, `--set` overrides, refusals in one line.
+"""Parsing of recipe settings: YAML with line numbers, `--set` overrides, and validation errors as one line.
 
-Called by `recipe.py` only. Knows YAML and the shape of pydantic's errors; does not know what a recipe may say.
+Called by `recipe.py` only. Handles YAML and pydantic's errors; does not know which settings a recipe may contain.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MAX_FILE_BYTES = 1 << 20
 MAX_SHOWN_CHARACTERS = 80
 
 _PREFIX = re.compile(r"^(Input|String|List|Dictionary) should (be|have) ")
-"""How pydantic begins what it says about a value."""
+"""Beginning of pydantic's messages about a value, which the one-line message replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One value and where it was written, as a user would say it: `file:line` or `--set`."""
+    """A value and where it was set: `file:line` or `--set`."""
 
     value: Any
     origin: str
 
     @staticmethod
     def values(settings: Mapping[str, Setting]) -> dict[str, Any]:
-        """Dotted keys unfolded into nested mappings."""
+        """Return the values as nested mappings, one level per part of a dotted key."""
         nested: dict[str, Any] = {}
         for key, setting in settings.items():
             section, _, inner = key.rpartition(".")
@@ -45,28 +45,31 @@ class Setting:
 
 
 def read_settings(path: Path) -> dict[str, Setting]:
-    """Read a YAML file of two levels into settings under dotted keys.
+    """Read a YAML file with two levels into settings with dotted keys.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML (line, column, problem), holds no mapping, or gives
-            a key twice.
+        ConfigError: the file cannot be read, is not valid YAML, is not a mapping, or has a duplicate key.
     """
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read recipe {str(path)!r}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read the recipe {str(path)!r}: {error.strerror or error}") from None
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; this is no recipe")
+        raise ConfigError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes, so it is not a recipe")
     try:
         loader = yaml.SafeLoader(content)
         try:
             root = loader.get_single_node()
             if not isinstance(root, yaml.MappingNode):
                 found = (
-                    "nothing" if root is None else "a list" if root.tag.endswith(":seq") else "a single value"
+                    "an empty file"
+                    if root is None
+                    else "a list"
+                    if root.tag.endswith(":seq")
+                    else "a single value"
                 )
-                raise ConfigError(f"{path}: a recipe is a mapping of keys to values; found {found}")
+                raise ConfigError(f"{path}: expected a mapping of keys to values, found {found}")
             return _settings_of(loader, root, str(path), "")
         finally:
             loader.dispose()
@@ -77,7 +80,7 @@ def read_settings(path: Path) -> dict[str, Setting]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
 
 
 def _settings_of(
@@ -89,10 +92,10 @@ def _settings_of(
         line = key_node.start_mark.line + 1
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str) or "." in key:
-            raise ConfigError(f"{path}:{line}: keys are plain words; found {key!r}")
+            raise ConfigError(f"{path}:{line}: expected a key without dots, found {key!r}")
         key = prefix + key
         if key in seen:
-            raise ConfigError(f"{path}:{line}: {key!r} is given twice; it is first on line {seen[key]}")
+            raise ConfigError(f"{path}:{line}: duplicate key {key!r}; it is first set on line {seen[key]}")
         seen[key] = line
         if isinstance(value_node, yaml.MappingNode) and value_node.value and not prefix:
             settings.update(_settings_of(loader, value_node, path, f"{key}."))
@@ -105,12 +108,12 @@ def _settings_of(
 def apply_overrides(
     settings: Mapping[str, Setting], overrides: Sequence[str], known: Sequence[str]
 ) -> dict[str, Setting]:
-    """Settings with `key=value` texts laid over them, in order.
+    """Return the settings with `key=value` overrides applied in order.
 
-    A null section and a section's keys push each other out, so that `sft=null` turns the warm start off.
+    A section that is set as a whole replaces its keys, and vice versa, so `sft=null` disables the warm start.
 
     Raises:
-        ConfigError: an override without `=`, with an unknown key, or with a value that is no YAML.
+        ConfigError: an override has no `=`, an unknown key, or a list or mapping that is not valid YAML.
     """
     result = dict(settings)
     for text in overrides:
@@ -128,7 +131,7 @@ def apply_overrides(
 
 
 def _value_of(text: str, value_text: str) -> Any:
-    """Lists, mappings and null as YAML; other values stay text, so that a model may be called 123 or on."""
+    """Parse lists, mappings and null as YAML. Other values stay text, so that `123` or `on` can name a model."""
     stripped = value_text.strip()
     if stripped in ("null", "~"):
         return None
@@ -141,10 +144,10 @@ def _value_of(text: str, value_text: str) -> Any:
         raise ConfigError(f"--set {_shown(text)}: {problem}") from None
 
 
-def refusal(
+def validation_error(
     invalid: ValidationError, settings: Mapping[str, Setting], path: str, known: Sequence[str]
 ) -> ConfigError:
-    """The first of pydantic's complaints as one line: where, key, value, what was expected."""
+    """Return pydantic's first error as one line: location, key, value, and what is expected."""
     error = invalid.errors(include_url=False)[0]
     parts = [str(part) for part in error["loc"]]
     key = ".".join(parts[:2])
@@ -155,15 +158,15 @@ def refusal(
         origin = settings[inner[0]].origin if inner else origin
         return ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
     if error["type"] == "missing":
-        return ConfigError(f"{path}: {key!r} is missing")
+        return ConfigError(f"{path}: the key {key!r} is missing")
     expected = _PREFIX.sub("", error["msg"]).partition(", unable to parse")[0]
     if error["type"] in ("model_type", "model_attributes_type"):
-        expected = f"a section, as in {key}.key=value"
+        expected = f"a section; set its keys as {key}.KEY=VALUE"
     return ConfigError(f"{origin}: {'.'.join(parts)} = {_shown(error['input'])}, expected {expected}")
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
-    """`; did you mean …?`, with a bare key looked up among the sections' keys too."""
+    """Return a hint with the nearest known key. A key without a section also matches keys of sections."""
     by_last = {name.rpartition(".")[2]: name for name in known}
     near = difflib.get_close_matches(key, known, n=1)
     if not near or key.count(".") != near[0].count("."):
@@ -172,7 +175,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     plain = [name for name in known if "." not in name]
-    return f"; known are {', '.join(plain)}, and keys of sections, dotted"
+    return f"; available: {', '.join(plain)}, and the dotted keys of sections"
 
 
 def _shown(value: object) -> str:

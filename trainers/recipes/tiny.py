@@ -1,7 +1,6 @@
-"""A model small enough to learn on two CPU cores, and its tokenizer, both made on the spot.
+"""A model small enough to train on two CPU cores, and its tokenizer, both built without files or network.
 
-Called by the recipes when `model` is `tiny`. Needs no network and no files; the weights follow from the seed
-alone. Does not load pretrained models and knows nothing of any task.
+Called by the recipes if `model` is `tiny`. The seed alone determines the weights. Does not load pretrained models.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ PAD, END = "<pad>", "<end>"
 
 
 def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer with a token a character, plus padding and end.
+    """Return a tokenizer with one token per character, plus padding and end of sequence.
 
     Args:
-        characters: visible ASCII, the only text there will be; a small vocabulary is learnt in far fewer
-            steps. None makes a token of each of the 256 bytes, hence encodes any text but the two special names.
+        characters: the printable ASCII characters that occur; a small vocabulary needs far fewer training steps.
+            None uses one token for each of the 256 byte values, which encodes any text except the names of the two
+            special tokens.
     """
     assert characters is None or (characters.isascii() and characters.isprintable() and " " not in characters)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet() if characters is None else characters)
@@ -40,14 +40,14 @@ def tiny_model(
     layers: int = 2,
     context_tokens: int = 2048,
 ) -> Qwen2ForCausalLM:
-    """A Qwen2 with random weights: 150,000 parameters at the default size.
+    """Return a Qwen2 model with random weights; 150,000 parameters at the default size.
 
     Args:
-        seed: decides the weights; the caller's random state is left as it was.
-        tokenizer: decides the size of the embedding and the special tokens.
-        width: of the residual stream, a multiple of 16.
+        seed: determines the weights. The caller's random state is not changed.
+        tokenizer: determines the size of the embedding and the special tokens.
+        width: hidden size, a multiple of 16.
         layers: number of decoder layers.
-        context_tokens: longest prompt and completion together.
+        context_tokens: maximum length of prompt and completion together.
     """
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -58,7 +58,7 @@ def tiny_model(
         num_key_value_heads=width // 16,
         max_position_embeddings=context_tokens,
         tie_word_embeddings=True,
-        # the default of 0.02 is meant for widths in the thousands; a narrow model learns sooner from more
+        # the default of 0.02 suits hidden sizes in the thousands; a narrow model trains faster with more
         initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -1,7 +1,7 @@
-"""What the recipes share of TRL: the policy, the warm start, the reinforcement, the final weights.
+"""The training code that the recipes share: load the policy, warm start with SFT, train with GRPO, save the weights.
 
-Called by the recipes, on every rank. This is what a user's own script would hold: it knows nothing of the
-supervisor, and runs the same under torchrun.
+Called by the tasks, on every rank. It is what a user's own script would contain: it does not depend on grpo-run's
+launcher and runs the same under torchrun.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from grpo_run.trainers.recipes.tiny import TINY, tiny_model, tiny_tokenizer
 
 Reward: TypeAlias = Callable[..., list[float]]
 Policy: TypeAlias = PreTrainedModel | str
-"""A model, or the name of one that TRL loads itself, with the dtype and device map it wants."""
+"""A model, or the name of a model that TRL loads itself, with its own dtype and device map."""
 
 IGNORED_LABEL = -100
-"""The index that `torch.nn.functional.cross_entropy` passes over."""
+"""Default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 def load_policy(recipe: Recipe, characters: str | None = None) -> tuple[Policy, PreTrainedTokenizerBase]:
-    """The model and the tokenizer the recipe names; `tiny` ones are made on the spot.
+    """Return the recipe's model and tokenizer. The `tiny` ones are built here.
 
     Args:
-        recipe: its `model` and `seed` are read.
-        characters: the tiny tokenizer's vocabulary; None for all bytes.
+        characters: vocabulary of the tiny tokenizer; None for all byte values.
     """
     if recipe.model == TINY:
         tokenizer = tiny_tokenizer(characters)
@@ -41,7 +40,11 @@ def load_policy(recipe: Recipe, characters: str | None = None) -> tuple[Policy, 
 
 
 def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict[str, Any]:
-    """What both of TRL's configurations take: the section's keys, the place, and what the machine decides."""
+    """Return the arguments of both TRL configuration classes: the section, the output directory, the device.
+
+    Args:
+        name: subdirectory of the recipe's output directory.
+    """
     arguments = section.arguments()
     if not torch.accelerator.is_available():
         arguments |= {"use_cpu": True, "bf16": False}
@@ -49,9 +52,9 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
         **arguments,
         "output_dir": str(Path(recipe.output_dir).expanduser() / name),
         "seed": recipe.seed,
-        # the ranks' output goes to files, where a bar that rewrites its line is noise
+        # the ranks' output goes to log files, which a progress bar would fill
         "disable_tqdm": True,
-        # no parameter is ever left out of these losses; looking for some costs a walk of the graph a step
+        # every parameter takes part in these losses, so the search would only cost time in each step
         "ddp_find_unused_parameters": False,
     }
 
@@ -59,7 +62,7 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
 def encoder(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Callable[[dict[str, list[str]]], dict[str, list[list[int]]]]:
-    """A data set's transform from `prompt` and `completion` to `input_ids` and `labels`, the prompt masked."""
+    """Return a data set transform from `prompt` and `completion` to `input_ids` and `labels` with the prompt masked."""
 
     def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
@@ -77,10 +80,9 @@ def encoder(
 def warm_start(
     recipe: Recipe, model: Policy, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
 ) -> PreTrainedModel:
-    """Supervised training on columns `prompt` and `completion` of plain text, the loss on the completion alone.
+    """Train with SFT on the columns `prompt` and `completion`, with the loss on the completion, and return the model.
 
-    Examples are encoded when they are drawn: encoding all of them first would be done again after every
-    restart, before the run could go on. Returns the trained model.
+    Examples are encoded when they are drawn. Encoding all of them first would delay every restart.
     """
     assert recipe.sft is not None
 
@@ -99,14 +101,17 @@ def warm_start(
     return trained
 
 
-def reinforce(
+def train_grpo(
     recipe: Recipe,
     model: Policy,
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
     rewards: list[Reward],
 ) -> None:
-    """GRPO on column `prompt`; the other columns go to the rewards. The weights end up in `<output_dir>/final`."""
+    """Train with GRPO on the column `prompt` and save the weights to `final` in the recipe's output directory.
+
+    The other columns are passed to the rewards.
+    """
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=rewards,
@@ -115,5 +120,5 @@ def reinforce(
         processing_class=tokenizer,
     )
     trainer.train()
-    # on every rank: gathering sharded weights takes all of them, writing is rank 0's
+    # on every rank: sharded weights are gathered from all ranks; rank 0 writes them
     trainer.save_model(str(Path(recipe.output_dir).expanduser() / "final"))

@@ -1,4 +1,4 @@
-"""The number after `####`: found wherever there is one, and nowhere else."""
+"""The final answer after `####`: found if there is exactly one number, and only then."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from grpo_run.trainers.recipes.answers import final_answer
         ("#### 007", "7"), ("#### 109,200,000", "109200000"),
     ],
 )  # fmt: skip
-def test_a_number_is_found_in_every_dress(line: str, number: str) -> None:
-    """Currency, commas, decimals, signs, full stops, emphasis, units; the last marker counts."""
+def test_a_number_is_found_in_every_notation(line: str, number: str) -> None:
+    """Currency, thousands separators, decimals, signs, periods, emphasis and units; the last marker counts."""
     assert final_answer(line) == Decimal(number)
 
 
@@ -35,25 +35,25 @@ def test_a_number_is_found_in_every_dress(line: str, number: str) -> None:
         "#### 1,0000", "#### 1,23", "#### 10-5", "#### 1.2.3", "#### 5 or 6", "#### ５", "#### $", "#### 72 ####",
     ],
 )  # fmt: skip
-def test_no_number_and_two_numbers_are_no_answer(line: str) -> None:
-    """A guess is not made, so listing candidates does not pay."""
+def test_a_line_without_exactly_one_number_has_no_answer(line: str) -> None:
+    """Listing candidates is not rewarded."""
     assert final_answer(line) is None
 
 
 @given(st.integers(-(10**18), 10**18), st.booleans(), st.sampled_from(["", "$"]), st.sampled_from(["", "."]))
-def test_every_written_integer_comes_back(number: int, commas: bool, sign: str, stop: str) -> None:
-    """Whatever the size, with or without commas, currency and a full stop."""
+def test_every_formatted_integer_is_parsed(number: int, commas: bool, sign: str, stop: str) -> None:
+    """Of any size, with and without separators, currency and period."""
     written = f"{abs(number):,}" if commas else str(abs(number))
     minus = "-" if number < 0 else ""
     assert final_answer(f"so it is\n#### {minus}{sign}{written}{stop}") == number
 
 
 @given(st.text(max_size=200))
-def test_no_text_whatever_is_an_error(text: str) -> None:
-    """A model writes anything; a reward that raises would end the run."""
+def test_no_text_raises(text: str) -> None:
+    """A model may generate anything, and a reward function that raises would end the run."""
     final_answer("####" + text)
 
 
-def test_a_very_long_number_is_read_exactly() -> None:
-    """Longer than Python's limit on converting integers."""
+def test_a_very_long_number_is_parsed_exactly() -> None:
+    """Longer than Python's limit for converting integers."""
     assert final_answer("#### " + "9" * 5000) == Decimal("9" * 5000)

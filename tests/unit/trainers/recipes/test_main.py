@@ -1,4 +1,4 @@
-"""The recipes' script: it refuses bad input in one line, and hands good input to the task it names."""
+"""The script of a recipe rejects invalid input in one line, and passes the recipe to its task."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from grpo_run.trainers.recipes.recipe import Recipe
 @pytest.mark.parametrize(
     "words", [["arithmatic"], ["gsm8k", "--set", "data=/nowhere"], ["arithmetic", "--set", "seed"]]
 )
-def test_bad_input_is_one_line_and_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Under torchrun too, where no launcher has checked before."""
-    with pytest.raises(SystemExit) as left:
+def test_invalid_input_is_one_line_and_exit_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under torchrun too, where no launcher has validated it."""
+    with pytest.raises(SystemExit) as exited:
         main(words)
-    assert left.value.code == 2
+    assert exited.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("grpo-run: ")
@@ -26,8 +28,8 @@ def test_bad_input_is_one_line_and_code_2(words: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("name", "module"), [("arithmetic", arithmetic), ("gsm8k", gsm8k)])
-def test_the_recipe_reaches_its_task(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its overrides, `--set=key=value` as the launcher writes it included."""
+def test_the_recipe_is_passed_to_its_task(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its overrides, also in the form `--set=key=value`."""
     trained: list[Recipe] = []
     train: Callable[[Recipe], None] = trained.append
     monkeypatch.setattr(module, "train", train)

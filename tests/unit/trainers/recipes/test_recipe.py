@@ -1,4 +1,4 @@
-"""What a recipe may say, and the one line a user gets when it says something else."""
+"""Recipes load, and an invalid recipe gives one line that says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ grpo:
 """
 
 
-def _file(folder: Path, text: str, name: str = "mine.yaml") -> str:
+def write_recipe(folder: Path, text: str, name: str = "mine.yaml") -> str:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def _refused(*arguments: object) -> str:
+def error(*arguments: object) -> str:
     with pytest.raises(ConfigError) as caught:
         load_recipe(*arguments)  # type: ignore[arg-type]
     message = str(caught.value)
@@ -48,7 +48,7 @@ def _refused(*arguments: object) -> str:
 
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_every_packaged_recipe_loads(name: str) -> None:
-    """A recipe that ships is one that loads, under its own name."""
+    """Under its own name."""
     recipe = load_recipe(name)
     assert recipe.task == name
     assert recipe.output_dir == f"runs-output/{name}"
@@ -56,7 +56,7 @@ def test_every_packaged_recipe_loads(name: str) -> None:
 
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_save_on_rollout_boundaries(name: str) -> None:
-    """Every checkpoint of a packaged recipe lies where a rollout ends, so that resuming is exact."""
+    """Plain TRL does not save a rollout in progress."""
     grpo = load_recipe(name).grpo
     rollout = (grpo.steps_per_generation or grpo.gradient_accumulation_steps) * (grpo.num_iterations or 1)
     assert grpo.save_steps * grpo.gradient_accumulation_steps % rollout == 0
@@ -66,15 +66,15 @@ def test_packaged_recipes_save_on_rollout_boundaries(name: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("name", packaged_recipes())
-def test_packaged_batches_hold_whole_groups(name: str, ranks: int) -> None:
-    """TRL refuses a rollout that is no multiple of the group; the shipped settings never are one."""
+def test_packaged_batches_contain_whole_groups(name: str, ranks: int) -> None:
+    """TRL rejects a rollout that is not a multiple of the group size."""
     grpo = load_recipe(name).grpo
     rollout = grpo.per_device_train_batch_size * (grpo.steps_per_generation or 1) * ranks
     assert rollout % grpo.num_generations == 0
 
 
 def test_loading_imports_no_training_library() -> None:
-    """The launcher checks a recipe before it starts anything; that must not cost torch's import."""
+    """The launcher validates a recipe before it starts anything, which must not take the time of importing torch."""
     code = (
         "import sys; from grpo_run.trainers.recipes.recipe import load_recipe; load_recipe('gsm8k');"
         "print(sorted({'torch','transformers','trl','datasets','numpy'} & set(sys.modules)))"
@@ -84,18 +84,18 @@ def test_loading_imports_no_training_library() -> None:
     assert printed.stdout.strip() == "[]"
 
 
-def test_a_packaged_name_goes_before_a_file_of_that_name(
+def test_a_packaged_name_takes_precedence_over_awrite_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stray file called `arithmetic` does not change what `grpo-run train arithmetic` means."""
-    _file(tmp_path, "task: nonsense", "arithmetic")
+    """A file called `arithmetic` does not change what `grpo-run train arithmetic` means."""
+    write_recipe(tmp_path, "task: nonsense", "arithmetic")
     monkeypatch.chdir(tmp_path)
     assert load_recipe("arithmetic").task == "arithmetic"
 
 
-def test_a_file_of_ones_own_is_found_by_path(tmp_path: Path) -> None:
-    """Any path of a YAML file is a recipe; 1e-4 is a number though YAML 1.1 reads text."""
-    recipe = load_recipe(_file(tmp_path, MINIMAL))
+def test_a_recipe_file_is_found_by_path(tmp_path: Path) -> None:
+    """1e-4 is a number, although YAML 1.1 reads it as text."""
+    recipe = load_recipe(write_recipe(tmp_path, MINIMAL))
     assert recipe.grpo.learning_rate == 1e-4
     assert recipe.sft is None
 
@@ -103,23 +103,23 @@ def test_a_file_of_ones_own_is_found_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("arithmatic", "arithmetic"), ("gsm8", "gsm8k"), ("GSM8K", "gsm8k")]
 )
-def test_an_unknown_recipe_is_told_its_nearest_name(name: str, near: str) -> None:
-    """A typing error in the recipe's name."""
-    message = _refused(name)
+def test_an_unknown_recipe_gets_a_hint(name: str, near: str) -> None:
+    """The error names the nearest packaged recipe."""
+    message = error(name)
     assert repr(name) in message
     assert repr(near) in message
 
 
-def test_a_recipe_unlike_any_lists_what_there_is() -> None:
-    """Nothing near: say what there is."""
-    assert "known are arithmetic, gsm8k" in _refused("zzzzz")
+def test_an_unknown_recipe_without_a_near_name_lists_all() -> None:
+    """The error names all packaged recipes."""
+    assert "available: arithmetic, gsm8k" in error("zzzzz")
 
 
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    """A path that leads nowhere, and one that leads to a directory."""
-    assert "does not exist" in _refused(str(tmp_path / "none.yaml"))
-    assert "directory" in _refused(str(tmp_path))
-    assert "unknown recipe ''" in _refused("")
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    """So is a directory, and an empty name."""
+    assert "does not exist" in error(str(tmp_path / "none.yaml"))
+    assert "directory" in error(str(tmp_path))
+    assert "unknown recipe ''" in error("")
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,21 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
         ("sft.max_step=3", "sft.max_steps"),
     ],
 )
-def test_an_unknown_override_is_told_its_nearest_key(override: str, near: str) -> None:
-    """A typing error in a key, sections' keys without their section included."""
-    message = _refused("arithmetic", [override])
+def test_an_unknown_override_gets_a_hint(override: str, near: str) -> None:
+    """The error names the nearest key, also if the section is missing."""
+    message = error("arithmetic", [override])
     assert repr(override.partition("=")[0]) in message
     assert f"{near}'?" in message
 
 
 def test_an_unknown_key_in_a_file_is_located(tmp_path: Path) -> None:
-    """File, line, key and nearest key, at the top and in a section."""
-    path = _file(tmp_path, MINIMAL + "  num_generation: 4\n")
+    """File, line, key and nearest key, at the top level and in a section."""
+    path = write_recipe(tmp_path, MINIMAL + "  num_generation: 4\n")
     assert (
-        _refused(path)
-        == f"{path}:10: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
+        error(path) == f"{path}:10: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
     )
-    path = _file(tmp_path, MINIMAL + "sed: 4\n")
-    assert _refused(path) == f"{path}:10: unknown key 'sed'; did you mean 'seed'?"
+    path = write_recipe(tmp_path, MINIMAL + "sed: 4\n")
+    assert error(path) == f"{path}:10: unknown key 'sed'; did you mean 'seed'?"
 
 
 @pytest.mark.parametrize(
@@ -169,24 +168,24 @@ def test_an_unknown_key_in_a_file_is_located(tmp_path: Path) -> None:
         ("grpo.reward_weights=[1, x]", ("grpo.reward_weights.1 = 'x'", "valid number")),
     ],
 )
-def test_a_wrong_value_is_shown_with_what_was_expected(override: str, words: tuple[str, ...]) -> None:
+def test_a_wrong_value_is_shown_with_what_is_expected(override: str, words: tuple[str, ...]) -> None:
     """Key, value and expectation in one line."""
-    message = _refused("arithmetic", [override])
+    message = error("arithmetic", [override])
     assert message.startswith("--set: ")
     for word in words:
         assert word in message
 
 
 def test_a_wrong_value_in_a_file_is_located(tmp_path: Path) -> None:
-    """File and line, key, value, expected."""
-    path = _file(tmp_path, MINIMAL.replace("max_steps: 10", "max_steps: ten"))
-    assert _refused(path) == f"{path}:4: grpo.max_steps = 'ten', expected a valid integer"
+    """File, line, key, value and expectation."""
+    path = write_recipe(tmp_path, MINIMAL.replace("max_steps: 10", "max_steps: ten"))
+    assert error(path) == f"{path}:4: grpo.max_steps = 'ten', expected a valid integer"
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    """Which key a file lacks."""
-    path = _file(tmp_path, MINIMAL.replace("  save_steps: 5\n", ""))
-    assert _refused(path) == f"{path}: 'grpo.save_steps' is missing"
+    """With the file."""
+    path = write_recipe(tmp_path, MINIMAL.replace("  save_steps: 5\n", ""))
+    assert error(path) == f"{path}: the key 'grpo.save_steps' is missing"
 
 
 @pytest.mark.parametrize(
@@ -199,46 +198,46 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ("seed: *nowhere\n", ", line 1, column 7: found undefined alias 'nowhere'"),
         ("seed: !!python/object:os.system x\n", ", line 1, column 7: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: but found another document"),
-        ("seed: \x00\n", ": not YAML: unacceptable character"),
-        ("seed: 2020-99-99\n", ": not YAML: month must be in 1..12"),
+        ("seed: \x00\n", ": invalid YAML: unacceptable character"),
+        ("seed: 2020-99-99\n", ": invalid YAML: month must be in 1..12"),
         ("seed: &a [*a]\n", ", line 1, column 7: found unconstructable recursive node"),
-        ("seed: 1\nseed: 2\n", ":2: 'seed' is given twice; it is first on line 1"),
-        ("grpo.beta: 1\n", ":1: keys are plain words; found 'grpo.beta'"),
-        ("1: 2\n", ":1: keys are plain words; found 1"),
-        ("- a\n", ": a recipe is a mapping of keys to values; found a list"),
-        ("hello\n", ": a recipe is a mapping of keys to values; found a single value"),
-        ("", ": a recipe is a mapping of keys to values; found nothing"),
-        ("seed: " + "[" * 5000, ": not YAML: "),
+        ("seed: 1\nseed: 2\n", ":2: duplicate key 'seed'; it is first set on line 1"),
+        ("grpo.beta: 1\n", ":1: expected a key without dots, found 'grpo.beta'"),
+        ("1: 2\n", ":1: expected a key without dots, found 1"),
+        ("- a\n", ": expected a mapping of keys to values, found a list"),
+        ("hello\n", ": expected a mapping of keys to values, found a single value"),
+        ("", ": expected a mapping of keys to values, found an empty file"),
+        ("seed: " + "[" * 5000, ": invalid YAML: "),
     ],
 )
 def test_malformed_yaml_is_located(tmp_path: Path, text: str, place: str) -> None:
-    """File, line, column and problem, as the YAML reader tells them."""
-    path = _file(tmp_path, text)
-    assert _refused(path).startswith(path + place)
+    """File, line, column and problem, as the YAML parser reports them."""
+    path = write_recipe(tmp_path, text)
+    assert error(path).startswith(path + place)
 
 
-def test_a_file_that_is_no_text_or_no_recipe_is_refused(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8, and a file of a size no recipe has, are not read on."""
+def test_a_file_that_is_not_text_or_too_large_is_rejected(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, and a file larger than any recipe."""
     path = tmp_path / "mine.yaml"
     path.write_bytes(b"seed: \xff\xfe\n")
-    assert "not YAML" in _refused(str(path))
+    assert "invalid YAML" in error(str(path))
     path.write_bytes(b"#" * (2 << 20))
-    assert "larger than" in _refused(str(path))
+    assert "larger than" in error(str(path))
 
 
 @pytest.mark.parametrize("override", ["grpo", "", "=3", " =3"])
-def test_an_override_without_key_and_value_is_refused(override: str) -> None:
-    """`--set` wants key=value."""
-    assert _refused("arithmetic", [override]).endswith("expected key=value")
+def test_an_override_without_key_or_value_is_an_error(override: str) -> None:
+    """`--set` expects key=value."""
+    assert error("arithmetic", [override]).endswith("expected key=value")
 
 
-def test_an_override_with_an_open_list_is_refused() -> None:
-    """Lists and mappings are YAML, and broken ones are told so."""
-    assert "expected ',' or ']'" in _refused("gsm8k", ["grpo.reward_weights=[1"])
+def test_an_override_with_an_invalid_list_is_an_error() -> None:
+    """Lists and mappings are parsed as YAML."""
+    assert "expected ',' or ']'" in error("gsm8k", ["grpo.reward_weights=[1"])
 
 
-def test_overrides_replace_what_the_file_says() -> None:
-    """Dotted keys, top-level keys, lists, mappings, null; the last of two wins."""
+def test_overrides_replace_settings_of_thewrite_recipe() -> None:
+    """Dotted keys, top-level keys, lists, mappings and null; the last one of a key wins."""
     recipe = load_recipe(
         "arithmetic",
         [
@@ -254,50 +253,50 @@ def test_overrides_replace_what_the_file_says() -> None:
     assert recipe.grpo.report_to == ["tensorboard"]
 
 
-def test_a_null_section_and_its_keys_push_each_other_out() -> None:
-    """`sft=null` turns the warm start off; a key of it after that would have to bring all the others."""
+def test_a_section_and_its_keys_replace_each_other() -> None:
+    """`sft=null` disables the warm start; setting one of its keys afterwards starts an empty section."""
     assert load_recipe("arithmetic", ["sft.max_steps=5", "sft=null"]).sft is None
-    assert "is missing" in _refused("arithmetic", ["sft=null", "sft.max_steps=5"])
+    assert "is missing" in error("arithmetic", ["sft=null", "sft.max_steps=5"])
 
 
-def test_keys_that_do_not_fit_the_task_are_refused(tmp_path: Path) -> None:
-    """What no single key can tell: data for made-up sums, a warm start for GSM8K, weights for absent rewards."""
-    assert "leave 'data' out" in _refused("arithmetic", ["data=x"])
-    assert "reward_weights has length 1" in _refused("gsm8k", ["grpo.reward_weights=[1]"])
+def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
+    """Data for generated sums, a warm start for GSM8K, and weights for missing rewards."""
+    assert "remove 'data'" in error("arithmetic", ["data=x"])
+    assert "reward_weights has length 1, expected 2" in error("gsm8k", ["grpo.reward_weights=[1]"])
     text = MINIMAL.replace("arithmetic", "gsm8k")
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
-    path = _file(tmp_path, text)
-    assert _refused(path) == f"{path}:11: the gsm8k task has no warm start; leave 'sft' out"
+    path = write_recipe(tmp_path, text)
+    assert error(path) == f"{path}:11: the gsm8k task has no warm start; remove 'sft'"
 
 
-def test_local_models_and_data_must_be_there(tmp_path: Path) -> None:
-    """What looks like a path is looked for before anything starts."""
-    assert "'./nowhere'" in _refused("gsm8k", ["model=./nowhere"])
-    assert "/nowhere/data" in _refused("gsm8k", ["data=/nowhere/data"])
+def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
+    """Paths are checked before anything starts."""
+    assert "'./nowhere'" in error("gsm8k", ["model=./nowhere"])
+    assert "/nowhere/data" in error("gsm8k", ["data=/nowhere/data"])
     bad = tmp_path / "train.jsonl"
     bad.write_text('{"question": "1+1?", "answer": "#### 2"}\n{"question": \n', encoding="utf-8")
-    assert f"{bad}:2: not JSON" in _refused("gsm8k", [f"data={tmp_path}"])
+    assert f"{bad}:2: invalid JSON" in error("gsm8k", [f"data={tmp_path}"])
 
 
-def test_a_recipe_does_not_change() -> None:
-    """Frozen: what was checked is what is run."""
+def test_a_recipe_is_immutable() -> None:
+    """What was validated is what runs."""
     recipe = load_recipe("arithmetic")
     with pytest.raises(ValidationError):
         recipe.seed = 3
 
 
-def test_every_known_key_can_be_written_down(tmp_path: Path) -> None:
-    """The keys offered as nearest ones are keys that the models take."""
+def test_every_known_key_is_accepted(tmp_path: Path) -> None:
+    """The keys that hints offer are keys of the sections."""
     recipe = load_recipe("arithmetic").model_dump()
     assert {key for key in setting_keys() if "." not in key} == set(recipe)
     assert {key for key in setting_keys() if key.startswith("grpo.")} == {
         f"grpo.{key}" for key in recipe["grpo"]
     }
-    assert load_recipe(_file(tmp_path, yaml.safe_dump(recipe))).model_dump() == recipe
+    assert load_recipe(write_recipe(tmp_path, yaml.safe_dump(recipe))).model_dump() == recipe
 
 
-def test_sections_hold_keys_of_trl_only() -> None:
-    """Every key of a section is one that TRL's configuration class of this release takes."""
+def test_sections_contain_only_keys_of_trl() -> None:
+    """Every key is an argument of TRL's configuration class in the installed release."""
     from dataclasses import fields
 
     from trl import GRPOConfig, SFTConfig

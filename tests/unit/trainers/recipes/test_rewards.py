@@ -1,4 +1,4 @@
-"""Rewards: what is paid, what is not, and that they can travel to another process."""
+"""Reward functions: what they reward, and that they can be pickled."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from grpo_run.trainers.recipes.rewards import answer_format, correct_answer, cor
         ("", 0), ("30+12=", 0), ("42=30+12", 0), ("4 2", 0), ("40,42", 0), ("41=42=43", 0), ("-42", 0), ("٤٢", 0),
     ],
 )  # fmt: skip
-def test_only_the_right_total_pays(completion: str, score: float) -> None:
-    """The digits after the last `=` are the answer; the work before them earns nothing by itself."""
+def test_only_the_correct_total_is_rewarded(completion: str, score: float) -> None:
+    """The digits after the last `=` are the answer; the steps before them get no reward."""
     assert correct_sum([completion], total=[42], prompts=["27+15:"]) == [score]
 
 
@@ -30,8 +30,8 @@ def test_only_the_right_total_pays(completion: str, score: float) -> None:
         ("#### 1233\n#### 1234", 1), ("#### 1234\n#### 1233", 0), ("#### -1234", 0), ("#### 1234.001", 0), ("", 0),
     ],
 )  # fmt: skip
-def test_only_the_right_answer_pays(completion: str, score: float) -> None:
-    """Equal as numbers, whatever the dress; text and conversations alike."""
+def test_only_the_correct_answer_is_rewarded(completion: str, score: float) -> None:
+    """Answers are compared as numbers, in text and in conversations."""
     chat = [{"role": "user", "content": "#### 1234"}, {"role": "assistant", "content": completion}]
     assert correct_answer([completion, chat], answer=["1234", "1234"], prompts=["", ""]) == [score, score]
 
@@ -43,15 +43,15 @@ def test_only_the_right_answer_pays(completion: str, score: float) -> None:
         ("#### 4\nDone.", 0), ("#### 3\n#### 4", 0), ("#### 3 4", 0), ("####", 0), ("", 0),
     ],
 )  # fmt: skip
-def test_the_form_is_one_last_line_with_one_number(completion: str, score: float) -> None:
-    """One `####`, one number, nothing after it."""
+def test_the_format_is_one_last_line_with_one_number(completion: str, score: float) -> None:
+    """One `####`, one number, and nothing after it."""
     chat = [{"role": "assistant", "content": completion}]
     assert answer_format([completion, chat]) == [score, score]
 
 
 @given(st.lists(st.text(max_size=60), max_size=5))
-def test_any_completions_get_one_share_each(completions: list[str]) -> None:
-    """As many rewards as completions, each from 0 to 1, whatever the model wrote."""
+def test_any_completion_gets_one_reward(completions: list[str]) -> None:
+    """One float between 0 and 1 per completion, whatever the text."""
     count = len(completions)
     for scores in (
         correct_sum(completions, total=[7] * count),
@@ -63,7 +63,7 @@ def test_any_completions_get_one_share_each(completions: list[str]) -> None:
 
 
 def test_a_column_of_another_length_is_an_error() -> None:
-    """Rewards must not be given to the wrong completions in silence."""
+    """Otherwise rewards would be assigned to the wrong completions."""
     with pytest.raises(ValueError, match="zip"):
         correct_sum(["1", "2"], total=[1])
     with pytest.raises(ValueError, match="zip"):
@@ -71,6 +71,6 @@ def test_a_column_of_another_length_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("reward", [correct_sum, correct_answer, answer_format])
-def test_rewards_travel_by_name(reward: object) -> None:
-    """They can be sent to a process of their own."""
+def test_rewards_can_be_pickled(reward: object) -> None:
+    """They may run in another process."""
     assert pickle.loads(pickle.dumps(reward)) is reward

@@ -1,4 +1,4 @@
-"""The model made on the spot: the same for a seed, and able to read what it is given."""
+"""The tiny model and its tokenizer: determined by the seed, and able to encode their data."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ ALL_BYTES = tiny_tokenizer()
 
 
 @given(st.text(max_size=100).filter(lambda text: PAD not in text and END not in text))
-def test_any_text_survives_the_byte_tokenizer(text: str) -> None:
-    """GSM8K has typographic quotes, currency signs and worse; only the names of the special tokens are not text."""
+def test_any_text_round_trips_through_the_byte_tokenizer(text: str) -> None:
+    """GSM8K contains typographic quotes and currency signs. Only the names of the special tokens are excluded."""
     encoded = ALL_BYTES(text, add_special_tokens=False)["input_ids"]
     assert len(encoded) == len(text.encode())
     assert ALL_BYTES.decode(encoded, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
 
 
-def test_a_character_is_a_token() -> None:
-    """The small vocabulary encodes the sums, a token a character, and nothing else."""
+def test_each_character_is_one_token() -> None:
+    """The small vocabulary encodes the sums."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     assert len(tokenizer) == len(CHARACTERS) + 2
     assert tokenizer.decode(tokenizer("27+15:20+10=30,")["input_ids"]) == "27+15:20+10=30,"
 
 
-def test_the_seed_decides_the_weights() -> None:
-    """Equal on every rank and after every restart; the caller's random state is not touched."""
+def test_the_seed_determines_the_weights() -> None:
+    """They are equal on every rank and after every restart. The caller's random state does not change."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     state = torch.random.get_rng_state()
     one, same, other = (tiny_model(seed=seed, tokenizer=tokenizer).state_dict() for seed in (3, 3, 4))
@@ -40,8 +40,8 @@ def test_the_seed_decides_the_weights() -> None:
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_pair_survives_saving(tmp_path: Path) -> None:
-    """What a run leaves in `final` loads like any model."""
+def test_model_and_tokenizer_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    """With the `from_pretrained` methods of transformers."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     model = tiny_model(seed=0, tokenizer=tokenizer)
     model.save_pretrained(tmp_path)

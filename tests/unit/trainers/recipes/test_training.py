@@ -1,4 +1,4 @@
-"""How a recipe becomes TRL's arguments, and what its examples look like to the trainer."""
+"""TRL accepts the arguments of a recipe, and the trainer gets the intended examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_run.trainers.recipes.training import encoder, load_policy, shared_argu
 
 @pytest.mark.parametrize("name", ["arithmetic", "gsm8k"])
 def test_packaged_recipes_are_accepted_by_trl(name: str, tmp_path: Path) -> None:
-    """Without an accelerator: on the CPU, in full precision, whatever the recipe says for GPUs."""
+    """Without an accelerator they train on the CPU in full precision."""
     recipe = load_recipe(name, [f"output_dir={tmp_path}"])
     arguments = GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo"))
     assert arguments.output_dir == str(tmp_path / "grpo")
@@ -27,8 +27,8 @@ def test_packaged_recipes_are_accepted_by_trl(name: str, tmp_path: Path) -> None
         assert SFTConfig(**shared_arguments(recipe, recipe.sft, "sft")).adam_beta2 == recipe.sft.adam_beta2
 
 
-def test_an_accelerator_is_used_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16 and the device are left alone where there is one."""
+def test_an_accelerator_is_used_as_the_recipe_specifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 and the device are not overridden."""
     monkeypatch.setattr(training.torch.accelerator, "is_available", lambda: True)
     recipe = load_recipe("gsm8k")
     arguments = shared_arguments(recipe, recipe.grpo, "grpo")
@@ -36,8 +36,8 @@ def test_an_accelerator_is_used_as_the_recipe_says(monkeypatch: pytest.MonkeyPat
     assert "use_cpu" not in arguments
 
 
-def test_only_the_completion_is_learnt() -> None:
-    """The prompt is masked, the end token is not: a model that never ends is of no use to GRPO."""
+def test_the_loss_covers_only_the_completion() -> None:
+    """The prompt is masked; the end token is not, so that the model learns to stop."""
     model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
     rows = demonstrations(0, 20)
     encoded = rows.with_transform(encoder(tokenizer))[:20]
@@ -50,7 +50,7 @@ def test_only_the_completion_is_learnt() -> None:
 
 
 def test_a_saved_model_is_loaded_by_path(tmp_path: Path) -> None:
-    """`model=PATH` takes what an earlier run left in `final`."""
+    """`model=PATH` loads what an earlier run saved in `final`."""
     model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
