@@ -106,8 +106,10 @@ class History:
     """The furthest position ever checkpointed. The restart budget refills when it rises."""
     failures_without_progress: int = 0
     supervisors: int = 0
-    left_early: bool = False
-    learned: dict[str, Any] = field(default_factory=dict)
+    ranks_stopped: bool = False
+    """Whether a rank of the present attempt has exited after an agreed stop."""
+    phase_records: dict[str, Any] = field(default_factory=dict)
+    """By name of the phase, the last durations written for it, as JSON."""
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
     _step_durations: list[tuple[int, int, float]] = field(default_factory=list)
@@ -161,7 +163,7 @@ class History:
 
     def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
-        self.left_early = False
+        self.ranks_stopped = False
         self._last_commit = None
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
@@ -247,18 +249,18 @@ class History:
         self.injections_fired.append(str(record.get("injection")))
 
     def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
-        self.learned[str(record.get("phase"))] = record.get("durations")
+        self.phase_records[str(record.get("phase"))] = record.get("durations")
 
     def learned_durations(self) -> dict[Phase, Durations]:
         """Return how long phases took so far. Invalid records are ignored; those phases are measured again."""
         learned = {}
-        for name, value in self.learned.items():
+        for name, value in self.phase_records.items():
             with contextlib.suppress(ValueError, KeyError):
                 learned[Phase[name]] = Durations.from_json(value)
         return learned
 
     def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
-        self.left_early |= record.get("exit_code") == EXIT_STOPPED
+        self.ranks_stopped |= record.get("exit_code") == EXIT_STOPPED
 
     def _on_warning(self, record: dict[str, Any], time: float) -> None:
         self.warnings += 1

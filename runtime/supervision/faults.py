@@ -121,7 +121,7 @@ class FaultHandler:
         verdict = self._investigate(context, slots, exits_unseen_since).verdict
         self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
         self._reporter.write("warning", text=verdict.sentence)
-        if self._history.left_early or context.attempt.exits.stopped:
+        if self._history.ranks_stopped or context.attempt.exits.stopped:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
 
