@@ -1,0 +1,1 @@
+"""Data only: the generated Grafana dashboard. The generator is `dashboards/provisioning/grafana.py`."""

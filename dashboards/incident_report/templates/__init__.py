@@ -1,0 +1,1 @@
+"""Data only: template, style sheet and script of the incident report, read by `dashboards/incident_report/page.py`."""
