@@ -72,6 +72,19 @@ def test_every_package_is_marked_as_typed() -> None:
     assert unmarked == []
 
 
+def test_every_data_file_is_installed(project: dict[str, Any]) -> None:
+    """Every file in a package that is not a Python module matches a pattern of the package data."""
+    setuptools = project["tool"]["setuptools"]
+    patterns = setuptools["package-data"]["*"]
+    missing = [
+        file.relative_to(REPOSITORY)
+        for folder in setuptools["package-dir"].values()
+        for file in (REPOSITORY / folder).iterdir()
+        if file.is_file() and file.suffix != ".py" and not any(file.match(pattern) for pattern in patterns)
+    ]
+    assert missing == []
+
+
 def test_what_is_imported_is_this_checkout() -> None:
     """The installed package is the one under test, not an older wheel."""
     for folder in FOLDERS:
