@@ -146,10 +146,6 @@ class StagingArea:
         """Delete the area and free its memory."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def size_bytes(self) -> int:
-        """Return the memory that all slots use."""
-        return sum(slot.size_bytes() for slot in self.slots)
-
 
 def _read_owner(path: Path) -> dict[str, Any]:
     try:

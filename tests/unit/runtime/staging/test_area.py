@@ -161,7 +161,7 @@ def test_trouble_is_visible_to_every_process_until_it_is_cleared(staging: Stagin
 def test_clearing_frees_the_memory(staging: StagingArea) -> None:
     """Clearing twice is not an error."""
     fill(staging.slots[0], snapshot(OUT))
-    assert staging.size_bytes() > 0
+    assert staging.slots[0].size_bytes() > 0
     staging.clear()
     assert not staging.path.exists()
     staging.clear()
