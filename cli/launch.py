@@ -112,10 +112,10 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
     )
     agent = build_agent(launch, supervisor)
     server = _announce(launch, directory, supervisor, terminal)
-    _handle_signals(supervisor)
     terminal.start()
     output.start()
     try:
+        _handle_signals(supervisor)
         supervisor.begin(world_size_local=ranks)
         if staging is not None:
             # not earlier: a supervisor that fails to begin must leave the memory to the next one

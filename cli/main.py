@@ -6,8 +6,10 @@ Each subcommand is in its own file and is imported only when it is asked for.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -48,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that nobody reads standard output.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, functools.partial(_exit_at_once, _interrupted_code(words)))
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         print("grpo-run: interrupted", file=sys.stderr)
-        return EXIT_STOPPED if words[0] in RUNS else EXIT_INTERRUPTED
+        return _interrupted_code(words)
     return code
 
 
@@ -78,8 +82,24 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {command!r}; {hint}")
-    code: int = importlib.import_module(f"grpo_run.cli.{command}").main(rest)
+    module = importlib.import_module(f"grpo_run.cli.{command}")
+    if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to tidy up
+    code: int = module.main(rest)
     return code
+
+
+def _interrupted_code(words: Sequence[str]) -> int:
+    return EXIT_STOPPED if words and words[0] in RUNS else EXIT_INTERRUPTED
+
+
+def _exit_at_once(code: int, number: int, frame: object) -> None:
+    """Exit on Ctrl-C while libraries are imported, where an exception would surface as another error.
+
+    A run replaces this handler before it starts ranks; until then there is nothing to save.
+    """
+    os.write(sys.stderr.fileno(), b"grpo-run: interrupted\n")
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
+from typing import Any
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.processes.parent_death import die_with_parent
@@ -36,12 +39,17 @@ def start_server(preload: Sequence[str]) -> None:
     os.environ[SUPERVISOR_PID] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    with upstream.hidden_main():
-        forkserver.ensure_running()
+    # Ctrl-C signals the server too, and would end it with a traceback while it imports; children restore the handler
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with upstream.hidden_main():
+            forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def start_child(entry: str, environment: Mapping[str, str], directory: str) -> ForkServerProcess:
-    """Fork a rank from the server.
+    """Fork a rank from the server. It inherits our standard input, as a rank of torchrun does.
 
     Args:
         entry: `module:function` to call in the child, without arguments.
@@ -52,16 +60,34 @@ def start_child(entry: str, environment: Mapping[str, str], directory: str) -> F
         OSError, EOFError: the server cannot fork or has exited.
     """
     process = multiprocessing.get_context("forkserver").Process(
-        target=_run_child, args=(entry, dict(environment), directory), daemon=False
+        target=_run_child, args=(entry, dict(environment), directory, _StandardInput()), daemon=False
     )
     with upstream.hidden_main():
         process.start()
     return process
 
 
-def _run_child(entry: str, environment: dict[str, str], directory: str) -> None:
+class _StandardInput:
+    """Standard input of this process. A child receives it as a descriptor number; None if it is closed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (reduction.DupFd(0) if sys.__stdin__ is not None else None,)  # type: ignore[no-untyped-call]
+
+
+def _receive(duplicate: Any) -> int | None:
+    return None if duplicate is None else int(duplicate.detach())
+
+
+def _run_child(entry: str, environment: dict[str, str], directory: str, standard_input: int | None) -> None:
     """Give the child its own session and environment, make it a main process again, and call the entry point."""
     server = os.getppid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if standard_input is not None:
+        os.dup2(standard_input, 0)
+        os.close(standard_input)
+        first = sys.__stdin__  # what Python made at start, closed by multiprocessing
+        encoding, errors = (first.encoding, first.errors) if first is not None else (None, None)
+        sys.stdin = sys.__stdin__ = open(0, encoding=encoding, errors=errors)  # type: ignore[misc]  # noqa: SIM115
     os.setsid()
     die_with_parent(server)
     os.environ.clear()

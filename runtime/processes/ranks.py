@@ -193,7 +193,6 @@ def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _Spawne
             ],
             env=dict(spec.environment),
             cwd=spec.directory,
-            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,

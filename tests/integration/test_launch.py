@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import warm
 from support.references import undisturbed
-from support.runs import BIN, SCRIPTS, Run, digest
+from support.runs import BIN, QUIET, SCRIPTS, Run, digest
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
@@ -103,3 +106,48 @@ def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run],
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 12, ranks=1)
     assert len(run.status()["recoveries"]) == 1
+
+
+@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+def test_ranks_inherit_standard_input(tmp_path: Path, preload: list[str]) -> None:
+    """As under torchrun: what is piped into the command can be read by the script."""
+    (tmp_path / "read.py").write_text(
+        "import sys, pathlib; pathlib.Path('seen').write_text(sys.stdin.read())\n"
+    )
+    command = [
+        str(BIN / "grpo-run"),
+        "launch",
+        *preload,
+        "--metrics-addr",
+        "off",
+        "--snapshot-dir",
+        "off",
+        "read.py",
+    ]
+    answer = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **QUIET}, input="one\ntwo\n", capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "seen").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("delay_seconds", [0.3, 0.8, 1.5, 2.5])
+def test_an_interrupt_during_start_up_is_one_line(tmp_path: Path, delay_seconds: float) -> None:
+    """Ctrl-C reaches every process of the foreground group; none prints a traceback, and none is left."""
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)\n")
+    process = subprocess.Popen(
+        [str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path, env={**os.environ, **QUIET}, start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    time.sleep(delay_seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)  # ranks are running: do not wait for a vote they never reach
+    output, _ = process.communicate(timeout=60)
+    assert "Traceback" not in output, output
+    assert process.returncode == 75, output
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -37,6 +37,7 @@ here = {
     "executable": sys.executable,
     "hooks": [sys.excepthook.__name__, threading.excepthook.__name__],
     "write_through": sys.stdout.write_through,
+    "stdin": [sys.stdin.encoding, sys.stdin.errors, sys.stdin.fileno(), os.readlink("/proc/self/fd/0")],
     "numpy": numpy.random.randint(1 << 30),
     "python_random": __import__("random").random(),
     "initialized": torch.distributed.is_initialized(),
