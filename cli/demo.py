@@ -1,4 +1,7 @@
-"""`grpo-run demo`: the arithmetic recipe on two processes, a rank killed half-way, the picture of what became of it."""
+"""`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and plot the reward.
+
+Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Everything is in one directory.
+"""
 
 from __future__ import annotations
 
@@ -19,79 +22,113 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status
 
 DEADLINE_SECONDS = 600.0
+STOP_SECONDS = 30.0
+POLL_SECONDS = 0.02
 MARKER = ".grpo-run-demo"
+"""File that marks a directory as made by the demo: no other directory is ever removed."""
+KILLED_RANK = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the demo; 0 when training finished, the one fault was recovered and the picture is drawn."""
-    parser = argparse.ArgumentParser(prog="grpo-run demo", description=__doc__)
+    """Run the demo; 0 if training finished, the fault was recovered and the plot is written."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run demo",
+        description="Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
+        " and plot the reward. Takes about a minute on two CPU cores.",
+    )
     parser.add_argument(
-        "--out", default="demo-out", metavar="DIR", help="replaced at each demo; default demo-out"
+        "--out",
+        default="demo-out",
+        metavar="DIR",
+        help="output directory, replaced by each demo (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    out = _empty(Path(options.out))
+    out = make_empty(Path(options.out))
     run = RunDirectory(path=out / "run")
-    began = time.monotonic()
+    started = time.monotonic()
     command = [
         _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
         "--set", f"output_dir={out / 'model'}",
     ]  # fmt: skip
-    print("$ " + " ".join(command), flush=True)
+    print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)
     with subprocess.Popen(command) as process:
         try:
-            killed = _kill_half_way(run, process, began + DEADLINE_SECONDS)
-            code = process.wait(timeout=max(1.0, DEADLINE_SECONDS - (time.monotonic() - began)))
+            killed_after = _kill_half_way(run, process, started + DEADLINE_SECONDS)
+            code = process.wait(timeout=max(1.0, DEADLINE_SECONDS - (time.monotonic() - started)))
         except BaseException:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()  # the ranks go with it
+                process.kill()  # the ranks exit with it
             raise
-    return _report(run, out, code, killed, time.monotonic() - began)
+    return _report(run, out, code, killed_after, time.monotonic() - started)
 
 
 def _executable() -> str:
-    """The command itself, from the environment this interpreter belongs to."""
+    """Return the path of the `grpo-run` command of this Python environment."""
     found = shutil.which("grpo-run", path=str(Path(sys.executable).parent)) or shutil.which("grpo-run")
     if found is None:
-        raise ConfigError("the grpo-run command is not beside this Python; install the package")
+        raise ConfigError(
+            "the grpo-run command is not in the environment of this Python; install the package"
+        )
     return found
 
 
-def _empty(out: Path) -> Path:
-    """The demo's folder, empty; only a folder that an earlier demo made is ever removed."""
-    if out.exists():
-        if not (out / MARKER).is_file():
-            raise ConfigError(f"{out} exists and no demo made it; give another folder with --out")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, mode=0o700)
-    (out / MARKER).touch(mode=0o600)
+def make_empty(out: Path) -> Path:
+    """Create the output directory, or empty it if an earlier demo made it.
+
+    Raises:
+        ConfigError: the directory is somebody else's, or cannot be created.
+    """
+    try:
+        if out.exists():
+            if not (out / MARKER).is_file():
+                raise ConfigError(f"--out {out}: exists and was not made by the demo; give another directory")
+            shutil.rmtree(out)
+        out.mkdir(parents=True, mode=0o700)
+        (out / MARKER).touch(mode=0o600)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
     return out
 
 
 def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """SIGKILL rank 1 in the middle of the last `train()` call, as the journal tells it; returns the step."""
+    """Send SIGKILL to a rank in the middle of the last `train()` call.
+
+    Args:
+        run: the run; its journal says which step is committed.
+        process: the supervisor.
+        deadline: when to give up, in monotonic seconds.
+
+    Returns:
+        The last committed step before the kill; None if the run ended earlier.
+    """
     reader = JournalReader(run.journal)
     pid = 0
     while process.poll() is None and time.monotonic() < deadline:
         for event in reader.new():
-            if event["event"] == "rank_started" and event["rank"] == 1:
+            if event["event"] == "rank_started" and event["rank"] == KILLED_RANK:
                 pid = int(event["pid"])
-            if event["event"] == "step_committed" and _half_way(event):
+            if event["event"] == "step_committed" and _is_half_way(event):
                 os.kill(pid, signal.SIGKILL)
-                print(f"demo: killed rank 1 (pid {pid}) with SIGKILL after step {event['step']}", flush=True)
+                print(
+                    f"{time.strftime('%H:%M:%S')} demo: sent SIGKILL to rank {KILLED_RANK} (pid {pid}) after step"
+                    f" {event['step']}",
+                    flush=True,
+                )
                 return int(event["step"])
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
     return None
 
 
-def _half_way(event: dict[str, Any]) -> bool:
+def _is_half_way(event: dict[str, Any]) -> bool:
+    """Whether the second `train()` call (GRPO, after the warm start) is past its middle."""
     return bool(event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 5)
 
 
-def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds: float) -> int:
-    """Draw, print the summary, and judge."""
+def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, seconds: float) -> int:
+    """Plot the reward, print the summary, and return the demo's exit code."""
     from rich.console import Console
     from rich.table import Table
 
@@ -99,32 +136,31 @@ def _report(run: RunDirectory, out: Path, code: int, killed: int | None, seconds
     from grpo_run.runtime.record.journal import read_journal
 
     status = read_status(run)
-    picture = out / "reward.png"
+    plot = out / "reward.png"
     console = Console(highlight=False, markup=False)
     console.print()
     console.print(status.sentence, style="bold")
-    if code != 0 or killed is None:
-        console.print(
-            f"The demo did not go as planned: exit code {code}, rank killed at step {killed}. Journal: {run.journal}"
+    if code != 0 or killed_after is None:
+        what = (
+            "no rank was killed" if killed_after is None else f"a rank was killed after step {killed_after}"
         )
+        console.print(f"The demo failed: exit code {code}, {what}. The journal is {run.journal}.")
         return code or 1
-    drawn = draw_run(read_journal(run.journal), picture)
+    drawn = draw_run(read_journal(run.journal), plot)
     recovered = [recovery for recovery in status.history.recoveries if recovery.recovery_seconds is not None]
+    goodput = status.history.goodput()
     table = Table.grid(padding=(0, 2))
     table.add_row("reward, first 20 steps", f"{drawn.first_reward:.3f}")
     table.add_row("reward, last 20 steps", f"{drawn.last_reward:.3f}")
     table.add_row("faults recovered", f"{len(recovered)} of 1")
     for recovery in recovered:
-        table.add_row(
-            "  killed → next committed step",
-            f"{recovery.recovery_seconds:.2f} s, {recovery.lost_steps} steps done again",
-        )
-    goodput = status.history.goodput()
+        table.add_row("  from the kill to the next step", f"{recovery.recovery_seconds:.2f} s")
+        table.add_row("  steps repeated", str(recovery.lost_steps))
     table.add_row(
-        "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and both imports included)"
+        "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and imports included)"
     )
-    table.add_row("whole demo", f"{seconds:.0f} s")
-    table.add_row("picture", str(picture))
+    table.add_row("duration of the demo", f"{seconds:.0f} s")
+    table.add_row("plot", str(plot))
     table.add_row("journal, logs, incident", str(run.path))
     console.print(table)
     return 0 if len(recovered) == 1 else 1

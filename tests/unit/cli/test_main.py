@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -107,3 +109,37 @@ def test_the_words_come_from_the_command_line(capsys: Captured, monkeypatch: pyt
     monkeypatch.setattr(main_module.sys, "argv", ["grpo-run", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("grpo-run ")
+
+
+@pytest.mark.parametrize(("name", "code"), [("launch", 75), ("train", 75), ("status", 130)])
+def test_an_interrupt_is_one_line(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    """The same command resumes a run; other commands exit as shells report SIGINT."""
+
+    def command(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
+    assert main([name]) == code
+    assert capsys.readouterr().err == "grpo-run: interrupted\n"
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
+    """`grpo-run status --json | head -1` prints no traceback, however much was written before."""
+    program = (
+        "import importlib, sys, types\n"
+        "from grpo_run.cli.main import main\n"
+        f"command = lambda words: print('word\\n' * {lines}) or 0\n"
+        "importlib.import_module = lambda name: types.SimpleNamespace(main=command)\n"
+        "sys.exit(main(['status', '--json']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(30) == 141
