@@ -71,7 +71,7 @@ class _StandardInput:
     """Standard input of this process. A child receives it as a descriptor number; None if it is closed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(0) if sys.__stdin__ is not None else None,)  # type: ignore[no-untyped-call]
+        return _receive, (reduction.DupFd(0) if sys.__stdin__ is not None else None,)
 
 
 def _receive(duplicate: Any) -> int | None:
