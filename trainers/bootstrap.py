@@ -29,7 +29,7 @@ from grpo_run.trainers.hooks.attach import install_guard
 from grpo_run.trainers.rank.error_report import user_traceback, write_error
 from grpo_run.trainers.rank.output import flush_output, redirect_output, wrap_output
 from grpo_run.trainers.rank.session import Session, current, open_session
-from grpo_run.watchdog.evidence.collection import STACK_SIGNAL
+from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import RankState
 
 TEARDOWN_SECONDS = 3.0
@@ -139,7 +139,7 @@ def _fail(session: Session, error: BaseException) -> None:
     error.__traceback__ = user_traceback(error, __file__)
     write_error(session, error)
     session.slot.state = RankState.failed
-    session.slot.touch()
+    session.slot.publish()
 
 
 def _exit(session: Session, code: int, completed: bool) -> NoReturn:
@@ -148,7 +148,7 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
     if completed:
         session.slot.state = RankState.done
-        session.slot.touch()
+        session.slot.publish()
         session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
     if completed:
         upstream.run_exit_handlers()

@@ -1,7 +1,7 @@
-"""The closed set of causes a failure can have.
+"""The closed set of causes of a failure.
 
-A cause is a metric label, a journal field and the title of a report, so the set is closed: what
-cannot be told apart is `unknown`, never a new word. Does not decide which cause applies (`failure.py`).
+A cause is a metric label, a journal field and the title of a report, so the set is closed: a failure that cannot be
+classified is `unknown`. Does not decide which cause applies (`watchdog.diagnosis`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Cause(str, Enum):
-    """Why a run was disturbed. The value is the word written in journals and metric labels."""
+    """Why a run was interrupted. The value is written to journals and metric labels."""
 
     exception = "exception"
     signal = "signal"

@@ -1,17 +1,18 @@
-"""What the supervisor can see of a rank: its slot on the board and how it exited.
+"""What the supervisor observes of a rank: its slot on the board and how its process exited.
 
-Plain data, written by `runtime.board.board` (slots) and `runtime.processes.ranks` (exits), read by every detector,
-metric and page. Does not interpret what it holds and does no I/O.
+Plain data. Filled by `runtime.board` (slots) and `runtime.processes.ranks` (exits); read by every detector, metric
+and page. Does not interpret what it holds and does no I/O.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a rank is doing. Phases nest: a reward runs inside `score`, inside `data`."""
+    """What a rank is doing. Phases nest: a reward runs inside `score`, which runs inside `data`."""
 
     startup = 1
     data = 2
@@ -28,19 +29,19 @@ class Phase(IntEnum):
 
 
 class RankState(IntEnum):
-    """How far a rank's script has come."""
+    """How far a rank's script has progressed."""
 
-    absent = 0  # the slot was never written in this attempt
-    starting = 1  # bootstrap runs, no `train()` call yet
+    absent = 0  # the slot was not written in this attempt
+    starting = 1  # before the first `train()` call
     training = 2  # inside a `train()` call
-    between = 3  # after a `train()` call, before the script's end
-    done = 4  # the script's last line has run: a signal from here on is a warning
-    failed = 5  # the script raised
+    between = 3  # after a `train()` call, before the end of the script
+    done = 4  # the script has run its last line; a signal from here on is a warning
+    failed = 5  # the script raised an exception
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPhase:
-    """A phase that has begun and not ended; `since_seconds` is monotonic time."""
+    """A phase that has begun and not ended; `since_seconds` is on the monotonic clock."""
 
     phase: Phase
     since_seconds: float
@@ -48,14 +49,13 @@ class OpenPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """One consistent reading of a rank's slot. All times are monotonic seconds of this machine.
+    """One consistent reading of a rank's slot. All times are seconds of this machine's monotonic clock.
 
-    Steps count optimizer steps of the current `train()` call, as `TrainerState.global_step` does.
-    `step` is the last step whose optimizer has run, `voted_step` the last one this rank voted on
-    (at `voted_at_seconds`), `committed_step` the last one it knows every rank voted on.
-    Gauges that were never set are NaN. `beat_seconds` is when a thread of the interpreter last ran,
-    `counted_seconds` when work that can be counted was last done; 0 for never. `notes` is how many
-    collectives it has issued from Python.
+    Steps count optimizer steps of the current `train()` call, like `TrainerState.global_step`. `step` is the last completed
+    optimizer step, `voted_step` the last step this rank voted on (at `voted_at_seconds`), and `committed_step` the last
+    step that it knows every rank voted on. A gauge that was never set is NaN. `heartbeat_seconds` is when a thread of
+    the interpreter last ran; `last_work_seconds` is when measurable work (a forward pass, tokens, scores) was last done; 0
+    means never. `collectives_issued` counts the collectives issued from Python. `writes` counts updates of the slot.
     """
 
     rank: int
@@ -87,9 +87,9 @@ class Slot:
     loss: float
     grad_norm: float
     learning_rate: float
-    beat_seconds: float = 0.0
-    counted_seconds: float = 0.0
-    notes: int = 0
+    heartbeat_seconds: float = 0.0
+    last_work_seconds: float = 0.0
+    collectives_issued: int = 0
 
     @property
     def phase(self) -> Phase | None:
@@ -97,11 +97,16 @@ class Slot:
         return self.phases[-1].phase if self.phases else None
 
 
+def all_done(slots: Sequence[Slot | None]) -> bool:
+    """Whether every rank's script has run its last line."""
+    return bool(slots) and all(slot is not None and slot.state is RankState.done for slot in slots)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
-    """An exception that left the user's script, as the rank's bootstrap wrote it down.
+    """An exception raised by the user's script, as recorded by the rank's bootstrap.
 
-    `location` is the innermost frame that is not inside an installed library, as (file, line, function).
+    `location` is the innermost frame outside installed libraries, as (file, line, function).
     """
 
     type: str
@@ -113,9 +118,10 @@ class RankError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
-    """How one rank's process ended. Exactly one of `exit_code` and `signal` is set.
+    """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
 
-    `order` is the place among this attempt's exits as the supervisor saw them, first is 0.
+    `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed` says that the
+    script ran its last line.
     """
 
     rank: int
@@ -124,4 +130,4 @@ class Exit:
     signal: int | None
     order: int
     error: RankError | None = None
-    completed: bool = field(default=False)
+    completed: bool = False

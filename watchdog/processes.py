@@ -1,22 +1,23 @@
-"""What /proc tells of a process: its state, the CPU time of its main thread, its whole session's CPU and I/O.
+"""Facts about processes from /proc: state and CPU time of the main thread, and CPU time and I/O of a whole session.
 
-Called by the watch about ten times a second (state and CPU of one pid cost some 15 µs) and by `collection.py`. See
-proc(5) for the files. A rank leads a session of its own, so `pid` names the session as well. What is gone or may
-not be read is None, "unknown": never an exception, and never a zero. Does not judge what a state means.
+Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the evidence; see proc(5)
+for the files. psutil takes 1.5 to 5 times as long for these, so it reads connections only. A rank leads its own
+session, so its `pid` identifies the session as well. What is gone or may not be read is None, "unknown": never an
+exception and never a zero. Does not judge.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 MAX_READ_BYTES = 64 * 1024
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# places in /proc/PID/stat after the command's name, which is in parentheses and may hold anything
-_STATE, _SESSION, _USER_TICKS, _SYSTEM_TICKS = 0, 3, 11, 12
+# positions in /proc/PID/stat after the command name, which is in parentheses and may contain any character
+_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +30,10 @@ class MainThread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionUsage:
-    """What all processes of a session have used so far.
+    """CPU time and I/O of all processes of a session so far.
 
-    `cpu_seconds` and `io_bytes` (characters read and written; not what `send` and `recv` carry) are sums over the living
-    members, so they fall when a member ends. `io_bytes` is None when one member's could not be read.
+    `cpu_seconds` and `io_bytes` (bytes read and written, without `send` and `recv`) are sums over the running members, so they
+    decrease when a member exits. `io_bytes` is None if that of any member could not be read.
     """
 
     members: tuple[int, ...]
@@ -41,7 +42,7 @@ class SessionUsage:
 
 
 def read_main_thread(pid: int) -> MainThread | None:
-    """State and CPU time in one reading, or None."""
+    """Return state and CPU time of a process's main thread, or None."""
     fields = _stat_fields(f"/proc/{pid}/task/{pid}/stat")
     if fields is None:
         return None
@@ -49,19 +50,13 @@ def read_main_thread(pid: int) -> MainThread | None:
 
 
 def read_state(pid: int) -> str | None:
-    """The main thread's state: `R`, `S`, `D` (uninterruptible), `T` (stopped), `t` (traced), `Z`, …; or None."""
+    """Return the main thread's state (`R`, `S`, `D` uninterruptible, `T` stopped, `t` traced, `Z`, …), or None."""
     thread = read_main_thread(pid)
     return thread.state if thread is not None else None
 
 
-def read_cpu_seconds(pid: int) -> float | None:
-    """CPU seconds that the main thread has used, or None."""
-    thread = read_main_thread(pid)
-    return thread.cpu_seconds if thread is not None else None
-
-
 def read_wchan(pid: int) -> str | None:
-    """The kernel function the main thread sleeps in, "" when it does not sleep or the kernel hides it, or None."""
+    """Return the kernel function in which the main thread sleeps; "" if it does not or is hidden; None if unknown."""
     content = read_file(f"/proc/{pid}/wchan")
     if content is None:
         return None
@@ -70,7 +65,7 @@ def read_wchan(pid: int) -> str | None:
 
 
 def read_io_bytes(pid: int) -> int | None:
-    """Bytes a process has read and written, page cache included, `send` and `recv` not (`rchar` + `wchar`), or None."""
+    """Return the bytes a process has read and written (`rchar` + `wchar`: with page cache, without sockets), or None."""
     content = read_file(f"/proc/{pid}/io")
     if content is None:
         return None
@@ -79,88 +74,72 @@ def read_io_bytes(pid: int) -> int | None:
 
 
 def read_session(pid: int, members_of: Collection[int] | None = None) -> SessionUsage | None:
-    """CPU and I/O of every process in the session that `pid` leads; None when the session has no member left.
+    """Return the usage of the session that `pid` leads, or None if the session has no process.
 
     Args:
-        members_of: the session's processes, where `members_by_session` has told them already.
+        members_of: the session's processes, if `members_by_session` has listed them already.
     """
     cpu_seconds, members = 0.0, []
     io_bytes: int | None = 0
     for member in session_members(pid) if members_of is None else members_of:
         fields = _stat_fields(f"/proc/{member}/stat")
         if fields is None:
-            continue  # ended since it was listed
+            continue  # exited since it was listed
         members.append(member)
         cpu_seconds += _cpu_seconds(fields)
-        its_bytes = read_io_bytes(member)
-        io_bytes = None if io_bytes is None or its_bytes is None else io_bytes + its_bytes
+        member_bytes = read_io_bytes(member)
+        io_bytes = None if io_bytes is None or member_bytes is None else io_bytes + member_bytes
     if not members:
         return None
     return SessionUsage(members=tuple(members), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
 
 
 def session_members(pid: int) -> list[int]:
-    """All processes whose session is `pid`, by looking at every process of the machine (about 10 µs each)."""
+    """Return all processes of the session that `pid` leads. Scans all of /proc (about 1 µs per process)."""
     return members_by_session([pid])[pid]
 
 
 def members_by_session(sessions: Collection[int]) -> dict[int, list[int]]:
-    """The same for several sessions, at the price of one look around."""
+    """Return the processes of several sessions, with one scan of /proc."""
     members: dict[int, list[int]] = {session: [] for session in sessions}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        fields = _stat_fields(f"/proc/{name}/stat")
-        if fields is not None and (session := int(fields[_SESSION])) in members:
+        try:
+            session = os.getsid(int(name))
+        except OSError:
+            continue  # exited since it was listed, or asking is not permitted
+        if session in members:
             members[session].append(int(name))
     return members
 
 
-def connected_elsewhere(pid: int) -> bool:
-    """Whether a process of the session that `pid` leads has a TCP connection to another machine.
+def has_remote_connection(pid: int) -> bool:
+    """Whether a process of the session that `pid` leads has an established TCP connection to another machine.
 
-    From /proc/PID/fd and /proc/PID/net/tcp: state 01 is ESTABLISHED. What cannot be read counts as none.
+    A connection that cannot be read counts as none.
     """
+    import psutil  # here, because only exit hangs need it and ranks import this module
+
     for member in session_members(pid):
-        far = {inode for family in ("tcp", "tcp6") for inode in _far_sockets(f"/proc/{member}/net/{family}")}
-        if far and not far.isdisjoint(_socket_inodes(member)):
-            return True
+        try:
+            connections = psutil.Process(member).net_connections(kind="tcp")
+        except (psutil.Error, OSError):
+            continue
+        for connection in connections:
+            if connection.status == psutil.CONN_ESTABLISHED and not _is_loopback(connection.raddr.ip):
+                return True
     return False
 
 
-def _far_sockets(path: str) -> list[str]:
-    try:
-        with open(path) as file:
-            rows = [line.split() for line in list(file)[1:]]
-    except OSError:
-        return []
-    return [row[9] for row in rows if len(row) > 9 and row[3] == "01" and not _is_loopback(row[2])]
-
-
 def _is_loopback(address: str) -> bool:
-    """An address of /proc/net/tcp: 127.0.0.0/8 ends in 7F, ::1 in 01000000, words in host order (little-endian)."""
-    host = address.partition(":")[0]
-    if len(host) == 8:
-        return host.endswith("7F")
-    return host == "0" * 24 + "01000000" or (host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F"))
-
-
-def _socket_inodes(pid: int) -> set[str]:
-    found: set[str] = set()
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return found
-    for name in names:
-        with contextlib.suppress(OSError):  # closed since it was listed
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found
+    parsed = ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)  # ::ffff:127.0.0.1
+    return bool((mapped or parsed).is_loopback)
 
 
 def read_file(path: str) -> bytes | None:
-    """A small file's first 64 KiB, or None when it is gone or may not be read."""
+    """Return the first 64 KiB of a file, or None if it is gone or may not be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -168,7 +147,7 @@ def read_file(path: str) -> bytes | None:
     try:
         return os.read(descriptor, MAX_READ_BYTES)
     except OSError:
-        return None  # the process ended between the two calls (ESRCH), or its files are not ours to read
+        return None  # the process exited between the two calls (ESRCH), or reading is not permitted
     finally:
         os.close(descriptor)
 

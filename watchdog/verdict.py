@@ -1,7 +1,7 @@
-"""A verdict: what happened, who did it, how sure we are, and what a person should know.
+"""A verdict: the cause of an incident, the culprits, the confidence, and advice for the user.
 
-Made by `failure.py`, written by `incident.py` as `verdict.json`, read by the recovery policy.
-Plain data; decides nothing.
+Made by `watchdog.diagnosis`, written to `verdict.json` by `evidence/incident_files.py`, read by the recovery policy and
+the report. Plain data; decides nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """A line of code."""
+    """A line of source code."""
 
     file: str
     line: int
@@ -25,11 +25,11 @@ class Location:
 
     @property
     def short(self) -> str:
-        """`train.py:88 in reward`, for a sentence."""
+        """`train.py:88 in reward`, for sentences."""
         return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain form."""
+        """Return plain JSON values."""
         return {"file": self.file, "line": self.line, "function": self.function}
 
 
@@ -37,10 +37,10 @@ class Location:
 class Verdict:
     """What is known about one incident.
 
-    `confidence` is `proved` (by exits or collective records), `deadline` (a learned one has passed) or `unknown`.
-    `locations` holds the line of user code of culprits and waiters, as far as known. `uninterruptible` says that a
-    culprit was inside the kernel when it was looked at. `signature` is equal for two incidents that are the same
-    failure at the same place, so that the policy does not repeat a restart that cannot help.
+    `confidence` is `proved` (by exits or collective records), `deadline` (a learned deadline was missed) or `unknown`.
+    `locations` holds the line of user code of each culprit and waiter, as far as known. `uninterruptible` says that a
+    culprit was in uninterruptible sleep when its state was read. Two incidents with the same `signature` are the same failure
+    at the same place, so the policy does not repeat a restart that cannot help.
     """
 
     cause: Cause
@@ -62,11 +62,11 @@ class Verdict:
 
     @property
     def culprit(self) -> int | None:
-        """The one culprit, None when there are several or none."""
+        """The only culprit; None if there are several or none."""
         return self.culprits[0] if len(self.culprits) == 1 else None
 
     def as_json(self) -> dict[str, Any]:
-        """The contents of `verdict.json`."""
+        """Return the contents of `verdict.json`."""
         return {
             "schema": SCHEMA,
             "cause": str(self.cause),

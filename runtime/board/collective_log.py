@@ -1,8 +1,9 @@
-"""A rank's notes of the collectives it issued from Python: a ring in its slot, readable after its death.
+"""Collective log in a rank's slot: a ring of the collectives that the rank issued from Python.
 
-Torch's Flight Recorder knows every collective but no line of code, and dies with the process. The notes know the
-line, the step and whether the thread is blocked. `trainers.rank.recorder` writes them, the supervisor's watch reads
-them. A note is written whole before its number, so a reader never takes half a one. Does not judge.
+Torch's Flight Recorder records every collective, but no source line, and its records are lost when the process dies. The
+collective log has the source line, the step and whether a thread is blocked, and outlives the rank.
+`trainers.rank.recorder` writes it; the hang detector reads it. An entry's number is written last, so that a reader never
+accepts an entry that is being written. Does not judge.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import mmap
 import struct
 import threading
 
-from grpo_run.watchdog.deadlocks.collectives import Collective, Progress, operation_name
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, operation_name
 from grpo_run.watchdog.verdict import Location
 
-NOTE_BYTES = 256
-NOTES = 238
-RING_BYTES = NOTES * NOTE_BYTES
+ENTRY_BYTES = 256
+ENTRIES = 238
+LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_NOTE = struct.Struct("<QIiBBHIQQ40s32s24s32s64s24s")
-assert _NOTE.size == NOTE_BYTES
+_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, 0, line, members, waiting thread, then the texts
+    "<QIiBBHIQQ40s32s24s32s64s24s"
+)
+assert _ENTRY.size == ENTRY_BYTES
 _PROGRESS_AT = 16
 _FLAGS_AT = 17
 _WAITER_AT = 32
@@ -28,13 +31,13 @@ _POINT_TO_POINT = 1
 _ON_DEVICE = 2
 
 
-class NoteWriter:
-    """Appends notes to one slot's ring. Threads may share it.
+class CollectiveLogWriter:
+    """Writer of one slot's collective log. Threads may share it.
 
     Args:
         memory: the board's mapping.
-        offset: where the slot's ring begins.
-        number_at: where the number of the last note goes, so that a reader sees movement without the ring.
+        offset: where the slot's log begins.
+        number_at: where the number of the last entry is stored, so that a reader detects new entries without the log.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int, number_at: int) -> None:
@@ -42,7 +45,9 @@ class NoteWriter:
         self._offset = offset
         self._number_at = number_at
         self._number = 0
-        self._lock = threading.RLock()  # a signal handler may issue a collective in the middle of a note
+        self._lock = (
+            threading.RLock()
+        )  # a signal handler may issue a collective while an entry is being written
 
     def add(
         self,
@@ -59,21 +64,22 @@ class NoteWriter:
         members: int = 0,
         point_to_point: bool = False,
         on_device: bool = False,
-        progress: Progress = Progress.enqueued,
+        progress: CollectiveProgress = CollectiveProgress.enqueued,
     ) -> int:
-        """Write one note; returns its number, for `mark`.
+        """Write one entry and return its number, for `mark`.
 
         Args:
-            sizes: of the inputs, `2,3;7` for two tensors; `dtypes` with `;` between.
-            members: a bit for each global rank of the group, 0 where not known.
-            on_device: the host does not see when it completes.
+            sizes: sizes of the inputs: `2,3;7` for two tensors.
+            dtypes: dtypes of the inputs, separated by `;`.
+            members: one bit per global rank of the group; 0 if unknown.
+            on_device: the collective runs on a device, so the host does not see when it completes.
         """
         with self._lock:
             self._number += 1
             number = self._number
-            at = self._offset + (number - 1) % NOTES * NOTE_BYTES
+            at = self._entry_at(number)
             _NUMBER.pack_into(self._memory, at, 0)
-            _NOTE.pack_into(
+            _ENTRY.pack_into(
                 self._memory,
                 at,
                 0,
@@ -87,8 +93,8 @@ class NoteWriter:
                 0,
                 group.encode()[:40],
                 operation.encode()[:32],
-                _whole(dtypes, 24),
-                _whole(sizes, 32),
+                _if_it_fits(dtypes, 24),
+                _if_it_fits(sizes, 32),
                 file.encode(errors="replace")[-64:],
                 function.encode(errors="replace")[:24],
             )
@@ -96,51 +102,54 @@ class NoteWriter:
             _NUMBER.pack_into(self._memory, self._number_at, self._number)
         return number
 
-    def disown(self, nowhere: mmap.mmap) -> None:
-        """Write to `nowhere`; a fork may have copied a lock that another thread held."""
-        self._memory, self._lock = nowhere, threading.RLock()
-
-    def mark(self, number: int, progress: Progress) -> None:
-        """Say how far the collective of a note is, and by which thread; one the ring has overwritten is left alone."""
-        at = self._offset + (number - 1) % NOTES * NOTE_BYTES
+    def mark(self, number: int, progress: CollectiveProgress) -> None:
+        """Set the progress of an entry and the calling thread as its waiter. Ignore an entry that was overwritten."""
+        at = self._entry_at(number)
         if _NUMBER.unpack_from(self._memory, at)[0] == number:
             _NUMBER.pack_into(self._memory, at + _WAITER_AT, threading.get_ident())
             self._memory[at + _PROGRESS_AT] = progress
 
+    def detach(self, private: mmap.mmap) -> None:
+        """Write to `private` from now on. Replaces the lock, which another thread may have held during the fork."""
+        self._memory, self._lock = private, threading.RLock()
 
-def _whole(text: str, room: int) -> bytes:
-    """What does not fit is left out: part of it would compare unequal to the whole."""
+    def _entry_at(self, number: int) -> int:
+        return self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
+
+
+def _if_it_fits(text: str, size_bytes: int) -> bytes:
+    """The encoded text, or nothing: a truncated list would compare unequal to the full one."""
     raw = text.encode()
-    return raw if len(raw) <= room else b""
+    return raw if len(raw) <= size_bytes else b""
 
 
-def blocked(memory: mmap.mmap, offset: int) -> bool:
-    """Whether a thread of the rank waits for a collective, perhaps not its newest; without reading the notes."""
-    return Progress.waiting in memory[offset + _PROGRESS_AT : offset + RING_BYTES : NOTE_BYTES]
+def is_blocked(memory: mmap.mmap, offset: int) -> bool:
+    """Whether a thread of the rank is blocked in any collective of the log. Does not decode the entries."""
+    return CollectiveProgress.waiting in memory[offset + _PROGRESS_AT : offset + LOG_BYTES : ENTRY_BYTES]
 
 
-def in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
-    """Whether a thread of the rank waits for a collective, or its last one runs on a device, where only torch knows.
+def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
+    """Whether a thread of the rank is blocked in a collective, or its last one runs on a device.
 
     Args:
-        number: of the rank's last note.
+        number: number of the rank's last entry; 0 if there is none.
     """
-    if blocked(memory, offset):
+    if is_blocked(memory, offset):
         return True
-    at = offset + (number - 1) % NOTES * NOTE_BYTES
+    at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
     return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
 
 
-def read_notes(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
-    """The notes of one slot, oldest first."""
-    raw = memory[offset : offset + RING_BYTES]
-    found = []
-    for index in range(NOTES):
-        fields = _NOTE.unpack_from(raw, index * NOTE_BYTES)
-        if fields[0] and fields[0] == _NUMBER.unpack_from(memory, offset + index * NOTE_BYTES)[0]:
-            found.append(fields)
-    found.sort()
-    return tuple(_decode(fields) for fields in found)
+def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
+    """Return the entries of one slot's log, oldest first."""
+    raw = memory[offset : offset + LOG_BYTES]
+    entries = []
+    for index in range(ENTRIES):
+        fields = _ENTRY.unpack_from(raw, index * ENTRY_BYTES)
+        if fields[0] and fields[0] == _NUMBER.unpack_from(memory, offset + index * ENTRY_BYTES)[0]:
+            entries.append(fields)
+    entries.sort()
+    return tuple(_decode(fields) for fields in entries)
 
 
 def _decode(fields: tuple[int | bytes, ...]) -> Collective:
@@ -166,22 +175,22 @@ def _decode(fields: tuple[int | bytes, ...]) -> Collective:
         sequence=int(sequence),
         operation=operation_name(_text(operation)),
         sizes=_sizes(_text(sizes)),
-        dtypes=tuple(one for one in _text(dtypes).split(";") if one),
-        progress=Progress(int(progress)),
+        dtypes=tuple(dtype for dtype in _text(dtypes).split(";") if dtype),
+        progress=CollectiveProgress(int(progress)),
         location=Location(file=_text(file), line=int(line), function=_text(function)) if line else None,
         members=tuple(rank for rank in range(64) if int(members) >> rank & 1),
         step=int(step),
         point_to_point=bool(int(flags) & _POINT_TO_POINT),
-        waiter=str(waiter) if waiter and progress == Progress.waiting else "",
+        waiter=str(waiter) if waiter and progress == CollectiveProgress.waiting else "",
     )
 
 
 def _sizes(text: str) -> tuple[tuple[int, ...], ...]:
-    """Sizes in numbers; none where one is a symbol, as under a tracer."""
+    """Sizes as numbers; empty if any of them is symbolic, as it is during tracing."""
     if not text:
         return ()
     try:
-        return tuple(tuple(int(part) for part in one.split(",") if part) for one in text.split(";"))
+        return tuple(tuple(int(part) for part in size.split(",") if part) for size in text.split(";"))
     except ValueError:
         return ()
 

@@ -1,7 +1,7 @@
-"""A rank's tally of how long its phases took, kept in its slot: counters on a logarithmic scale, first and longest.
+"""Histograms of phase durations in a rank's slot: logarithmic counters, the first occurrence and the longest.
 
-Short phases end between two looks of the supervisor, so the rank counts them itself, in about a microsecond a
-phase. The board's slot writer adds, the supervisor's watch reads. Does not decide how long is too long.
+Short phases end between two scans of the supervisor, so the rank counts them itself, in about 1 µs per phase. Written by
+`slot_writer.py`, read by the hang detector. Does not decide how long is too long (`watchdog.stalls.deadlines`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ _PHASES = len(Phase)
 _COUNTS_BYTES = _PHASES * BUCKETS * 4
 _DOUBLE = struct.Struct("<d")
 _COUNT = struct.Struct("<I")
-TALLIES_BYTES = _COUNTS_BYTES + 2 * _PHASES * 8
+HISTOGRAMS_BYTES = _COUNTS_BYTES + 2 * _PHASES * 8
+_SHORTEST_FIRST_SECONDS = 1e-9
+"""Stored for a first occurrence of zero length: a stored 0 means that the phase never ended."""
 
 
-class TallyWriter:
-    """Counts the phases of one rank.
+class PhaseHistogramWriter:
+    """Writer of one rank's histograms.
 
     Args:
         memory: the board's mapping.
-        offset: where the slot's tallies begin; zeroed.
+        offset: where the slot's histograms begin; must be zeroed.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
@@ -37,11 +39,11 @@ class TallyWriter:
         self._seen = [False] * _PHASES
 
     def add(self, phase: int, seconds: float) -> None:
-        """Count one phase that has ended; the first of its kind is kept apart."""
+        """Count one finished phase. The first occurrence of each phase is stored separately."""
         index = phase - 1
         if not self._seen[index]:
             self._seen[index] = True
-            _DOUBLE.pack_into(self._memory, self._first_at + index * 8, max(seconds, 1e-9))
+            _DOUBLE.pack_into(self._memory, self._first_at + index * 8, max(seconds, _SHORTEST_FIRST_SECONDS))
             return
         bucket = bucket_of(seconds)
         counts = self._counts[index]
@@ -51,22 +53,22 @@ class TallyWriter:
             self._longest[index] = seconds
             _DOUBLE.pack_into(self._memory, self._longest_at + index * 8, seconds)
 
-    def disown(self, nowhere: mmap.mmap) -> None:
-        """Write to `nowhere`."""
-        self._memory = nowhere
+    def detach(self, private: mmap.mmap) -> None:
+        """Write to `private` from now on."""
+        self._memory = private
 
 
-def read_tallies(memory: mmap.mmap, offset: int) -> dict[Phase, Durations]:
-    """What a slot's rank has counted in this attempt, for the phases it has been in."""
-    raw = memory[offset : offset + TALLIES_BYTES]
-    tallies = {}
+def read_phase_histograms(memory: mmap.mmap, offset: int) -> dict[Phase, Durations]:
+    """Return the durations of every phase that has ended at least once in this attempt."""
+    raw = memory[offset : offset + HISTOGRAMS_BYTES]
+    histograms = {}
     for index, phase in enumerate(Phase):
         (first,) = _DOUBLE.unpack_from(raw, _COUNTS_BYTES + index * 8)
         if not first:
             continue
-        tallies[phase] = Durations(
+        histograms[phase] = Durations(
             counts=struct.unpack_from(f"<{BUCKETS}I", raw, index * BUCKETS * 4),
             first_seconds=first,
             max_seconds=_DOUBLE.unpack_from(raw, _COUNTS_BYTES + _PHASES * 8 + index * 8)[0],
         )
-    return tallies
+    return histograms

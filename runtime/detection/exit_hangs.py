@@ -1,8 +1,8 @@
-"""Processes that are still there after every script has run its last line: leaving, or hung.
+"""Detection of processes that do not exit after every script has run its last line.
 
-Nobody waits for them any more, and what they do may matter: an upload, a last write. So one is called hung only when
-its whole session has done nothing for a while, and for a long while when it is connected to another machine. Called
-by the watch twice a second. Reads /proc; ends nobody.
+No rank waits for such a process, and its work may matter (an upload, a last write). It is therefore reported only when its
+whole session has been inactive for a while, and much later if it is connected to another machine. Called by `detector.py`,
+twice per second. Reads /proc; terminates nothing.
 """
 
 from __future__ import annotations
@@ -12,49 +12,57 @@ from collections.abc import Mapping
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import ProcessFacts, Stall, hung_at_exit
+from grpo_run.watchdog.stalls.exit_hangs import find_exit_hangs
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 
 
-class Leftovers:
-    """One an attempt."""
+class ExitHangDetector:
+    """Detector of exit hangs in one attempt.
+
+    Args:
+        settings: `exit_seconds` and `exit_connected_seconds` are the deadlines.
+    """
 
     def __init__(self, settings: DeadlineSettings) -> None:
         self._settings = settings
-        self._look_at = 0.0
-        self._quiet: tuple[float, dict[int, ProcessFacts | None]] | None = None
+        self._next_check_at = 0.0
+        self._inactive_since: tuple[float, dict[int, ProcessFacts | None]] | None = None
 
-    def forget(self) -> None:
-        """Begin anew: nobody looked for a while."""
-        self._quiet = None
+    def restart(self) -> None:
+        """Start the clock again, after a pause of the supervisor."""
+        self._inactive_since = None
 
-    def look(self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float) -> Stall | None:
-        """The processes that hang, if any.
+    def scan(self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float) -> Stall | None:
+        """Return the processes that do not exit, or None.
 
         Args:
-            pids: of the ranks that still live.
+            slots: all local ranks' slots; every script has run its last line.
+            pids: processes that are still running, by rank.
             now: monotonic seconds.
         """
-        if now < self._look_at:
+        if now < self._next_check_at:
             return None
-        self._look_at = now + LOOK_SECONDS
+        self._next_check_at = now + CHECK_SECONDS
         facts = {rank: _facts(pids.get(rank)) for rank in slots}
-        if self._quiet is None:
-            self._quiet = (now, facts)
-        since, before = self._quiet
+        if self._inactive_since is None:
+            self._inactive_since = (now, facts)
+        since, before = self._inactive_since
         elapsed = now - since
-        quiet = hung_at_exit(slots, before, facts, max(elapsed, self._settings.exit_seconds), self._settings)
-        if not quiet:
-            self._quiet = (now, facts)
-        if not quiet or elapsed < self._settings.exit_seconds:
+        quiet_seconds = max(elapsed, self._settings.exit_seconds)
+        hung = find_exit_hangs(slots, before, facts, quiet_seconds, self._settings)
+        if not hung:
+            self._inactive_since = (now, facts)
+        if not hung or elapsed < self._settings.exit_seconds:
             return None
         deadline = self._settings.exit_seconds
-        if any(processes.connected_elsewhere(pids[rank]) for rank in quiet if rank in pids):
-            # it may wait for an answer: the kernel does not count what sockets carry
+        if any(processes.has_remote_connection(pids[rank]) for rank in hung if rank in pids):
+            # the process may wait for an answer: /proc does not count bytes on sockets
             deadline = max(deadline, self._settings.exit_connected_seconds)
-        return _stall(quiet, elapsed, deadline) if elapsed >= deadline else None
+        return _stall(hung, elapsed, deadline) if elapsed >= deadline else None
 
 
 def _facts(pid: int | None) -> ProcessFacts | None:
@@ -67,7 +75,6 @@ def _facts(pid: int | None) -> ProcessFacts | None:
 
 
 def _stall(ranks: tuple[int, ...], quiet_seconds: float, deadline_seconds: float) -> Stall:
-    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
     return Stall(
         cause=Cause.no_progress,
         culprits=ranks,
@@ -75,6 +82,6 @@ def _stall(ranks: tuple[int, ...], quiet_seconds: float, deadline_seconds: float
         phase=Phase.idle,
         deadline_seconds=deadline_seconds,
         waited_seconds=quiet_seconds,
-        sentence=f"{who} did not leave after the script's last line and did nothing for {quiet_seconds:.1f} s"
-        f" (deadline {deadline_seconds:.1f} s); the work was done.",
+        sentence=f"{rank_names(ranks, capitalize=True)} did not exit after the script's last line and"
+        f" did nothing for {quiet_seconds:.1f} s (deadline {deadline_seconds:.1f} s); training was complete.",
     )

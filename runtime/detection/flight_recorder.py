@@ -1,7 +1,7 @@
-"""Asks ranks' worker servers for their Flight Recorders, all at once, under one deadline.
+"""Client of the Flight Recorders: fetches all ranks' records in parallel, under one deadline.
 
-The servers are torch's, one a rank on a unix socket, answering from C++ threads while Python is stuck. Used by
-`detector.py`. Reads bytes; does not interpret them.
+Torch's worker servers listen on one unix socket per rank and answer from C++ threads, even while Python is stuck. Used by
+`collective_records.py`. Returns bytes; does not interpret them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _REQUEST = (
 
 
 def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Fetch from every rank.
+    """Fetch the Flight Recorder of every rank.
 
     Args:
-        sockets: paths by rank.
-        seconds: for all of them together.
+        sockets: socket paths by rank.
+        seconds: deadline for all ranks together.
 
     Returns:
-        JSON by rank, and for each rank without, why.
+        The JSON by rank, and the reason for each rank without one.
     """
     deadline = time.monotonic() + seconds
     answers: dict[int, bytes] = {}
     failures: dict[int, str] = {}
-    parts: dict[int, list[bytes]] = {}
+    chunks: dict[int, list[bytes]] = {}
     with selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
             try:
@@ -47,11 +47,11 @@ def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes],
                 connection.close()
                 failures[rank] = f"{path}: {error.strerror or error}"
                 continue
-            parts[rank] = []
+            chunks[rank] = []
             selector.register(connection, selectors.EVENT_READ, rank)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                _receive(selector, key, parts[key.data], answers, failures)
+        while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                _receive(selector, key, chunks[key.data], answers, failures)
         for key in list(selector.get_map().values()):
             failures[key.data] = f"no answer within {seconds:g} s"
             key.fileobj.close()  # type: ignore[union-attr]
@@ -61,10 +61,11 @@ def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes],
 def _receive(
     selector: selectors.BaseSelector,
     key: selectors.SelectorKey,
-    parts: list[bytes],
+    chunks: list[bytes],
     answers: dict[int, bytes],
     failures: dict[int, str],
 ) -> None:
+    """Read what has arrived on one connection; at its end, store the answer or the failure."""
     connection, rank = key.fileobj, key.data
     assert isinstance(connection, socket.socket)
     try:
@@ -72,14 +73,14 @@ def _receive(
     except OSError as error:
         failures[rank] = str(error)
         data = b""
-    if data and sum(map(len, parts)) < MAX_ANSWER_BYTES:
-        parts.append(data)
+    if data and sum(map(len, chunks)) < MAX_ANSWER_BYTES:
+        chunks.append(data)
         return
     selector.unregister(connection)
     connection.close()
     if rank in failures:
         return
-    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
     if data:
         failures[rank] = f"answer longer than {MAX_ANSWER_BYTES} bytes"
     elif b" 200 " not in head.partition(b"\r\n")[0]:

@@ -1,7 +1,7 @@
-"""How long phases take in this run, attempt after attempt: what its deadlines are learned from.
+"""Durations of phases over all ranks and attempts of this run, from which deadlines are learned.
 
-Called by `detector.py` and, for the journal and the stragglers, by the supervisor. Reads the board's tallies; does not
-judge (`watchdog.stalls.detection`), and remembers nothing beyond this process (the journal does).
+Called by `stall_detector.py`, and by the supervisor for the journal and the stragglers. Reads the phase histograms on the
+board. Does not judge (`watchdog.stalls`), and keeps nothing beyond this process (the journal does).
 """
 
 from __future__ import annotations
@@ -14,69 +14,65 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations, merge_ranks
 
-SHOWN_SECONDS = 2.0
-"""How old the tallies may be by which a long phase is judged; it does not end meanwhile."""
+REFRESH_SECONDS = 2.0
+"""Maximum age of the histograms that a long phase is compared with."""
 PATIENCE_GROWTH = 2.0
-"""How much longer a phase may take after it was ended for its deadline once."""
+"""How many times as long a phase may take in the next attempt after it missed its deadline in this one."""
 
 
-class Shown(NamedTuple):
-    """What phases took so far, and which of them each rank has ended in this attempt."""
+class LearnedPhases(NamedTuple):
+    """Durations by phase, and the phases that each rank has finished in this attempt."""
 
-    learned: dict[Phase, Durations]
+    durations: dict[Phase, Durations]
     completed: dict[int, frozenset[Phase]]
 
 
-class Learned:
-    """See the module. One a run; `before` is what the attempts before this one have shown.
+class PhaseDurations:
+    """Durations of one run. `earlier_attempts` holds those of the attempts before the current one.
 
     Args:
-        settings: of the learned deadlines.
+        settings: bounds of the learned deadlines.
     """
 
     def __init__(self, settings: DeadlineSettings) -> None:
         self._settings = settings
-        self.before: dict[Phase, Durations] = {}
+        self.earlier_attempts: dict[Phase, Durations] = {}
 
     def begin_attempt(self, board: Board, places: Mapping[int, int]) -> None:
-        """Forget the last attempt; `places` is each rank's slot."""
+        """Discard the last attempt. `places` is the slot index of each rank."""
         self._board = board
         self._places = dict(places)
-        self._shown: tuple[float, Shown] | None = None
-        self._ended: tuple[Phase, float] | None = None
+        self._cached: tuple[float, LearnedPhases] | None = None
+        self._terminated: tuple[Phase, float] | None = None
 
-    def tallies(self) -> dict[int, dict[Phase, Durations]]:
-        """What each rank has counted in this attempt."""
-        if not self._board.intact:
+    def by_rank(self) -> dict[int, dict[Phase, Durations]]:
+        """Return each rank's durations in this attempt; empty if the board was truncated."""
+        if not self._board.has_full_size:
             return {}
-        return {rank: self._board.tallies(place) for rank, place in self._places.items()}
+        return {rank: self._board.phase_histograms(place) for rank, place in self._places.items()}
 
-    def durations(self) -> dict[Phase, Durations]:
-        """What this run's ranks have shown so far, this attempt included."""
-        learned = dict(self.before)
-        tallies = self.tallies()
+    def merged(self) -> dict[Phase, Durations]:
+        """Return the durations of all ranks and attempts, including the current one."""
+        merged = dict(self.earlier_attempts)
+        histograms = self.by_rank()
         for phase in Phase:
-            shown = [tally[phase] for tally in tallies.values() if phase in tally]
-            if shown:
-                now = merge_ranks(shown)
-                learned[phase] = learned[phase].then(now) if phase in learned else now
-        if self._ended is not None and self._ended[0] in learned:
-            # if it was only slow, the next attempt gives it twice as long: `factor_seen` times this length
-            phase, seconds = self._ended
-            learned[phase] = learned[phase].lasting(PATIENCE_GROWTH * seconds / self._settings.factor_seen)
-        return learned
+            observed = [histogram[phase] for histogram in histograms.values() if phase in histogram]
+            if observed:
+                attempt = merge_ranks(observed)
+                merged[phase] = merged[phase].then(attempt) if phase in merged else attempt
+        if self._terminated is not None and self._terminated[0] in merged:
+            # if the phase was only slow, the next attempt allows `PATIENCE_GROWTH` times this duration
+            phase, seconds = self._terminated
+            merged[phase] = merged[phase].lasting(PATIENCE_GROWTH * seconds / self._settings.factor_seen)
+        return merged
 
-    def shown(self, now: float) -> Shown:
-        """Both, read anew every few seconds.
+    def current(self, now: float) -> LearnedPhases:
+        """Return merged durations and completed phases, at most `REFRESH_SECONDS` old at `now` (monotonic seconds)."""
+        if self._cached is None or now >= self._cached[0] + REFRESH_SECONDS:
+            completed = {rank: frozenset(histogram) for rank, histogram in self.by_rank().items()}
+            self._cached = now, LearnedPhases(self.merged(), completed)
+        return self._cached[1]
 
-        Args:
-            now: monotonic seconds.
-        """
-        if self._shown is None or now >= self._shown[0] + SHOWN_SECONDS:
-            completed = {rank: frozenset(tally) for rank, tally in self.tallies().items()}
-            self._shown = now, Shown(self.durations(), completed)
-        return self._shown[1]
-
-    def note_ended(self, phase: Phase, seconds: float) -> None:
-        """A phase was ended for its deadline after so long."""
-        self._ended = phase, seconds
+    def record_termination(self, phase: Phase, seconds: float) -> None:
+        """Record that the attempt is terminated because `phase` missed its deadline after `seconds`."""
+        self._terminated = phase, seconds

@@ -1,7 +1,7 @@
 """The ranks that have exited in an attempt, and which of them failed.
 
 The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further ones. Reads
-the error files that ranks write. Does not determine which rank caused the failure (`watchdog.verdicts.failure`).
+the error files that ranks write. Does not determine which rank caused the failure (`watchdog.diagnosis.exits`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.attempt_files import AttemptFiles
+from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.observation import Exit, RankState, Slot
-from grpo_run.watchdog.verdicts.failure import signal_name
 
 
 class Exits:

@@ -3,7 +3,7 @@
     lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
 
 Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle` has
-returned. Does not judge (`watchdog.verdicts`), choose (`policy.py`) or end the run (`supervisor.py`).
+returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end the run (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutco
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
 from grpo_run.runtime.supervision.reporter import Reporter
-from grpo_run.watchdog.observation import RankError, Slot
+from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
-from grpo_run.watchdog.verdicts import failure
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
@@ -85,7 +84,7 @@ class FaultHandler:
             stopping: a stop has been requested.
             exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
         """
-        if context.finding is not None and failure.all_done(list(slots.values())):
+        if context.finding is not None and all_done(list(slots.values())):
             return self._handle_exit_hang(context, slots, exits_unseen_since)
         self._lifecycle.fire(RunEvent.fault)
         outcome = self._investigate(context, slots, exits_unseen_since)

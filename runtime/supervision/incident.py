@@ -16,17 +16,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.detection.detector import Finding, Watch
+from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.proof import Position, prove
+from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.proof import prove
+from grpo_run.watchdog.diagnosis import hangs
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
-from grpo_run.watchdog.verdicts import failure, hang
 
 GATHER_SECONDS = 0.03
 """How long to wait for further exits after the first one. The victims of a broken collective fail within milliseconds."""
@@ -51,7 +54,7 @@ class IncidentContext:
     attempt: Attempt
     ranks: RankGroup
     read_slots: Callable[[], dict[int, Slot | None]]
-    detector: Watch
+    detector: HangDetector
     best_position: tuple[int, int]
     finding: Finding | None = None
     stop_seconds: float = 0.0
@@ -89,8 +92,8 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
             alive,
             {rank: attempt.files.stacks(rank) for rank in slots},
             interpreter_stuck=_stuck_interpreters(finding),
-            recorder=detector.recorder,
-            notes=detector.notes(),
+            recordings=detector.recordings,
+            collective_logs=detector.collective_logs(),
             events=journal_tail(run.journal),
         )
         timeline = attempt.timeline.as_json(time.monotonic())
@@ -144,22 +147,22 @@ def _judge(
 ) -> Verdict:
     finding, exits = context.finding, context.attempt.exits
     if finding is not None and finding.deadlock is not None:
-        return hang.of_deadlock(finding.deadlock, slots, gathered.stacks)
+        return hangs.diagnose_deadlock(finding.deadlock, slots, gathered.stacks)
     if finding is not None:
         assert finding.stall is not None
-        return hang.of_stall(finding.stall, slots, gathered.stacks)
+        return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)
     if not exits.failed:
-        return hang.of_slow_stop(context.stop_seconds, slots, gathered.stacks)
-    if hang.caused_by_collectives(exits.seen):
+        return hangs.diagnose_slow_stop(context.stop_seconds, slots, gathered.stacks)
+    if hangs.caused_by_collectives(exits.seen):
         deadlock = prove(positions or {}, world_size=context.attempt.world_size)
         # an exited rank does not prove why it exited; two operations that cannot match do
         if deadlock is not None and deadlock.mismatch is not None:
-            return hang.of_deadlock(deadlock, slots, gathered.stacks)
+            return hangs.diagnose_deadlock(deadlock, slots, gathered.stacks)
         completed = [exit for exit in exits.seen if exit.completed]
-        if completed and all(failure.is_victim(exit) for exit in exits.failed):
-            return hang.with_locations(failure.left_early(completed, exits.failed, slots), gathered.stacks)
-    verdict = failure.diagnose(exits.failed, slots, best_position=context.best_position)
-    return hang.with_locations(verdict, gathered.stacks)
+        if completed and all(is_victim(exit) for exit in exits.failed):
+            return hangs.add_locations(diagnose_early_exit(completed, exits.failed, slots), gathered.stacks)
+    verdict = diagnose_exits(exits.failed, slots, best_position=context.best_position)
+    return hangs.add_locations(verdict, gathered.stacks)
 
 
 def journal_tail(journal: Path) -> list[str]:

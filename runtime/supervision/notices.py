@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from grpo_run.watchdog.stalls.detection import Straggler
+from grpo_run.watchdog.stalls.stragglers import Straggler
 
 WarnOnce = Callable[[int, str, str], None]
 """Warns about (rank, subject, text) unless the same rank and subject were warned about before."""

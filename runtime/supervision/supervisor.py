@@ -2,7 +2,7 @@
 
 It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when a rank
 exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the agent kill ranks
-(`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.verdicts`), choose (`policy.py`) or
+(`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or
 render pages.
 """
 
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.detector import Finding, Watch
+from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
@@ -33,7 +34,7 @@ from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.watchdog.observation import Exit, Slot
-from grpo_run.watchdog.stalls.detection import stragglers
+from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
@@ -73,7 +74,7 @@ class Supervisor:
         self.history = self._live.history
         self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
-        self.watch = Watch(self.board, config.deadlines)
+        self.watch = HangDetector(self.board, config.deadlines)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self._drains = (
             DrainScheduler(
@@ -132,7 +133,7 @@ class Supervisor:
         attempt = self.attempt
         self._live.journal.attempt = attempt.number
         attempt.make_files(self._reporter.notify)
-        if not self.board.intact or not self.run.board.exists():
+        if not self.board.has_full_size or not self.run.board.exists():
             self.board = Board.create(self.run.board, self.board.slots)  # the file was removed or truncated
         self.board.begin_attempt(attempt.number)
         if self._stop.requested:
@@ -149,7 +150,7 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
-        self.watch.learned.before = self.history.learned_durations()
+        self.watch.phase_durations.earlier_attempts = self.history.learned_durations()
         pids = self.attempt.by_rank(ranks.pids)
         self.watch.begin_attempt(
             self.board, self.attempt.place_of_rank, pids, self.attempt.sockets, self.attempt.world_size
@@ -169,13 +170,13 @@ class Supervisor:
         for reason in self._stop.take_noted():
             self.request_stop(reason)
         slots = self.attempt.read_slots(self.board)
-        self.attempt.timeline.note(slots, self._polled_at)
+        self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
         self._live.read_ranks()
         if self._drains is not None:
             self._drains.poll()
         for exit in exits:
-            self.watch.rank_left(exit.rank)
+            self.watch.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
@@ -252,7 +253,7 @@ class Supervisor:
         now = time.monotonic()
         if self._stop.expired(now):
             return self._terminate_slow_stop(ranks, now)
-        finding = self.watch.look(slots)
+        finding = self.watch.scan(slots)
         notices.warn_of_blind_spots(self.watch.blind, self._reporter.warn_once)
         suspicion, previous = self.watch.suspicion, self.attempt.suspicion
         self.attempt.suspicion = suspicion
@@ -266,12 +267,14 @@ class Supervisor:
             return self._handle_fault(ranks, slots, finding)
         if now - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self._write_phase_durations()
-            notices.warn_of_stragglers(stragglers(self.watch.learned.tallies()), self._reporter.warn_once)
+            notices.warn_of_stragglers(
+                find_stragglers(self.watch.phase_durations.by_rank()), self._reporter.warn_once
+            )
         return Directive.monitor
 
     def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
         """The ranks did not stop in time, or the user asked a second time: collect evidence, then terminate them."""
-        self.watch.recorder = {}
+        self.watch.discard_recordings()
         waited_seconds = round(self._stop.waited_seconds(now), 1)
         outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))
         self._reporter.notify(
@@ -312,7 +315,7 @@ class Supervisor:
     def _write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""
         self._durations_written_at = time.monotonic()
-        for phase, durations in self.watch.learned.durations().items():
+        for phase, durations in self.watch.phase_durations.merged().items():
             self._reporter.write("phase_learned", phase=phase.name, durations=durations.as_json())
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:

@@ -101,7 +101,7 @@ def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     (verdict,) = verdicts(run)
     assert verdict["culprits"] == [1]
     assert verdict["location"]["function"] == "_sleep"
-    assert "did not leave" in verdict["sentence"]
+    assert "did not exit" in verdict["sentence"]
     assert run.status()["attempts"] == 1
 
 

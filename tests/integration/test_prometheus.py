@@ -87,7 +87,7 @@ class Run:
         slot.tokens_generated, slot.vote_wait_seconds, slot.loss = 4096, 1.25, 0.5
         slot.replace(Phase.data)
         slot.enter(Phase.generate)
-        slot.touch()
+        slot.publish()
 
     def _write_history(self) -> None:
         write = self._journal.write

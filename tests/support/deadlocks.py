@@ -41,7 +41,7 @@ class Row:
         """Whether the one culprit is named, or none where the two ranks' records cannot tell which is wrong."""
         return bool(
             self.verdict["culprits"] == [self.rank]
-            or (self.verdict["culprits"] == [] and "cannot tell which" in self.verdict["sentence"])
+            or (self.verdict["culprits"] == [] and "do not tell which" in self.verdict["sentence"])
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.watchdog.evidence.stacks import Frame, Stack, fold, folded_text
+from grpo_run.watchdog.evidence.stacks import Frame, Stack, format_stack_groups, group_by_stack
 
 AT = 1_790_000_000.0
 SENTENCE = "Rank 1 called all_gather at train.py:88 while ranks 0, 2 and 3 wait in all_reduce at train.py:120, step 41."
@@ -115,7 +115,7 @@ def folded() -> str:
                     (trainer, 1204, "_generate_and_score_completions"), (script, 120, "<module>"))  # fmt: skip
     alone = stack((library, 3702, "all_gather"), (script, 88, "reward"), (trainer, 1011, "_calculate_rewards"),
                   (trainer, 1204, "_generate_and_score_completions"), (script, 120, "<module>"))  # fmt: skip
-    return folded_text(fold({0: waiting, 1: alone, 2: waiting, 3: waiting}))
+    return format_stack_groups(group_by_stack({0: waiting, 1: alone, 2: waiting, 3: waiting}))
 
 
 def note(rank: int, sequence: int) -> dict[str, Any]:

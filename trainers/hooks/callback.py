@@ -73,7 +73,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.target_steps = state.max_steps
         slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
         slot.replace(Phase.data)
-        slot.touch()
+        slot.publish()
         self._cadence.begin(state.global_step)
         if self._restoring:
             return  # a `train_started` event would count as a resume from the call's last step
@@ -118,7 +118,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         result = self._step_vote.start(step, snapshot=session.is_main and self._cadence.wanted(step))
         slot.step = step
         slot.replace(Phase.data)
-        slot.touch()
+        slot.publish()
         self._cadence.decide(step, agreed=result is not None and result.flags.snapshot)
         if step >= state.max_steps:
             control.should_save = True  # a finished call is restored from its last step
@@ -151,7 +151,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
                     setattr(self._session.slot, field, float(value))
                     break
         if metrics and not math.isnan(metrics.get("reward", 0.0)):
-            self._session.slot.touch()
+            self._session.slot.publish()
         # the summary at the end of training carries train_runtime; its loss is a mean over the call
         if metrics and self._session.is_main and "train_runtime" not in logs:
             self._session.journal.write(
@@ -165,4 +165,4 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._exact.end()
         self._step_vote.collect()
         self._session.slot.state = RankState.between
-        self._session.slot.touch()
+        self._session.slot.publish()

@@ -10,7 +10,7 @@ import gc
 import sys
 import time
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Phase
 
 

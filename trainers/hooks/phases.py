@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
@@ -110,7 +110,7 @@ def mark_reward(
             slot.rewards_scored += len(result)
         if counts_tokens and completion_ids is not None:
             slot.tokens_generated += sum(len(ids) for ids in completion_ids)
-        slot.touch()
+        slot.publish()
         return result
 
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):

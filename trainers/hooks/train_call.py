@@ -82,7 +82,7 @@ def run_train_call(
             _finish(session, trainer, call, saver)
     session.slot.state = RankState.between
     session.slot.replace(Phase.idle)
-    session.slot.touch()
+    session.slot.publish()
     return result
 
 

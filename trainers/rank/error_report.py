@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_run.runtime.files import write_json
 from grpo_run.trainers.rank.session import Session
-from grpo_run.watchdog.evidence.source import is_users
+from grpo_run.watchdog.evidence.source import is_user_file
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 MAX_MESSAGE_CHARACTERS = 4000
@@ -48,7 +48,7 @@ def write_error(session: Session, error: BaseException) -> None:
 def _describe(error: BaseException) -> dict[str, Any]:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_users(frame.filename)]
+    own = [frame for frame in frames if is_user_file(frame.filename)]
     last = next(reversed(own or list(frames)), None)
     return {
         "type": type(error).__name__,

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
-from grpo_run.watchdog.deadlocks.collectives import Progress
-from grpo_run.watchdog.evidence.source import is_telling
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.evidence.source import is_outside_frameworks
 
 MAX_UNWAITED = 256
 """Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""
@@ -42,7 +42,7 @@ class Recorder:
         self._slot = slot
         self._warn = warn
         self._warned = False
-        self._notes = slot.notes
+        self._notes = slot.collective_log
         self._plain: dict[CodeType, bool] = {}
         self._groups: dict[str, tuple[int, bool, bool]] = {}
         self._unwaited: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
@@ -61,15 +61,17 @@ class Recorder:
             # another's, at the address of one that is gone; or with a timeout of its own, which means to come back
             if followed is None or followed() is not work or args or kwargs:
                 return original_wait(work, *args, **kwargs)
-            self._notes.mark(number, Progress.waiting)
+            self._notes.mark(number, CollectiveProgress.waiting)
             try:
                 result = original_wait(work)
             except BaseException:
-                self._notes.mark(number, Progress.enqueued)  # it never completed, and nobody waits any more
+                self._notes.mark(
+                    number, CollectiveProgress.enqueued
+                )  # it never completed, and nobody waits any more
                 raise
             self._unwaited.pop(key, None)
             # on a device `wait` only orders streams: the host goes on, and the recorder knows when it is done
-            self._notes.mark(number, Progress.completed if on_host else Progress.enqueued)
+            self._notes.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 
         c10d.Work.wait = wait
@@ -165,7 +167,7 @@ class Recorder:
             code = frame.f_code
             plain = self._plain.get(code)
             if plain is None:
-                plain = self._plain[code] = is_telling(code.co_filename)
+                plain = self._plain[code] = is_outside_frameworks(code.co_filename)
             if plain:
                 return frame
             frame = frame.f_back
@@ -193,7 +195,7 @@ class Recorder:
             yield
         finally:
             if number:
-                self._notes.mark(number, Progress.completed)
+                self._notes.mark(number, CollectiveProgress.completed)
 
 
 def _facts(group: Any) -> tuple[int, bool, bool]:
@@ -250,7 +252,7 @@ def start_heartbeat(slot: SlotWriter, seconds: float) -> threading.Thread:
 
     def run() -> None:
         while True:
-            slot.beat()
+            slot.heartbeat()
             pause.wait(seconds)
 
     thread = threading.Thread(target=run, daemon=True, name="grpo-run-heartbeat")

@@ -67,7 +67,7 @@ class Session:
     def start(self) -> None:
         """Start the heartbeat, log collectives once torch is imported, and connect the vote group."""
         self.injector = self._make_injector()
-        os.register_at_fork(after_in_child=self.slot.disown)
+        os.register_at_fork(after_in_child=self.slot.detach)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS)
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
         self._connector.start()

@@ -195,7 +195,7 @@ class Snapshots:
             if self._session.is_main:
                 until = min(deadline, time.monotonic() + SLICE_SECONDS)
                 while (answer := look()) == WAITING and time.monotonic() < until:
-                    self._session.slot.count()
+                    self._session.slot.record_work()
                     time.sleep(POLL_SECONDS)
                 if answer == WAITING and time.monotonic() >= deadline:
                     answer = GAVE_UP

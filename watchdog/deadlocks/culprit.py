@@ -1,7 +1,7 @@
-"""Which rank is wrong when ranks are deadlocked: the few against the many, or the one that left the common path.
+"""Which rank is at fault in a deadlock: the minority, or the rank that departed from the common sequence of collectives.
 
-Called by `proof.py` with collectives that are already known to be deadlocked; proves nothing itself, and
-names nobody where the records do not tell.
+Called by `proof.py` with collectives that are known to be deadlocked. Proves nothing itself, and names no rank where the
+records do not tell.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from grpo_run.watchdog.deadlocks.collectives import BACKWARD, DEFAULT_GROUP, Col
 from grpo_run.watchdog.verdict import Location
 
 SHORTEST_CONTEXT = 2
-"""One collective before the parting is no context: the same call comes from within a save and from a log."""
+"""Fewest collectives before the difference that count as context: a save and a log may issue the same single call."""
 LONGEST_CONTEXT = 32
-"""Collectives before the parting that are compared with earlier steps: more than one step of GRPO, as a habit may span two
-(saving every second). Of 16, 24, 32, 40 and 64, replayed on 540 planted deadlocks, 32 and 40 left the fewest undecided and
-none named a wrong rank."""
+"""Most collectives before the difference that are compared with earlier steps. This is more than one step of GRPO, because a
+pattern may span two steps (a save every second step). Of 16, 24, 32, 40 and 64, replayed on 540 injected deadlocks, 32 and
+40 left the fewest undecided, and none named a wrong rank."""
 
 Records = Sequence[Collective]
 
 
 def find_culprits(
-    stands: Mapping[int, Collective], records: Mapping[int, Records], *, world_size: int
+    stuck: Mapping[int, Collective], records: Mapping[int, Records], *, world_size: int
 ) -> tuple[int, ...]:
-    """The ranks at fault among those in `stands`, empty where it cannot be told.
+    """Return the ranks at fault; empty if the records do not tell.
 
-    `stands` is the collective each deadlocked rank is in, `records` all that each rank enqueued, oldest first.
-    Three ranks or more that could all stand in any of these collectives vote: the most common one is right.
-    Two ranks, or a tie, are decided by `departing`.
+    Three or more ranks that could all be in any of these collectives are decided by majority: the most common collective is
+    right. Two ranks, or a tie, are decided by `find_departed_rank`.
+
+    Args:
+        stuck: the collective that each deadlocked rank is in.
+        records: all collectives that each rank enqueued, oldest first.
     """
     voters = [
         rank
-        for rank in sorted(stands)
-        if all(belongs(rank, stand, records[rank], world_size) for stand in stands.values())
+        for rank in sorted(stuck)
+        if all(is_member(rank, collective, records[rank], world_size) for collective in stuck.values())
     ]
     if len(voters) < 2:
         return ()
-    camps = _camps(voters, stands, _same_place)
+    camps = _camps(voters, stuck, _same_place)
     if len(voters) > 2:
-        majority = _largest(camps) or _largest(_camps(voters, stands, _same_line))
+        majority = _largest(camps) or _largest(_camps(voters, stuck, _same_line))
         if majority:
             return tuple(rank for rank in voters if rank not in majority)
     blamed: set[int] = set()
@@ -48,15 +51,15 @@ def find_culprits(
     for one, other in combinations(voters, 2):
         if any(one in camp and other in camp for camp in camps):
             continue
-        wrong = departing(one, records[one], other, records[other], world_size=world_size)
+        wrong = find_departed_rank(one, records[one], other, records[other], world_size=world_size)
         if wrong is not None:
             blamed.add(wrong)
             cleared.add(other if wrong == one else one)
     return () if blamed & cleared else tuple(sorted(blamed))
 
 
-def belongs(rank: int, collective: Collective, records: Records, world_size: int) -> bool:
-    """Whether `rank`, which enqueued `records`, is a member of the collective's group, as far as is known."""
+def is_member(rank: int, collective: Collective, records: Records, world_size: int) -> bool:
+    """Whether `rank`, which enqueued `records`, is a member of the collective's group, as far as known."""
     if collective.members:
         return rank in collective.members
     if world_size == 2 or collective.group == DEFAULT_GROUP:
@@ -73,12 +76,13 @@ def _same_line(one: Collective, other: Collective) -> bool:
 
 
 def _camps(
-    voters: Iterable[int], stands: Mapping[int, Collective], alike: Callable[[Collective, Collective], bool]
+    voters: Iterable[int], stuck: Mapping[int, Collective], alike: Callable[[Collective, Collective], bool]
 ) -> list[list[int]]:
+    """Partition the ranks by the collective that they are in."""
     camps: list[list[int]] = []
     for rank in voters:
         for camp in camps:
-            if alike(stands[camp[0]], stands[rank]):
+            if alike(stuck[camp[0]], stuck[rank]):
                 camp.append(rank)
                 break
         else:
@@ -87,39 +91,43 @@ def _camps(
 
 
 def _largest(camps: Sequence[list[int]]) -> list[int]:
-    """The camp with more ranks than any other, empty on a tie or when there is one camp only."""
+    """The camp with more ranks than any other; empty on a tie or if there is only one camp."""
     ordered = sorted(camps, key=len, reverse=True)
     return ordered[0] if len(ordered) > 1 and len(ordered[0]) > len(ordered[1]) else []
 
 
-def departing(one: int, ours: Records, other: int, theirs: Records, *, world_size: int) -> int | None:
-    """The rank of two whose next collective is not what both did before in the same context, None if unclear.
+def find_departed_rank(
+    one: int, ours: Records, other: int, theirs: Records, *, world_size: int
+) -> int | None:
+    """Return the rank of two whose next collective is not what both did earlier in the same context; None if unclear.
 
-    The context is the longest run of collectives (at most `LONGEST_CONTEXT`) before the place where the two part
-    that also occurs earlier; what followed there is what the ranks are known to do.
+    The context is the longest sequence of collectives (at most `LONGEST_CONTEXT`) before the first difference that also
+    occurs earlier. What followed it there is the established behavior.
     """
     first, second = _shared(ours, other, theirs, world_size), _shared(theirs, one, ours, world_size)
-    first, second = _without_holes(first, second), _without_holes(second, first)
+    first, second = _without_gaps(first, second), _without_gaps(second, first)
     start, other_start = _first_common(first, second), _first_common(second, first)
     if start is None or other_start is None:
         return None
     first, second = first[start:], second[other_start:]
-    alone = min(_first_alone(first, second), _first_alone(second, first))
-    if alone >= min(len(first), len(second)):
+    difference = min(_first_difference(first, second), _first_difference(second, first))
+    if difference >= min(len(first), len(second)):
         return None
-    # calls from one line look alike: one that left out the first of several shows by its place among other groups' calls
-    for place in (alone, _first_swapped(first, second, alone)):
-        habit = _usual_size if _alike(first[place], second[place]) else _usual
-        known, other_known = habit(first, place), habit(second, place)
+    # calls from one line look alike: a rank that left out the first of several is found by the order of its calls across groups
+    for place in (difference, _first_reordered(first, second, difference)):
+        follows_pattern = _has_usual_size if _alike(first[place], second[place]) else _is_usual
+        known, other_known = follows_pattern(first, place), follows_pattern(second, place)
         if known != other_known:
             return other if known else one
     return None
 
 
 def _shared(ours: Records, other: int, theirs: Records, world_size: int) -> list[Collective]:
-    """Our collectives in groups the other rank is in as well."""
+    """Our collectives in groups that the other rank is a member of."""
     return [
-        record for record in ours if not record.point_to_point and belongs(other, record, theirs, world_size)
+        record
+        for record in ours
+        if not record.point_to_point and is_member(other, record, theirs, world_size)
     ]
 
 
@@ -127,8 +135,8 @@ def _by_place(records: Records) -> dict[tuple[str, int], Collective]:
     return {(record.group, record.sequence): record for record in records}
 
 
-def _without_holes(ours: Records, theirs: Records) -> list[Collective]:
-    """Ours without those the other must have enqueued too, as it is further in the group, but no longer retains."""
+def _without_gaps(ours: Records, theirs: Records) -> list[Collective]:
+    """Our records without those that the other rank must have enqueued too but no longer retains."""
     highest: dict[str, int] = {}
     for record in theirs:
         highest[record.group] = max(record.sequence, highest.get(record.group, 0))
@@ -145,24 +153,24 @@ def _first_common(ours: Records, theirs: Records) -> int | None:
     return next((i for i, record in enumerate(ours) if (record.group, record.sequence) in places), None)
 
 
-def _first_alone(ours: Records, theirs: Records) -> int:
-    """The index of our first collective that the other has not, or has otherwise; the length if there is none.
+def _first_difference(ours: Records, theirs: Records) -> int:
+    """Index of our first collective that the other rank lacks or has in another form; the length if there is none.
 
-    Two lines for one collective are no difference in programs whose ranks take different branches to it. There
-    the ranks agree on a line again later, which they do not after one has skipped a collective.
+    Two lines for one collective are no difference in a program whose ranks reach it on different branches. Such ranks have
+    the same line again at a later collective; ranks of which one skipped a collective do not.
     """
     places = _by_place(theirs)
     agreed: dict[str, int] = {}
     for record in ours:
-        line, met = _line(record.location), places.get((record.group, record.sequence))
-        if met is not None and line is not None and line == _line(met.location):
+        line, counterpart = _line(record.location), places.get((record.group, record.sequence))
+        if counterpart is not None and line is not None and line == _line(counterpart.location):
             agreed[record.group] = max(record.sequence, agreed.get(record.group, 0))
     branches: set[tuple[object, object]] = set()
     for i, record in enumerate(ours):
-        met = places.get((record.group, record.sequence))
-        if met is None or not can_meet(record, met):
+        counterpart = places.get((record.group, record.sequence))
+        if counterpart is None or not can_meet(record, counterpart):
             return i
-        lines = _line(record.location), _line(met.location)
+        lines = _line(record.location), _line(counterpart.location)
         if None in lines or lines[0] == lines[1] or lines in branches:
             continue
         if record.sequence > agreed.get(record.group, 0):
@@ -171,8 +179,8 @@ def _first_alone(ours: Records, theirs: Records) -> int:
     return len(ours)
 
 
-def _first_swapped(ours: Records, theirs: Records, end: int) -> int:
-    """The index before `end` at which the two ranks' calls, of all groups together, first differ; `end` if there is none."""
+def _first_reordered(ours: Records, theirs: Records, end: int) -> int:
+    """Index before `end` at which the ranks' calls, over all groups, first differ; `end` if there is none."""
     return next((i for i in range(end) if not _alike(ours[i], theirs[i])), end)
 
 
@@ -190,17 +198,17 @@ def _contexts(records: Records, place: int) -> list[tuple[int, int]]:
     return found
 
 
-def _usual(records: Records, place: int) -> bool:
-    """Whether the collective at `place` is what followed the same context before."""
+def _is_usual(records: Records, place: int) -> bool:
+    """Whether the collective at `place` has followed the same context before."""
     contexts = _contexts(records, place)
     longest = max((length for length, _ in contexts), default=0)
     return any(_alike(records[index], records[place]) for length, index in contexts if length == longest)
 
 
-def _usual_size(records: Records, place: int) -> bool:
-    """Whether this operation had these sizes each time before, and at least twice; varying sizes tell nothing.
+def _has_usual_size(records: Records, place: int) -> bool:
+    """Whether this operation had the same sizes at least twice before, and never others.
 
-    Contexts half as long as the longest count too: the oldest steps are cut off by the ring's start.
+    Contexts half as long as the longest count too: the start of the log cuts off the oldest steps.
     """
     contexts = _contexts(records, place)
     longest = max((length for length, _ in contexts), default=0)

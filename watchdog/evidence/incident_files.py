@@ -1,9 +1,9 @@
-"""Incident files: one directory an incident, `verdict.json` in it, evidence beside it.
+"""Incident directories: one per incident, with `verdict.json` and the evidence.
 
     incidents/0001-signal/  verdict.json  stacks/  memory/
 
-Called by the supervisor: opened before evidence is gathered (as `NNNN-collecting`), named after its cause once
-there is a verdict. Everything is 0700/0600. Does not judge.
+Called by the incident investigation: created before evidence is collected (as `NNNN-collecting`) and renamed to the cause once there
+is a verdict. Directories have mode 0700, files 0600. Does not judge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLLECTING = "collecting"
 
 
 def open_incident(incidents: Path) -> Path:
-    """Make the next incident's directory."""
+    """Create the next incident's directory and return it."""
     numbers = [int(path.name[:4]) for path in incidents.iterdir() if path.name[:4].isdigit()]
     path = incidents / f"{max(numbers, default=0) + 1:04d}-{COLLECTING}"
     path.mkdir(mode=0o700)
@@ -26,15 +26,15 @@ def open_incident(incidents: Path) -> Path:
 
 
 def close_incident(path: Path, verdict: Verdict, missing: list[str]) -> Path:
-    """Write the verdict and give the directory its name; returns the new path.
+    """Write the verdict, rename the directory to the cause, and return its new path.
 
     Args:
-        missing: evidence that could not be had, a sentence each.
+        missing: evidence that could not be collected, one sentence each.
     """
     record = {**verdict.as_json(), "missing_evidence": missing}
     descriptor = os.open(path / "verdict.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(record, file, indent=2)  # ASCII: messages may hold lone surrogates, which UTF-8 refuses
+        json.dump(record, file, indent=2)  # ASCII, because messages may contain lone surrogates
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

@@ -1,41 +1,36 @@
-"""Memory of the whole node at one moment: the kernel's, the cgroup's, and every GPU's with who uses it.
+"""Memory of the node at one moment: the machine's, the memory cgroup's, and every GPU's with its processes.
 
-Called by `collection.py`. Bounded by what the kernel and the driver have to say. Does not add up or judge.
+Called by `collection.py`. Does not add up or judge.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from grpo_run.watchdog.cgroups import memory_cgroups
 from grpo_run.watchdog.processes import read_file
 
 
-def read_node(pid: int) -> bytes:
-    """/proc/meminfo, then how much the memory cgroup of `pid` holds and may hold (version 1 and 2)."""
+def read_node_memory(pid: int) -> bytes:
+    """Return /proc/meminfo, then usage, limit and events of the memory cgroup of `pid` (versions 1 and 2)."""
     parts = [read_file("/proc/meminfo") or b"/proc/meminfo could not be read\n"]
-    groups = read_file(f"/proc/{pid}/cgroup") or b""
-    for line in groups.decode(errors="replace").splitlines():
-        _, controllers, path = line.split(":", 2)
-        names: tuple[str, ...]
-        if controllers == "":
-            root, names = "/sys/fs/cgroup", ("memory.current", "memory.max", "memory.events")
-        elif "memory" in controllers.split(","):
-            root, names = "/sys/fs/cgroup/memory", ("memory.usage_in_bytes", "memory.limit_in_bytes")
-        else:
-            continue
-        for name in names:
-            # inside a container the group is mounted as the root
-            for file in (f"{root}{path.rstrip('/')}/{name}", f"{root}/{name}"):
-                if (content := read_file(file)) is not None:
+    groups = memory_cgroups(read_file(f"/proc/{pid}/cgroup") or b"")
+    for limit_file in dict.fromkeys(group.limit_file for group in groups):
+        hierarchy = [group for group in groups if group.limit_file == limit_file]
+        own, root = hierarchy[0], hierarchy[-1]
+        for name in (own.usage_file, own.limit_file, "memory.events"):
+            # inside a container the process's own group is mounted as the root
+            for file in (own.folder / name, root.folder / name):
+                if (content := read_file(str(file))) is not None:
                     parts.append(f"{file}: ".encode() + content)
                     break
     return b"".join(parts)
 
 
-def read_gpus() -> dict[str, Any]:
-    """Memory of every GPU and who uses it, `{"devices": […]}`; none without a driver, `{"error": …}` with a sick one.
+def read_gpu_memory() -> dict[str, Any]:
+    """Return memory and processes of every GPU: `{"devices": […]}`, empty without a driver, or `{"error": …}`.
 
-    May hang as long as the driver does.
+    May hang for as long as the driver does.
     """
     import pynvml
 

@@ -1,7 +1,7 @@
-"""py-spy: another process's Python stacks, read from its memory, where it cannot write them itself.
+"""py-spy: the Python stacks of another process, read from its memory.
 
-Called by `collection.py`. Needs the right to trace: the same user, and under Yama's `ptrace_scope` 1 the traced
-process must have named this one (or its parent) by PR_SET_PTRACER. Does not parse (`stacks.py`).
+Called by `stack_capture.py`. Requires the right to trace: the same user, and under Yama's `ptrace_scope` 1 the traced
+process must have named this process (or its parent) with PR_SET_PTRACER. Does not parse (`stacks.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ MAX_DUMP_BYTES = 1024 * 1024
 
 
 def dump(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
-    """`py-spy dump` of one process into a file; returns a line saying what went wrong, None when nothing did.
+    """Run `py-spy dump` on one process and write its output to a file. Return what went wrong, or None.
 
-    With `native` the process is paused for as long as it takes; without it is only read.
+    With `native`, py-spy pauses the process while it reads; without, it does not.
     """
     program = find_py_spy()
     if program is None:
@@ -42,13 +42,13 @@ def dump(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | No
     except OSError as error:
         return str(error)
     if ran.returncode:
-        words = ran.stderr.decode(errors="replace").strip() or file.read_text(errors="replace")
-        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        message = ran.stderr.decode(errors="replace").strip() or file.read_text(errors="replace")
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
         return (lines[0] if lines else f"exit code {ran.returncode}")[:200]
     return None
 
 
 def find_py_spy() -> str | None:
-    """The program beside this interpreter, or on PATH."""
+    """Return the program beside this interpreter or on PATH, or None."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -1,8 +1,8 @@
-"""Whose a source file is: the user's to mend, a library's that tells what a rank was doing, or plumbing.
+"""Classification of source files: the user's code, an installed library, a framework, or this project.
 
-Used for stacks read after the fact (`stacks.py`), for the frames a rank notes with its collectives
-(`trainers.rank.recorder`) and for tracebacks (`trainers.bootstrap`), so that one line is named everywhere. Goes by the path as
-the interpreter names it; links are not followed, nothing is opened.
+Used for stacks (`stacks.py`), for the frames in a rank's collective log (`trainers.rank.recorder`) and for tracebacks
+(`trainers.bootstrap`), so that one location is named everywhere. Classifies the path as the interpreter reports it; does not follow
+links and opens nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ OUR_FOLDERS = tuple(
 )
 BOOTSTRAP = f"{OUR_ROOT}/trainers/bootstrap.py"
 INJECTION = f"{OUR_ROOT}/trainers/rank/faults.py"
-"""Faults planted for tests stand for the user's own code."""
+"""Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")
-TRANSPARENT = ("torch", "accelerate", "deepspeed", "wrapt", "grpo_run")
-"""Installed packages that every stack passes through: no line of theirs says what a rank was doing."""
+FRAMEWORKS = ("torch", "accelerate", "deepspeed", "wrapt", "grpo_run")
+"""Installed packages that appear in every stack: their lines do not tell what a rank was doing."""
 
 
-def is_users(file: str) -> bool:
-    """Outside installed packages, the standard library and this project."""
+def is_user_file(file: str) -> bool:
+    """Whether a file is outside installed packages, the standard library and this project."""
     if file == INJECTION:
         return True
     return (
@@ -34,8 +34,8 @@ def is_users(file: str) -> bool:
     )
 
 
-def is_telling(file: str) -> bool:
-    """The user's, or of a library that is not `TRANSPARENT`, as `trl/trainer/grpo_trainer.py`."""
+def is_outside_frameworks(file: str) -> bool:
+    """Whether a file belongs to the user, or to a library outside `FRAMEWORKS` such as TRL."""
     if file == INJECTION:
         return True
     if file.startswith(("<", *OUR_FOLDERS)):
@@ -43,5 +43,5 @@ def is_telling(file: str) -> bool:
     for folder in LIBRARIES:
         _, found, rest = file.rpartition(folder)
         if found:
-            return rest.partition("/")[0] not in TRANSPARENT
+            return rest.partition("/")[0] not in FRAMEWORKS
     return not file.startswith(STANDARD_LIBRARY)

@@ -1,7 +1,6 @@
-"""Stacks of threads: read from what `faulthandler` and py-spy write, reduced to the user's line, folded over ranks.
+"""Stacks of threads: parsed from `faulthandler` and py-spy output, reduced to the user's line, grouped over ranks.
 
-Called by `collection.py` (which asks for the dumps) and by the report. Pure. Does not ask anybody for a stack and
-does not judge.
+Called by `stack_capture.py` (which captures the dumps), `collection.py` and the report. Pure; does not judge.
 """
 
 from __future__ import annotations
@@ -11,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.watchdog.evidence.source import BOOTSTRAP, LIBRARIES, STANDARD_LIBRARY, is_telling, is_users
+from grpo_run.watchdog.evidence.source import (
+    BOOTSTRAP,
+    LIBRARIES,
+    STANDARD_LIBRARY,
+    is_outside_frameworks,
+    is_user_file,
+)
+from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location
 
 NATIVE_SUFFIX = re.compile(r"\.(?:so[.\d]*|c|cc|cpp|cxx|cu|h|hpp|rs|S)$")
@@ -25,7 +31,7 @@ _SPY_FRAME = re.compile(r"    (.+) \((.*?)(?::(\d+))?\)$")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call. `line` is 0 where none is known, as in native code; `file` is then a shared library, or ""."""
+    """One call. `line` is 0 if unknown, as in native code; `file` is then a shared library, or ""."""
 
     file: str
     line: int
@@ -34,7 +40,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One thread's calls, innermost first. `thread` is its name where known, else its identifier."""
+    """One thread's calls, innermost first. `thread` is its name if known, else its identifier."""
 
     thread: str
     frames: tuple[Frame, ...]
@@ -42,10 +48,10 @@ class Stack:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """The last dump in what `faulthandler` has appended to a file.
+    """Return the last dump that `faulthandler` has appended to a file.
 
-    A dump begins with a thread that no blank line comes before, or with a fatal error. Lines cut off at the
-    text's beginning, and what a C stack or a list of extension modules adds after a crash, are passed over.
+    A dump begins with a thread that is not preceded by a blank line, or with a fatal error. Lines that are cut off at the
+    beginning, a C stack and a list of extension modules are ignored.
     """
     dumps: list[list[tuple[str, list[Frame]]]] = [[]]
     frames: list[Frame] | None = None
@@ -63,16 +69,16 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
             number = int(frame[2]) if frame[2].isdigit() else 0
             frames.append(Frame(frame[1] or "", number, frame[3]))
         elif line and not line.startswith("  "):
-            frames = None  # a C stack, or words of a crash
+            frames = None  # a C stack, or a crash message
         previous = line
-    # a heading that was cut off has an empty dump of its own; so has a fatal error without threads
+    # a truncated heading and a fatal error without threads have empty dumps
     return _stacks(next((dump for dump in reversed(dumps) if dump), []))
 
 
 def parse_py_spy(text: str) -> tuple[Stack, ...]:
-    """The dump of one process that `py-spy dump --full-filenames` prints, native frames included.
+    """Return the dump of one process printed by `py-spy dump --full-filenames`, including native frames.
 
-    Its main thread is the one named so, or, while `threading` is not yet imported, the one whose identifier is the
+    The main thread is the one of that name, or, before `threading` is imported, the one whose identifier is the
     process's.
     """
     process = _SPY_PROCESS.match(text)
@@ -89,26 +95,25 @@ def parse_py_spy(text: str) -> tuple[Stack, ...]:
 
 
 def main_stack(stacks: Sequence[Stack]) -> Stack | None:
-    """The main thread's."""
+    """Return the main thread's stack, or None."""
     return next((stack for stack in stacks if stack.main), None)
 
 
 def user_location(stack: Stack) -> Location | None:
-    """The line of the user's code that a thread is in.
+    """Return the line of the user's code that a thread is in.
 
-    That is the innermost frame outside installed packages, the standard library and this project; failing that
-    (a recipe has no script) the innermost one outside torch, accelerate, this project and the standard library, as
-    `trl/trainer/grpo_trainer.py`. None where neither is found.
+    This is the innermost frame outside installed packages, the standard library and this project. Without one (a recipe has
+    no script), it is the innermost frame outside the frameworks, such as `trl/trainer/grpo_trainer.py`. None if there is neither.
     """
-    for belongs in (is_users, is_telling):
+    for accepts in (is_user_file, is_outside_frameworks):
         for frame in stack.frames:
-            if _is_source(frame) and belongs(frame.file):
+            if _is_source(frame) and accepts(frame.file):
                 return Location(file=frame.file, line=frame.line, function=frame.function)
     return None
 
 
-def fold(stacks_by_rank: Mapping[int, Sequence[Stack]]) -> list[tuple[tuple[int, ...], Stack]]:
-    """Ranks whose main threads stand at the same calls, together; the biggest group first, then by lowest rank."""
+def group_by_stack(stacks_by_rank: Mapping[int, Sequence[Stack]]) -> list[tuple[tuple[int, ...], Stack]]:
+    """Group ranks whose main threads have the same stack; the largest group first, then by lowest rank."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     example: dict[tuple[Frame, ...], Stack] = {}
     for rank in sorted(stacks_by_rank):
@@ -120,12 +125,12 @@ def fold(stacks_by_rank: Mapping[int, Sequence[Stack]]) -> list[tuple[tuple[int,
     return [(tuple(groups[frames]), example[frames]) for frames in ordered]
 
 
-def folded_text(groups: Sequence[tuple[Sequence[int], Stack]]) -> str:
-    """The folded stacks to read, the innermost call first; `>` marks the user's line."""
+def format_stack_groups(groups: Sequence[tuple[Sequence[int], Stack]]) -> str:
+    """Return the grouped stacks as text, the innermost call first; `>` marks the user's line."""
     parts = []
     for ranks, stack in groups:
         location = user_location(stack)
-        lines = [f"{ranks_text(ranks)}:"]
+        lines = [f"{rank_names(ranks, ranges=False)}:"]
         marked = False
         for frame in stack.frames:
             here = location == Location(file=frame.file, line=frame.line, function=frame.function)
@@ -138,13 +143,8 @@ def folded_text(groups: Sequence[tuple[Sequence[int], Stack]]) -> str:
     return "\n".join(parts)
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 0, 2, 3`."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
-
-
 def short_file(file: str) -> str:
-    """A file's path without the folder of installed packages or of the standard library; the user's stays whole."""
+    """Return a path relative to the installed packages or the standard library; the user's path is unchanged."""
     for folder in (*LIBRARIES, *STANDARD_LIBRARY):
         _, found, rest = file.rpartition(folder)
         if found:
@@ -154,15 +154,15 @@ def short_file(file: str) -> str:
 
 def _stacks(threads: Sequence[tuple[str, Sequence[Frame]]], main: int = -1) -> tuple[Stack, ...]:
     if main < 0 and threads:
-        booted = (
-            place
-            for place, (_, frames) in enumerate(threads)
+        bootstrapped = (
+            index
+            for index, (_, frames) in enumerate(threads)
             if any(frame.file == BOOTSTRAP and frame.function == "main" for frame in frames)
         )
-        # the interpreter lists its newest thread first
-        main = next(booted, len(threads) - 1)
+        # the interpreter lists the newest thread first
+        main = next(bootstrapped, len(threads) - 1)
     return tuple(
-        Stack(thread, tuple(frames), place == main) for place, (thread, frames) in enumerate(threads)
+        Stack(thread, tuple(frames), index == main) for index, (thread, frames) in enumerate(threads)
     )
 
 

@@ -1,7 +1,7 @@
-"""What every rank was doing over the last minutes, as seen from outside: the picture a report draws.
+"""Timeline of the phases of every rank over the last minutes, as the supervisor observed them.
 
-The supervisor notes each look; phases that begin and end between two looks are not in it. Bounded. Kept in
-memory and written into an incident's folder as `timeline.json`. Does not judge.
+The supervisor records every scan; a phase that begins and ends between two scans is not included. Limited in size, kept in memory,
+and written to an incident's directory as `timeline.json` for the report. Does not judge.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Timeline:
 
     def __init__(self) -> None:
         self._spans: dict[int, deque[list[Any]]] = {}
-        self._seen: dict[int, tuple[str, float]] = {}
+        self._last: dict[int, tuple[str, float]] = {}
 
-    def note(self, slots: Mapping[int, Slot | None], now: float) -> None:
-        """Take one look into account; a rank that cannot be read is `unknown`."""
+    def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Record one scan at `now` (monotonic seconds). A rank that cannot be read is `unknown`."""
         for rank, slot in slots.items():
             spans = self._spans.setdefault(rank, deque(maxlen=KEPT_SPANS))
             if slot is None:
@@ -32,22 +32,22 @@ class Timeline:
                 name, since = slot.phases[-1].phase.name, slot.phases[-1].since_seconds
             else:
                 name, since = slot.state.name, slot.last_progress_seconds
-            before, self._seen[rank] = self._seen.get(rank), (name, since)
+            before, self._last[rank] = self._last.get(rank), (name, since)
             if before is not None and before[0] == name and (before[1] == since or name == "unknown"):
                 continue
-            # an outer phase that goes on began long ago: the inner one ended at some time before this look
+            # an outer phase that continues began before the inner one, which ended at some time before this scan
             begin = since if not spans or since >= spans[-1][1] else now
             if spans:
                 spans[-1][2] = min(begin, now)
             spans.append([name, begin, None])
 
     def clear(self) -> None:
-        """Forget; a new attempt begins."""
+        """Discard all spans when a new attempt begins."""
         self._spans.clear()
-        self._seen.clear()
+        self._last.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """`{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`, seconds before now as negative numbers."""
+        """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`; times are seconds before now, negative."""
         return {
             "now": 0.0,
             "ranks": {

@@ -1,8 +1,8 @@
-"""How long one phase took, in a form small enough for a rank to keep in shared memory.
+"""Durations of one phase as a histogram that is small enough for shared memory.
 
-48 counters on a logarithmic scale, the longest, and the first occurrence kept apart: it pays for compilation,
-connections and cold caches, and would spoil both median and maximum. Filled by a rank's tally on the board, merged
-over ranks and attempts by the supervisor, read by `deadlines.py`. Does not decide how long is too long.
+48 counters on a logarithmic scale, the longest duration, and the first occurrence. The first one is stored separately because
+it includes compilation, connections and cold caches and would distort median and maximum. Filled by a rank's histogram on the
+board, merged over ranks and attempts by the supervisor, read by `deadlines.py`. Does not decide how long is too long.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 BUCKETS = 48
 SHORTEST_SECONDS = 0.001
-"""Upper edge of bucket 0. Bucket b > 0 ends at this times 2^(b/2): half an octave each."""
+"""Upper edge of bucket 0. Bucket b > 0 ends at this value times 2^(b/2), so each spans half an octave."""
 _LAST_EDGE_SECONDS = SHORTEST_SECONDS * 2 ** ((BUCKETS - 2) / 2)
 _LARGEST_COUNT = 2**53
-"""Above it a journal's reader in another language would round."""
+"""Largest integer that every JSON reader represents exactly."""
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket of a duration: 0 below 1 ms (also for what is not a number), 47 from 2.3 hours on."""
+    """Return the bucket of a duration: 0 below 1 ms (and for NaN), 47 from 2.3 hours on."""
     if not seconds >= SHORTEST_SECONDS:
         return 0
     if seconds >= _LAST_EDGE_SECONDS:
@@ -31,23 +31,23 @@ def bucket_of(seconds: float) -> int:
 
 
 def lower_edge_seconds(bucket: int) -> float:
-    """Where a bucket begins."""
+    """Return the lower edge of a bucket."""
     return SHORTEST_SECONDS * 2 ** ((bucket - 1) / 2) if bucket else 0.0
 
 
 def upper_edge_seconds(bucket: int) -> float:
-    """Where a bucket ends; the last one has no end."""
+    """Return the upper edge of a bucket; infinity for the last one."""
     return SHORTEST_SECONDS * 2 ** (bucket / 2) if bucket < BUCKETS - 1 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """What was measured of one phase.
+    """Measured durations of one phase.
 
     Args:
         counts: occurrences by bucket, without the first of each attempt.
-        first_seconds: the first occurrence of an attempt; 0 where there was none.
-        max_seconds: the longest, exact, without the first; 0 where there was none.
+        first_seconds: duration of the first occurrence of an attempt; 0 if there was none.
+        max_seconds: exact longest duration, without first occurrences; 0 if there was none.
     """
 
     counts: tuple[int, ...] = (0,) * BUCKETS
@@ -59,7 +59,7 @@ class Durations:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Durations:
-        """One attempt's durations in order; the first one is the attempt's first."""
+        """Return the histogram of one attempt's durations, given in order."""
         iterator = iter(seconds)
         first = next(iterator, 0.0)
         counts = [0] * BUCKETS
@@ -71,19 +71,19 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """Occurrences, without the first of each attempt."""
+        """Number of occurrences, without the first of each attempt."""
         return sum(self.counts)
 
     @property
     def longest_seconds(self) -> float:
-        """The longest, without the first. A rank counts before it writes the maximum, so the counters have a say."""
+        """Longest duration without first occurrences. A rank counts before it writes the maximum, so both are read."""
         highest = max((bucket for bucket, count in enumerate(self.counts) if count), default=0)
         return max(self.max_seconds, lower_edge_seconds(highest))
 
     def quantile(self, fraction: float) -> float:
-        """Upper edge of the bucket that holds this fraction of the occurrences; 0 without any.
+        """Return the upper edge of the bucket that reaches this fraction of the occurrences; 0 without any.
 
-        The last bucket has no upper edge: the longest duration stands for it.
+        For the last bucket, which has no upper edge, return the longest duration.
         """
         total = self.count
         if not total:
@@ -93,7 +93,7 @@ class Durations:
 
     @property
     def median_seconds(self) -> float:
-        """The median, interpolated inside its bucket on the logarithmic scale; 0 without any occurrence."""
+        """Median, interpolated within its bucket on the logarithmic scale; 0 without any occurrence."""
         total = self.count
         if not total:
             return 0.0
@@ -107,24 +107,24 @@ class Durations:
         return lower_edge_seconds(bucket) * 2 ** (min(max(place, 0.0), 1.0) / 2)
 
     def _bucket_at(self, order: int) -> int:
-        """The bucket of the `order`-th shortest occurrence, from 1."""
+        """The bucket of the `order`-th shortest occurrence, counted from 1."""
         return next(bucket for bucket, below in enumerate(accumulate(self.counts)) if below >= order)
 
     def then(self, later: Durations) -> Durations:
-        """Attempt after attempt: occurrences add up, the slowest first and the longest stay."""
+        """Combine with a later attempt: add the counts, keep the slowest first occurrence and the longest duration."""
         return Durations(
-            tuple(mine + its for mine, its in zip(self.counts, later.counts, strict=True)),
+            tuple(ours + theirs for ours, theirs in zip(self.counts, later.counts, strict=True)),
             max(self.first_seconds, later.first_seconds),
             max(self.max_seconds, later.max_seconds),
         )
 
     def lasting(self, seconds: float) -> Durations:
-        """The same, having once lasted so long without being counted; unchanged where nothing was counted."""
+        """Return a copy whose longest duration is at least `seconds`; unchanged if there is no occurrence."""
         longest = max(self.max_seconds, seconds) if self.count else self.max_seconds
         return Durations(self.counts, self.first_seconds, longest)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain form for the journal: only buckets that hold something, by number."""
+        """Return plain JSON values for the journal; only buckets that are not empty, by number."""
         return {
             "counts": {str(bucket): count for bucket, count in enumerate(self.counts) if count},
             "first_seconds": round(self.first_seconds, 6),
@@ -133,10 +133,10 @@ class Durations:
 
     @classmethod
     def from_json(cls, value: object) -> Durations:
-        """Read `as_json` back.
+        """Return the durations that `as_json` wrote.
 
         Raises:
-            ValueError: it is not what `as_json` writes; the message names the field.
+            ValueError: `value` has another format; the message names the field.
         """
         if not isinstance(value, Mapping):
             _refuse(f"must be an object, not {type(value).__name__}")
@@ -153,7 +153,7 @@ class Durations:
             if bucket not in _BUCKET_NAMES:
                 _refuse(f"counts has no bucket {bucket!r}")
             if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= _LARGEST_COUNT:
-                _refuse(f"bucket {bucket} holds {count!r}, not a number of occurrences")
+                _refuse(f"bucket {bucket} holds {count!r}, which is not a number of occurrences")
             counts[int(bucket)] = count
         first, longest = (_seconds(value, name) for name in ("first_seconds", "max_seconds"))
         if longest > 0 and not any(counts):
@@ -178,11 +178,11 @@ def _seconds(value: Mapping[str, Any], name: str) -> float:
 
 
 def merge_ranks(many: Iterable[Durations]) -> Durations:
-    """The robust maximum over ranks of one attempt: what the slowest of them needed, rank by rank.
+    """Return the maximum over the ranks of one attempt.
 
-    For every bucket, as many occurrences at or above it as the rank has that saw most of them. So the number of
-    occurrences is the best-informed rank's (eight ranks in step have not seen eight times as many steps), and no
-    quantile is below that rank's own.
+    For every bucket, the number of occurrences at or above it is that of the rank with the most. The total is therefore that
+    of the rank with the most occurrences (eight ranks in step have not run eight times as many steps), and no quantile is
+    below that rank's own.
     """
     first = longest = 0.0
     at_or_above = [0] * (BUCKETS + 1)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.exact import Begun
 
-from grpo_run.runtime.board.board import Board, SlotWriter
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.trainers.hooks.requests import UserRequests

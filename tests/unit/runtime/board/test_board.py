@@ -18,10 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.board import board as board_module
-from grpo_run.runtime.board.board import HEADER_BYTES, MAX_OPEN_PHASES, SLOT_BYTES, Board, SlotWriter
-from grpo_run.runtime.board.collective_log import NOTES
+from grpo_run.runtime.board import slot_writer
+from grpo_run.runtime.board.board import HEADER_BYTES, Board
+from grpo_run.runtime.board.collective_log import ENTRIES
+from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES, SLOT_BYTES
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.watchdog.deadlocks.collectives import Progress
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -88,7 +91,7 @@ def test_every_field_comes_back_as_it_was_written(
     writer = board.writer(0, rank=0, pid=1, attempt=0)
     for name, value in values.items():
         setattr(writer, name, value)
-    writer.touch()
+    writer.publish()
     slot = seen(board, 0)
     assert {name: getattr(slot, name) for name in values} == values
 
@@ -97,7 +100,7 @@ def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
     """A field added to the reading and forgotten in the writer would stay zero for ever."""
     clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
-    stamped |= {"beat_seconds", "counted_seconds"}
+    stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued"}
     names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
     assert {name for name in names if not hasattr(writer, name)} == set()
 
@@ -107,7 +110,7 @@ def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
     writer.voted_at_ns = 1_500_000_000
     writer.train_started_ns = 250_000_000
     before = time.monotonic()
-    writer.touch()
+    writer.publish()
     slot = seen(board)
     assert (slot.voted_at_seconds, slot.train_started_seconds) == (1.5, 0.25)
     assert before - 1e-3 <= slot.last_progress_seconds <= time.monotonic()
@@ -190,22 +193,23 @@ def test_writes_are_counted(board: Board, writer: SlotWriter) -> None:
 def test_slots_do_not_touch_each_other(board: Board, writer: SlotWriter) -> None:
     """A neighbour's write changes nothing here."""
     writer.reward = 0.25
-    writer.touch()
+    writer.publish()
     before = repr(seen(board))
     neighbour = board.writer(0, rank=4, pid=4710, attempt=3)
     neighbour.reward = 0.75
-    neighbour.touch()
+    neighbour.publish()
     assert repr(seen(board)) == before  # as text: gauges never set are NaN, which equals nothing
     assert seen(board, 0).reward == 0.75
 
 
-def test_a_write_under_way_is_not_read(board: Board, writer: SlotWriter) -> None:
-    """An odd number that stays odd (the rank was killed in the middle) makes the slot unknown, not healthy."""
-    offset = HEADER_BYTES + SLOT_BYTES
-    struct.pack_into("<Q", board._memory, offset, 7)
-    assert board.read(1) is None
-    struct.pack_into("<Q", board._memory, offset, 8)
-    assert board.read(1) is not None
+def test_a_write_under_way_is_not_read(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
+    """A rank killed during a write leaves an odd sequence number: its slot is unknown, not healthy."""
+    with open(tmp_path / "board.mmap", "r+b") as file:
+        for number, readable in ((7, False), (8, True)):
+            file.seek(HEADER_BYTES + SLOT_BYTES)
+            file.write(struct.pack("<Q", number))
+            file.flush()
+            assert (board.read(1) is not None) is readable
 
 
 def test_a_reading_that_a_write_overtook_is_thrown_away(
@@ -213,7 +217,7 @@ def test_a_reading_that_a_write_overtook_is_thrown_away(
 ) -> None:
     """The number changed between its two looks: read again."""
     numbers = iter([2, 4, 6, 6])
-    sequence = board_module._SEQUENCE
+    sequence = board_module.SEQUENCE
 
     class Overtaken:
         """The number as seen while a writer is at work."""
@@ -224,7 +228,7 @@ def test_a_reading_that_a_write_overtook_is_thrown_away(
         def unpack_from(memory: object, offset: int) -> tuple[int]:
             return (next(numbers),)
 
-    monkeypatch.setattr(board_module, "_SEQUENCE", Overtaken)
+    monkeypatch.setattr(board_module, "SEQUENCE", Overtaken)
     assert seen(board).writes == 3
     assert next(numbers, None) is None
 
@@ -241,7 +245,7 @@ def test_a_reader_beside_a_writer_sees_consistent_slots_only(
             count += 1
             writer.step = writer.voted_step = writer.committed_step = writer.votes = count
             writer.reward = writer.loss = float(count)
-            writer.touch()
+            writer.publish()
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -267,21 +271,22 @@ def test_a_reader_beside_a_writer_sees_consistent_slots_only(
     assert torn == []
 
 
-@pytest.mark.parametrize("part", ["_STACK", "_PROGRESS", "_GAUGES"])
-def test_a_write_that_was_interrupted_does_not_blind_the_slot(
+@pytest.mark.parametrize("part", ["OPEN_PHASES", "write_integers", "write_floats"])
+def test_an_interrupted_write_does_not_make_the_slot_unreadable(
     board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """A signal handler of the script's may raise anywhere; the next whole write makes the slot readable again."""
+    """A signal handler of the script may raise at any point; the next complete write makes the slot readable again."""
     with monkeypatch.context() as patched:
 
         def interrupted(*args: object) -> None:
             raise KeyboardInterrupt
 
-        patched.setattr(board_module, part, type("Interrupted", (), {"pack_into": staticmethod(interrupted)}))
+        struct_like = type("Interrupted", (), {"pack_into": staticmethod(interrupted)})
+        patched.setattr(slot_writer, part, interrupted if part.startswith("write") else struct_like)
         with pytest.raises(KeyboardInterrupt):
-            writer.touch()
+            writer.publish()
     writer.step = 8
-    writer.touch()
+    writer.publish()
     assert seen(board).step == 8
 
 
@@ -293,8 +298,8 @@ def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
     writer = rank.writer(0, rank=0, pid=1, attempt=0)
     writer.step = 41
     writer.enter(Phase.generate)
-    writer.touch()
-    rank._memory.close()
+    writer.publish()
+    del rank, writer  # closes the mapping
     assert seen(created, 0).step == 41
     assert seen(Board.open(path), 0).phase is Phase.generate
 
@@ -400,14 +405,14 @@ def test_saves_are_counted_over_attempts(board: Board) -> None:
 def test_a_beat_and_a_count_are_seen_and_are_no_writes(board: Board, writer: SlotWriter) -> None:
     """Any thread may say them: they leave the seqlock alone, and each other."""
     before = seen(board)
-    assert (before.beat_seconds > 0, before.counted_seconds) == (True, 0.0)
-    writer.count()
+    assert (before.heartbeat_seconds > 0, before.last_work_seconds) == (True, 0.0)
+    writer.record_work()
     after = seen(board)
-    assert after.counted_seconds >= before.beat_seconds
-    assert (after.writes, after.beat_seconds) == (before.writes, before.beat_seconds)
-    writer.beat()
-    assert seen(board).beat_seconds >= after.counted_seconds
-    assert seen(board).counted_seconds == after.counted_seconds
+    assert after.last_work_seconds >= before.heartbeat_seconds
+    assert (after.writes, after.heartbeat_seconds) == (before.writes, before.heartbeat_seconds)
+    writer.heartbeat()
+    assert seen(board).heartbeat_seconds >= after.last_work_seconds
+    assert seen(board).last_work_seconds == after.last_work_seconds
 
 
 @pytest.mark.parametrize("name", ["tokens_generated", "rewards_scored"])
@@ -415,107 +420,131 @@ def test_what_was_counted_is_progress_and_a_mere_touch_is_not(
     board: Board, writer: SlotWriter, name: str
 ) -> None:
     """A rank that only writes its slot again has done nothing."""
-    writer.touch()
-    assert seen(board).counted_seconds == 0.0
+    writer.publish()
+    assert seen(board).last_work_seconds == 0.0
     setattr(writer, name, 5)
-    writer.touch()
-    counted = seen(board).counted_seconds
+    writer.publish()
+    counted = seen(board).last_work_seconds
     assert counted > 0.0
-    writer.touch()
-    assert seen(board).counted_seconds == counted
+    writer.publish()
+    assert seen(board).last_work_seconds == counted
 
 
 def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWriter) -> None:
     """The reading tells how many there are; a neighbour has none; the slot's own fields stay as they were."""
-    before = repr(seen(board)).replace("notes=0", "notes=300")
+    before = repr(seen(board)).replace("collectives_issued=0", "collectives_issued=300")
     for sequence in range(1, 301):
-        writer.notes.add(
+        writer.collective_log.add(
             group="0", sequence=sequence, operation="allreduce", sizes="3", dtypes="Float", file="t.py",
             line=1, function="f", step=8,
         )  # fmt: skip
     assert repr(seen(board)) == before
-    assert board.notes(1)[-1].sequence == 300
-    assert board.notes(0) == ()
+    assert board.collective_log(1)[-1].sequence == 300
+    assert board.collective_log(0) == ()
     assert board.read(0) is None
 
 
-def note(writer: SlotWriter, *, on_device: bool = False, progress: Progress = Progress.enqueued) -> int:
-    """An all-reduce; returns its note's number."""
-    return writer.notes.add(
-        group="0", sequence=1, operation="allreduce", sizes="3", dtypes="Float", file="t.py", line=1,
+def note(
+    writer: SlotWriter,
+    *,
+    operation: str = "allreduce",
+    on_device: bool = False,
+    progress: CollectiveProgress = CollectiveProgress.enqueued,
+) -> int:
+    """Log one collective and return its number."""
+    return writer.collective_log.add(
+        group="0", sequence=1, operation=operation, sizes="3", dtypes="Float", file="t.py", line=1,
         function="f", step=8, on_device=on_device, progress=progress,
     )  # fmt: skip
 
 
 def test_a_wait_is_seen_whatever_was_noted_after_it(board: Board, writer: SlotWriter) -> None:
     """Also in a note that is not the last; once it is over, the rank is in no collective any more."""
-    assert not board.in_collective(1, seen(board).notes)
+    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
     waited = note(writer)
-    assert not board.in_collective(1, seen(board).notes)  # it goes on, and may wait later
+    assert not board.may_be_in_collective(1, seen(board).collectives_issued)  # it goes on, and may wait later
     for _ in range(3):
         note(writer)
-    writer.notes.mark(waited, Progress.waiting)
-    assert board.in_collective(1, seen(board).notes)
-    assert not board.in_collective(0, 0)
-    writer.notes.mark(waited, Progress.completed)
-    assert not board.in_collective(1, seen(board).notes)
+    writer.collective_log.mark(waited, CollectiveProgress.waiting)
+    assert board.may_be_in_collective(1, seen(board).collectives_issued)
+    assert not board.may_be_in_collective(0, 0)
+    writer.collective_log.mark(waited, CollectiveProgress.completed)
+    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
 
 
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
     """The first, the last, and after it went around; one that was overwritten is over."""
-    for _ in range(NOTES + 2):
+    for _ in range(ENTRIES + 2):
         number = note(writer)
-        writer.notes.mark(number, Progress.waiting)
-        assert board.in_collective(1, seen(board).notes)
-        writer.notes.mark(number, Progress.completed)
-        assert not board.in_collective(1, seen(board).notes)
-    writer.notes.mark(note(writer), Progress.waiting)
-    for _ in range(NOTES - 1):
+        writer.collective_log.mark(number, CollectiveProgress.waiting)
+        assert board.may_be_in_collective(1, seen(board).collectives_issued)
+        writer.collective_log.mark(number, CollectiveProgress.completed)
+        assert not board.may_be_in_collective(1, seen(board).collectives_issued)
+    writer.collective_log.mark(note(writer), CollectiveProgress.waiting)
+    for _ in range(ENTRIES - 1):
         note(writer)
-        assert board.in_collective(1, seen(board).notes)
+        assert board.may_be_in_collective(1, seen(board).collectives_issued)
     note(writer)
-    assert not board.in_collective(1, seen(board).notes)
+    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
 
 
-@pytest.mark.parametrize("progress", list(Progress))
+@pytest.mark.parametrize("progress", list(CollectiveProgress))
 def test_the_last_note_of_work_on_a_device_may_be_under_way(
-    board: Board, writer: SlotWriter, progress: Progress
+    board: Board, writer: SlotWriter, progress: CollectiveProgress
 ) -> None:
     """The host does not see when it is done; one on the host that came after it shows that the rank went on."""
     note(writer, on_device=True, progress=progress)
-    assert board.in_collective(1, seen(board).notes)
-    note(writer, progress=Progress.completed)
-    assert board.in_collective(1, seen(board).notes) is (progress is Progress.waiting)
+    assert board.may_be_in_collective(1, seen(board).collectives_issued)
+    note(writer, progress=CollectiveProgress.completed)
+    assert board.may_be_in_collective(1, seen(board).collectives_issued) is (
+        progress is CollectiveProgress.waiting
+    )
 
 
 def test_what_a_forked_child_writes_goes_nowhere(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
     """It has the rank's slot in its memory, and is not the rank: not one byte of the board changes."""
     writer.replace(Phase.data)
-    number = note(writer, progress=Progress.waiting)
+    number = note(writer, progress=CollectiveProgress.waiting)
     before = (tmp_path / "board.mmap").read_bytes()
-    writer.disown()
-    writer.beat()
-    writer.count()
+    writer.detach()
+    writer.heartbeat()
+    writer.record_work()
     writer.state, writer.step, writer.tokens_generated = RankState.done, 99, 5
-    writer.touch()
+    writer.publish()
     writer.enter(Phase.reward)
     writer.leave(Phase.reward)
     for _ in range(2):
         writer.replace(Phase.generate)
-    writer.notes.mark(number, Progress.completed)
-    writer.notes.mark(note(writer), Progress.completed)
+    writer.collective_log.mark(number, CollectiveProgress.completed)
+    writer.collective_log.mark(note(writer), CollectiveProgress.completed)
     assert (tmp_path / "board.mmap").read_bytes() == before
     assert seen(board).phase is Phase.data
 
 
-def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have(board: Board, writer: SlotWriter) -> None:
-    """Another thread of the rank was writing a note at the moment of the fork: the lock is held for ever."""
-    assert writer.notes._lock.acquire()
-    writer.disown()
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(board: Board, writer: SlotWriter) -> None:
+    """Another thread held the log's lock at the moment of the fork."""
+    writing, resume = threading.Event(), threading.Event()
+
+    class Slow(str):
+        """Text whose encoding takes until it is told to continue."""
+
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            writing.set()
+            resume.wait(10)
+            return super().encode(encoding, errors)
+
+    parent = threading.Thread(
+        target=note, args=(writer,), kwargs={"operation": Slow("all_reduce")}, daemon=True
+    )
+    parent.start()
+    assert writing.wait(10)
+    writer.detach()
     child = threading.Thread(target=note, args=(writer,), daemon=True)
     child.start()
     child.join(10)
     assert not child.is_alive()
+    resume.set()
+    parent.join(10)
 
 
 def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWriter) -> None:
@@ -527,11 +556,11 @@ def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWrit
         writer.leave(Phase.reward)
         writer.enter(Phase.generate)
         writer.leave(Phase.score)  # and generate with it
-    tallies = board.tallies(1)
+    tallies = board.phase_histograms(1)
     assert {phase: tally.count + 1 for phase, tally in tallies.items()} == {
         Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
     }  # fmt: skip
-    assert board.tallies(0) == {}
+    assert board.phase_histograms(0) == {}
 
 
 def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotWriter) -> None:
@@ -540,16 +569,16 @@ def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotW
     def fill(writer: SlotWriter) -> None:
         writer.replace(Phase.data)
         writer.replace(Phase.vote)
-        writer.notes.add(
+        writer.collective_log.add(
             group="0", sequence=1, operation="allreduce", sizes="", dtypes="", file="", line=0, function="", step=1
         )  # fmt: skip
 
     fill(writer)
     fill(board.writer(1, rank=5, pid=4712, attempt=3))
-    assert board.tallies(1)[Phase.data].count == 0
-    assert len(board.notes(1)) == 1
+    assert board.phase_histograms(1)[Phase.data].count == 0
+    assert len(board.collective_log(1)) == 1
     board.begin_attempt(4)
-    assert (board.notes(1), board.tallies(1)) == ((), {})
+    assert (board.collective_log(1), board.phase_histograms(1)) == ((), {})
 
 
 def test_whoever_listens_is_told_of_a_phase_that_is_on_the_board(board: Board, writer: SlotWriter) -> None:
@@ -578,11 +607,11 @@ def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
     """Touching the mapping past the file's end would be a SIGBUS; a file that was moved away is whole still."""
     path = tmp_path / "board.mmap"
     board = Board.create(path, 2)
-    assert board.intact
+    assert board.has_full_size
     path.rename(tmp_path / "elsewhere")
-    assert board.intact
+    assert board.has_full_size
     os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
-    assert not board.intact
+    assert not board.has_full_size
 
 
 def test_a_full_disk_is_said_before_anything_is_mapped(
@@ -597,7 +626,7 @@ def test_a_full_disk_is_said_before_anything_is_mapped(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RunDirectoryError, match=rf"no room for the board at {path}: No space left"):
+    with pytest.raises(RunDirectoryError, match=rf"no space for the board at {path}: No space left"):
         Board.create(path, 2)
     assert not path.exists()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.board import collective_log as notes_module
-from grpo_run.runtime.board.collective_log import NOTE_BYTES, NOTES, RING_BYTES, NoteWriter, read_notes
-from grpo_run.watchdog.deadlocks.collectives import Progress
+from grpo_run.runtime.board.collective_log import (
+    ENTRIES,
+    ENTRY_BYTES,
+    LOG_BYTES,
+    CollectiveLogWriter,
+    read_collective_log,
+)
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.verdict import Location
 
 OFFSET, NUMBER_AT = 64, 8
@@ -22,16 +27,16 @@ OFFSET, NUMBER_AT = 64, 8
 @pytest.fixture
 def memory() -> mmap.mmap:
     """Zeroed memory with room for one ring and a neighbour."""
-    return mmap.mmap(-1, OFFSET + RING_BYTES + NOTE_BYTES)
+    return mmap.mmap(-1, OFFSET + LOG_BYTES + ENTRY_BYTES)
 
 
 @pytest.fixture
-def writer(memory: mmap.mmap) -> NoteWriter:
+def writer(memory: mmap.mmap) -> CollectiveLogWriter:
     """Its writer."""
-    return NoteWriter(memory, OFFSET, NUMBER_AT)
+    return CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
 
 
-def add(writer: NoteWriter, **changes: Any) -> int:
+def add(writer: CollectiveLogWriter, **changes: Any) -> int:
     """A note of an all-reduce of two tensors."""
     fields: dict[str, Any] = {
         "group": "0", "sequence": 41, "operation": "allreduce", "sizes": "2,3;7", "dtypes": "Float;Long",
@@ -40,124 +45,131 @@ def add(writer: NoteWriter, **changes: Any) -> int:
     return writer.add(**(fields | changes))
 
 
-def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """Every field, the operation under its one name."""
-    add(writer, point_to_point=True, progress=Progress.waiting)
-    (note,) = read_notes(memory, OFFSET)
+    add(writer, point_to_point=True, progress=CollectiveProgress.waiting)
+    (note,) = read_collective_log(memory, OFFSET)
     assert (note.group, note.sequence, note.operation, note.step) == ("0", 41, "all_reduce", 8)
     assert (note.sizes, note.dtypes, note.members) == (((2, 3), (7,)), ("Float", "Long"), (0, 1, 3))
     assert note.location == Location(file="/home/user/train.py", line=88, function="reward")
-    assert (note.progress, note.point_to_point) == (Progress.waiting, True)
+    assert (note.progress, note.point_to_point) == (CollectiveProgress.waiting, True)
 
 
 def test_an_empty_ring_holds_nothing(memory: mmap.mmap) -> None:
     """Zeroed memory is no note."""
-    assert read_notes(memory, OFFSET) == ()
+    assert read_collective_log(memory, OFFSET) == ()
 
 
-def test_the_number_is_where_a_reader_looks_for_movement(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_the_number_is_where_a_reader_looks_for_movement(
+    memory: mmap.mmap, writer: CollectiveLogWriter
+) -> None:
     """Without reading the ring."""
     for expected in (1, 2, 3):
         assert add(writer) == expected
         assert struct.unpack_from("<Q", memory, NUMBER_AT) == (expected,)
 
 
-@pytest.mark.parametrize("many", [NOTES - 1, NOTES, NOTES + 1, 2 * NOTES + 5])
-def test_the_ring_keeps_the_newest_in_order(memory: mmap.mmap, writer: NoteWriter, many: int) -> None:
+@pytest.mark.parametrize("many", [ENTRIES - 1, ENTRIES, ENTRIES + 1, 2 * ENTRIES + 5])
+def test_the_ring_keeps_the_newest_in_order(
+    memory: mmap.mmap, writer: CollectiveLogWriter, many: int
+) -> None:
     """Oldest first, as many as there is room for; nothing outside the ring is touched."""
-    before, behind = memory[:NUMBER_AT], memory[OFFSET + RING_BYTES :]
+    before, behind = memory[:NUMBER_AT], memory[OFFSET + LOG_BYTES :]
     for sequence in range(1, many + 1):
         add(writer, sequence=sequence)
-    kept = range(max(1, many - NOTES + 1), many + 1)
-    assert [note.sequence for note in read_notes(memory, OFFSET)] == list(kept)
-    assert (memory[:NUMBER_AT], memory[OFFSET + RING_BYTES :]) == (before, behind)
+    kept = range(max(1, many - ENTRIES + 1), many + 1)
+    assert [note.sequence for note in read_collective_log(memory, OFFSET)] == list(kept)
+    assert (memory[:NUMBER_AT], memory[OFFSET + LOG_BYTES :]) == (before, behind)
 
 
-@pytest.mark.parametrize("progress", list(Progress))
+@pytest.mark.parametrize("progress", list(CollectiveProgress))
 def test_progress_is_marked_on_its_own_note(
-    memory: mmap.mmap, writer: NoteWriter, progress: Progress
+    memory: mmap.mmap, writer: CollectiveLogWriter, progress: CollectiveProgress
 ) -> None:
     """And on no other."""
     first, second = add(writer), add(writer)
     writer.mark(first, progress)
-    notes = read_notes(memory, OFFSET)
-    assert [note.progress for note in notes] == [progress, Progress.enqueued]
+    notes = read_collective_log(memory, OFFSET)
+    assert [note.progress for note in notes] == [progress, CollectiveProgress.enqueued]
     assert second == 2
 
 
-def test_the_thread_that_waits_is_named_while_it_waits(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_the_thread_that_waits_is_named_while_it_waits(
+    memory: mmap.mmap, writer: CollectiveLogWriter
+) -> None:
     """Another than the one that issued it may; afterwards nobody does."""
     number = add(writer)
-    assert read_notes(memory, OFFSET)[0].waiter == ""
+    assert read_collective_log(memory, OFFSET)[0].waiter == ""
     waiting: list[int] = []
 
     def wait() -> None:
         waiting.append(threading.get_ident())
-        writer.mark(number, Progress.waiting)
+        writer.mark(number, CollectiveProgress.waiting)
 
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(10)
-    assert read_notes(memory, OFFSET)[0].waiter == str(waiting[0]) != str(threading.get_ident())
-    writer.mark(number, Progress.completed)
-    assert read_notes(memory, OFFSET)[0].waiter == ""
+    assert read_collective_log(memory, OFFSET)[0].waiter == str(waiting[0]) != str(threading.get_ident())
+    writer.mark(number, CollectiveProgress.completed)
+    assert read_collective_log(memory, OFFSET)[0].waiter == ""
 
 
-def test_a_waiter_goes_with_its_note(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_waiter_goes_with_its_note(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """Whatever takes its place in the ring was waited for by nobody yet."""
-    writer.mark(add(writer), Progress.waiting)
-    for _ in range(NOTES):
-        add(writer, progress=Progress.waiting)
-    assert {note.waiter for note in read_notes(memory, OFFSET)} == {""}
+    writer.mark(add(writer), CollectiveProgress.waiting)
+    for _ in range(ENTRIES):
+        add(writer, progress=CollectiveProgress.waiting)
+    assert {note.waiter for note in read_collective_log(memory, OFFSET)} == {""}
 
 
-def test_a_note_in_the_middle_of_a_note_is_no_deadlock(
-    memory: mmap.mmap, writer: NoteWriter, monkeypatch: pytest.MonkeyPatch
+def test_an_entry_written_during_another_does_not_deadlock(
+    memory: mmap.mmap, writer: CollectiveLogWriter
 ) -> None:
-    """A signal handler may issue a collective in the same thread; both are whole."""
-    whole = notes_module._whole
+    """A signal handler may issue a collective in the same thread; both entries are complete."""
 
-    def interrupted(text: str, room: int) -> bytes:
-        monkeypatch.setattr(notes_module, "_whole", whole)
-        add(writer, sequence=42)
-        return whole(text, room)
+    class Interrupted(str):
+        """Text whose encoding is interrupted by a signal handler that issues a collective."""
 
-    monkeypatch.setattr(notes_module, "_whole", interrupted)
-    thread = threading.Thread(target=add, args=(writer,), daemon=True)
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            add(writer, sequence=42)
+            return super().encode(encoding, errors)
+
+    arguments = {"dtypes": Interrupted("Float;Long")}
+    thread = threading.Thread(target=add, args=(writer,), kwargs=arguments, daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert [(note.sequence, note.sizes) for note in read_notes(memory, OFFSET)] == [
+    assert [(note.sequence, note.sizes) for note in read_collective_log(memory, OFFSET)] == [
         (41, ((2, 3), (7,))),
         (42, ((2, 3), (7,))),
     ]
 
 
-def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """A handle waited for very late must not mark whatever took its place."""
     first = add(writer)
-    for _ in range(NOTES):
+    for _ in range(ENTRIES):
         add(writer)
-    writer.mark(first, Progress.completed)
-    assert {note.progress for note in read_notes(memory, OFFSET)} == {Progress.enqueued}
+    writer.mark(first, CollectiveProgress.completed)
+    assert {note.progress for note in read_collective_log(memory, OFFSET)} == {CollectiveProgress.enqueued}
 
 
-def test_a_note_under_way_is_not_read(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_note_under_way_is_not_read(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """Its rank was killed in the middle: the number, written last, is still 0."""
     add(writer, sequence=1)
     add(writer, sequence=2)
     struct.pack_into("<Q", memory, OFFSET, 0)
-    assert [note.sequence for note in read_notes(memory, OFFSET)] == [2]
+    assert [note.sequence for note in read_collective_log(memory, OFFSET)] == [2]
 
 
-def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """What fails on its way leaves no note behind, and the movement's number as it was."""
-    for _ in range(NOTES):
+    for _ in range(ENTRIES):
         add(writer)
     with pytest.raises(struct.error):
         add(writer, line=2**40)
-    assert struct.unpack_from("<Q", memory, NUMBER_AT) == (NOTES,)
-    assert len(read_notes(memory, OFFSET)) == NOTES - 1
+    assert struct.unpack_from("<Q", memory, NUMBER_AT) == (ENTRIES,)
+    assert len(read_collective_log(memory, OFFSET)) == ENTRIES - 1
 
 
 @pytest.mark.parametrize(
@@ -173,11 +185,11 @@ def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: NoteWri
     ],
 )
 def test_sizes_are_whole_or_left_out(
-    memory: mmap.mmap, writer: NoteWriter, sizes: str, read: tuple[tuple[int, ...], ...]
+    memory: mmap.mmap, writer: CollectiveLogWriter, sizes: str, read: tuple[tuple[int, ...], ...]
 ) -> None:
     """Part of them would compare unequal to the whole; a scalar among others is one; a symbol is no size."""
     add(writer, sizes=sizes)
-    assert read_notes(memory, OFFSET)[0].sizes == read
+    assert read_collective_log(memory, OFFSET)[0].sizes == read
 
 
 @pytest.mark.parametrize(
@@ -189,23 +201,23 @@ def test_sizes_are_whole_or_left_out(
     ],
 )
 def test_dtypes_are_whole_or_left_out(
-    memory: mmap.mmap, writer: NoteWriter, dtypes: str, read: tuple[str, ...]
+    memory: mmap.mmap, writer: CollectiveLogWriter, dtypes: str, read: tuple[str, ...]
 ) -> None:
     """The front half of one is no dtype."""
     add(writer, sizes="3;3;3;3", dtypes=dtypes)
-    assert read_notes(memory, OFFSET)[0].dtypes == read
+    assert read_collective_log(memory, OFFSET)[0].dtypes == read
 
 
-def test_a_note_without_a_line_has_no_location(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_note_without_a_line_has_no_location(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """Not line 0 of a file without a name."""
     add(writer, file="", line=0, function="")
-    assert read_notes(memory, OFFSET)[0].location is None
+    assert read_collective_log(memory, OFFSET)[0].location is None
 
 
-def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """The file's name tells more than the file system's root."""
     add(writer, file="/very" * 30 + "/train.py")
-    place = read_notes(memory, OFFSET)[0].location
+    place = read_collective_log(memory, OFFSET)[0].location
     assert place is not None
     assert place.short == "train.py:88 in reward"
 
@@ -213,14 +225,14 @@ def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: NoteWriter) -
 @given(file=st.text(max_size=120), function=st.text(max_size=60), group=st.text("abc019:/_", max_size=60))
 def test_no_name_breaks_a_note(file: str, function: str, group: str) -> None:
     """Whatever a script calls its files and functions: bounded, readable, and the numbers beside it intact."""
-    memory = mmap.mmap(-1, OFFSET + RING_BYTES)
-    writer = NoteWriter(memory, OFFSET, NUMBER_AT)
+    memory = mmap.mmap(-1, OFFSET + LOG_BYTES)
+    writer = CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
     add(writer, file=file, function=function, group=group)
-    (note,) = read_notes(memory, OFFSET)
+    (note,) = read_collective_log(memory, OFFSET)
     assert (note.sequence, note.step, note.members) == (41, 8, (0, 1, 3))
 
 
-def test_a_surrogate_in_a_path_is_replaced(memory: mmap.mmap, writer: NoteWriter) -> None:
+def test_a_surrogate_in_a_path_is_replaced(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """File names may hold bytes that are no UTF-8."""
     add(writer, file="/home/\udcff/train.py")
-    assert read_notes(memory, OFFSET)[0].location is not None
+    assert read_collective_log(memory, OFFSET)[0].location is not None

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.activity import BUSY_FRACTION, OPEN_ENDED, Activity
+from grpo_run.runtime.detection.activity import BUSY_FRACTION, SESSION_PHASES, RankActivity
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
-from grpo_run.watchdog.stalls.detection import ProcessFacts
+from grpo_run.watchdog.stalls.stall import ProcessFacts
 
 PID = 900
-WORK = sorted(set(Phase) - OPEN_ENDED)
+WORK = sorted(set(Phase) - SESSION_PHASES)
 
 
 class Session:
@@ -50,17 +50,17 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
 def slot(tmp_path: Path) -> Slot:
     """A slot that was written once."""
     board = Board.create(tmp_path / "board.mmap", 1)
-    board.writer(0, rank=0, pid=PID, attempt=0).touch()
+    board.writer(0, rank=0, pid=PID, attempt=0).publish()
     read = board.read(0)
     assert read is not None
     return read
 
 
 def look(
-    activity: Activity, rank: int, slot: Slot | None, pid: int | None, now: float
+    activity: RankActivity, rank: int, slot: Slot | None, pid: int | None, now: float
 ) -> ProcessFacts | None:
     """One rank's part of a look."""
-    return activity.look({rank: slot}, {} if pid is None else {rank: pid}, now)[rank]
+    return activity.scan({rank: slot}, {} if pid is None else {rank: pid}, now)[rank]
 
 
 def within(slot: Slot, *phases: Phase) -> Slot:
@@ -70,31 +70,31 @@ def within(slot: Slot, *phases: Phase) -> Slot:
 
 def test_a_rank_never_seen_to_do_anything_was_never_alive(session: Session, slot: Slot) -> None:
     """The first look has nothing to compare with, and a missing slot tells nothing."""
-    activity = Activity()
-    activity.note({0: slot, 1: None}, 100.0)
+    activity = RankActivity()
+    activity.record({0: slot, 1: None}, 100.0)
     look(activity, 0, within(slot, Phase.data), PID, 100.0)
-    assert (activity.alive_at(0), activity.alive_at(1), activity.alive_at(7)) == (0.0, 0.0, 0.0)
+    assert (activity.active_at(0), activity.active_at(1), activity.active_at(7)) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_collective_is_progress_in_every_phase(slot: Slot, phase: Phase) -> None:
     """Of the rank that issued it, when it was seen; the same number again is none."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, phase)
-    activity.note({0: replace(here, notes=5), 1: here}, 100.0)
-    activity.note({0: replace(here, notes=5), 1: here}, 110.0)
-    assert (activity.alive_at(0), activity.alive_at(1)) == (100.0, 0.0)
-    activity.note({0: replace(here, notes=6)}, 120.0)
-    assert activity.alive_at(0) == 120.0
+    activity.record({0: replace(here, collectives_issued=5), 1: here}, 100.0)
+    activity.record({0: replace(here, collectives_issued=5), 1: here}, 110.0)
+    assert (activity.active_at(0), activity.active_at(1)) == (100.0, 0.0)
+    activity.record({0: replace(here, collectives_issued=6)}, 120.0)
+    assert activity.active_at(0) == 120.0
 
 
 @pytest.mark.parametrize("what", ["cpu", "io"])
-@pytest.mark.parametrize("phase", [None, *sorted(OPEN_ENDED)])
+@pytest.mark.parametrize("phase", [None, *sorted(SESSION_PHASES)])
 def test_a_session_that_works_gets_on_in_an_open_ended_phase(
     session: Session, slot: Slot, phase: Phase | None, what: str
 ) -> None:
     """Also before the first phase; a child's work counts, for sums are over the session."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, phase) if phase is not None else within(slot)
     look(activity, 0, here, PID, 100.0)
     if what == "cpu":
@@ -102,9 +102,9 @@ def test_a_session_that_works_gets_on_in_an_open_ended_phase(
     else:
         session.io_bytes = 1000 + 64 * 1024
     look(activity, 0, here, PID, 110.0)
-    assert activity.alive_at(0) == 110.0
+    assert activity.active_at(0) == 110.0
     look(activity, 0, here, PID, 120.0)
-    assert activity.alive_at(0) == 110.0
+    assert activity.active_at(0) == 110.0
 
 
 @pytest.mark.parametrize("phase", WORK)
@@ -112,61 +112,61 @@ def test_computing_is_no_progress_in_the_trainers_own_work(
     session: Session, slot: Slot, phase: Phase
 ) -> None:
     """A regular expression that never ends computes too; the innermost phase decides."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, Phase.data, phase)
     look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 100.0
     session.io_bytes = 10**9
     look(activity, 0, here, PID, 110.0)
-    assert activity.alive_at(0) == 0.0
+    assert activity.active_at(0) == 0.0
 
 
 def test_an_open_ended_phase_inside_other_work_is_open_ended(session: Session, slot: Slot) -> None:
     """A user's callback in the middle of a step, say."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, Phase.forward_backward, Phase.idle)
     look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 5.0
     look(activity, 0, here, PID, 110.0)
-    assert activity.alive_at(0) == 110.0
+    assert activity.active_at(0) == 110.0
 
 
 def test_the_beat_of_an_idle_interpreter_is_no_progress(session: Session, slot: Slot) -> None:
     """A tenth of a percent of a core is what a hung rank uses."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, Phase.data)
     for number in range(20):
         session.cpu_seconds += 0.01
         look(activity, 0, here, PID, 100.0 + 10.0 * number)
-    assert activity.alive_at(0) == 0.0
+    assert activity.active_at(0) == 0.0
     session.cpu_seconds += 10.0 * BUSY_FRACTION * 1.5
     look(activity, 0, here, PID, 300.0)
-    assert activity.alive_at(0) == 300.0
+    assert activity.active_at(0) == 300.0
 
 
 def test_without_a_slot_work_is_no_progress(session: Session) -> None:
     """Nobody knows what it is."""
-    activity = Activity()
+    activity = RankActivity()
     look(activity, 0, None, PID, 100.0)
     session.cpu_seconds += 100.0
     assert look(activity, 0, None, PID, 110.0) is not None
-    assert activity.alive_at(0) == 0.0
+    assert activity.active_at(0) == 0.0
 
 
 def test_ranks_are_told_apart(session: Session, slot: Slot) -> None:
     """One that is first looked at later is not compared with another's past."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, Phase.data)
     look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 100.0
     look(activity, 1, here, PID, 110.0)
-    assert (activity.alive_at(0), activity.alive_at(1)) == (0.0, 0.0)
+    assert (activity.active_at(0), activity.active_at(1)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("gone", ["no process", "main thread", "session"])
 def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, gone: str) -> None:
     """And a look that failed is not the past of the next one."""
-    activity = Activity()
+    activity = RankActivity()
     here = within(slot, Phase.data)
     look(activity, 0, here, PID, 100.0)
     if gone == "main thread":
@@ -175,20 +175,20 @@ def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, 
         session.readable = False
     facts = look(activity, 0, here, None if gone == "no process" else PID, 110.0)
     assert facts is None or (gone == "session" and facts.io_bytes == 0)  # its state is known all the same
-    assert activity.alive_at(0) == 0.0
+    assert activity.active_at(0) == 0.0
 
 
 def test_facts_are_the_ranks_state_and_its_sessions_sums(session: Session, slot: Slot) -> None:
     """The age of a beat that never was is unknown; bytes that cannot be read are not counted."""
-    activity = Activity()
+    activity = RankActivity()
     session.thread = MainThread(state="D", cpu_seconds=1.0)
-    facts = look(activity, 0, replace(slot, beat_seconds=97.0), PID, 100.0)
+    facts = look(activity, 0, replace(slot, heartbeat_seconds=97.0), PID, 100.0)
     assert facts is not None
     assert (facts.state, facts.cpu_seconds, facts.io_bytes) == ("D", 10.0, 1000)
-    assert facts.beat_age_seconds == 3.0
+    assert facts.heartbeat_age_seconds == 3.0
     session.io_bytes = None
-    for unknown in (replace(slot, beat_seconds=0.0), None):
+    for unknown in (replace(slot, heartbeat_seconds=0.0), None):
         facts = look(activity, 0, unknown, PID, 100.0)
         assert facts is not None
-        assert math.isnan(facts.beat_age_seconds)
+        assert math.isnan(facts.heartbeat_age_seconds)
         assert facts.io_bytes == 0

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.board import board as board_module
+from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection import flight_recorder
-from grpo_run.runtime.detection.detector import BLINDED_SECONDS, Finding, Watch
+from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS, HangDetector
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Progress
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -41,15 +42,15 @@ class World:
     ) -> None:  # fmt: skip
         self.now = 1000.0
         clock = SimpleNamespace(monotonic_ns=lambda: round(self.now * 1e9))
-        monkeypatch.setattr(board_module, "time", clock)
+        monkeypatch.setattr(slot_writer, "time", clock)
         monkeypatch.setattr(flight_recorder, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "read_session", self._session)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
-        monkeypatch.setattr(processes, "connected_elsewhere", lambda pid: pid - 100 in self.connected)
+        monkeypatch.setattr(processes, "has_remote_connection", lambda pid: pid - 100 in self.connected)
         self.path = path
         self.board = Board.create(path, ranks)
-        self.watch = Watch(self.board, settings, clock=lambda: self.now)
+        self.watch = HangDetector(self.board, settings, clock=lambda: self.now)
         self.world_size = world_size or ranks
         self.frozen: set[int] = set()
         self.connected: set[int] = set()
@@ -72,13 +73,13 @@ class World:
         for writer in self.writers:
             writer.state, writer.train_call, writer.step = RankState.training, 1, 7
             writer.replace(Phase.data)
-            writer.touch()
+            writer.publish()
         pids = {rank: 100 + rank for rank in ranks}
         sockets = {rank: f"/run/rank{rank}.sock" for rank in ranks}
         self.watch.begin_attempt(self.board, {rank: rank for rank in ranks}, pids, sockets, self.world_size)
 
     def issue(
-        self, rank: int, operation: str, *, progress: Progress = Progress.waiting, elements: int = 3,
+        self, rank: int, operation: str, *, progress: CollectiveProgress = CollectiveProgress.waiting, elements: int = 3,
         line: int = 88, group: str = "0", noted: bool = True,
     ) -> int:  # fmt: skip
         """A rank issues a collective; returns its note's number, 0 for one that C++ issued."""
@@ -88,12 +89,12 @@ class World:
             {
                 "process_group": [group, "default_pg"], "pg_id": 0, "collective_seq_id": sequence,
                 "profiling_name": BACKENDS[operation], "input_sizes": [[elements]], "input_dtypes": ["Float"],
-                "state": "scheduled", "retired": progress is Progress.completed, "thread_id": "1",
+                "state": "scheduled", "retired": progress is CollectiveProgress.completed, "thread_id": "1",
             }
         )  # fmt: skip
         if not noted:
             return 0
-        return self.writers[rank].notes.add(
+        return self.writers[rank].collective_log.add(
             group=group, sequence=sequence, operation=operation, sizes=str(elements), dtypes="Float",
             file="/home/user/train.py", line=line, function="main", step=8, progress=progress,
         )  # fmt: skip
@@ -101,11 +102,11 @@ class World:
     def complete(self, rank: int, note: int) -> None:
         """Its last collective is done."""
         self.entries[rank][-1]["retired"] = True
-        self.writers[rank].notes.mark(note, Progress.completed)
+        self.writers[rank].collective_log.mark(note, CollectiveProgress.completed)
 
     def slots(self) -> dict[int, Slot | None]:
         """As the supervisor reads them."""
-        whole = self.board.intact
+        whole = self.board.has_full_size
         return {
             rank: self.board.read(rank) if whole and rank not in self.unreadable else None
             for rank in range(self.board.slots)
@@ -113,11 +114,11 @@ class World:
 
     def look(self) -> Finding | None:
         """One look, at which every interpreter that runs has just beaten."""
-        if self.board.intact:
+        if self.board.has_full_size:
             for rank, writer in enumerate(self.writers):
                 if rank not in self.frozen:
-                    writer.beat()
-        return self.watch.look(self.slots())
+                    writer.heartbeat()
+        return self.watch.scan(self.slots())
 
     def go_on(
         self, seconds: float, *, every: float = 0.1, doing: Callable[[], None] = lambda: None
@@ -166,7 +167,7 @@ def world(make: Callable[..., World]) -> World:
 def mismatch(world: World) -> None:
     """Both ranks have reduced once; then one reduces and the other gathers."""
     for rank in (0, 1):
-        world.issue(rank, "all_reduce", progress=Progress.completed)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce", line=88)
     world.issue(1, "all_gather", line=91)
 
@@ -184,7 +185,7 @@ def test_two_collectives_that_cannot_meet_are_found_within_a_second(world: World
     assert found.deadlock.cause is Cause.collective_mismatch
     assert {rank: place.line for rank, place in found.deadlock.locations.items()} == {0: 88, 1: 91}
     assert 1000.0 <= found.began_at_seconds <= 1000.1 + 1e-6
-    assert set(world.watch.recorder) == {0, 1}
+    assert set(world.watch.recordings) == {0, 1}
 
 
 def test_a_deadlock_needs_two_polls(world: World) -> None:
@@ -216,7 +217,7 @@ def test_what_changed_between_two_polls_proves_nothing(world: World) -> None:
 def test_a_slot_that_moves_between_two_polls_starts_them_over(world: World) -> None:
     """A rank that runs is not in a deadlock, whatever its last note says."""
     mismatch(world)
-    assert world.go_on(30.0, doing=world.writers[1].count) is None
+    assert world.go_on(30.0, doing=world.writers[1].record_work) is None
     assert world.polls == []
     assert world.watch.suspicion is None
 
@@ -247,11 +248,11 @@ def test_ranks_that_wait_in_circles_are_found(world: World) -> None:
 def test_a_rank_that_left_is_who_the_others_wait_for(world: World) -> None:
     """Its process has ended well; its notes on the board outlive it."""
     for rank in (0, 1):
-        world.issue(rank, "all_reduce", progress=Progress.completed)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce")
     world.writers[1].state = RankState.done
-    world.writers[1].touch()
-    world.watch.rank_left(1)
+    world.writers[1].publish()
+    world.watch.rank_exited(1)
     found = world.go_on(1.0)
     assert found is not None
     assert found.deadlock is not None
@@ -261,13 +262,13 @@ def test_a_rank_that_left_is_who_the_others_wait_for(world: World) -> None:
 def test_a_rank_past_its_last_line_may_still_meet_the_others(world: World) -> None:
     """Its threads, and its exit handlers, until its process has ended."""
     for rank in (0, 1):
-        world.issue(rank, "all_reduce", progress=Progress.completed)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce")
     world.writers[1].state = RankState.done
-    world.writers[1].touch()
+    world.writers[1].publish()
     assert world.go_on(3.5) is None
     assert world.polls
-    world.watch.rank_left(1)
+    world.watch.rank_exited(1)
     found = world.go_on(6.0)
     assert found is not None
     assert found.deadlock is not None
@@ -290,7 +291,7 @@ def test_a_rank_that_is_merely_late_is_left_alone(world: World, phase: Phase) ->
     """For as long as it works; the other one waits in a collective, and nobody is wrong."""
     world.issue(0, "all_reduce")
     world.writers[1].replace(phase)
-    assert world.go_on(1200.0, every=1.0, doing=world.writers[1].count) is None
+    assert world.go_on(1200.0, every=1.0, doing=world.writers[1].record_work) is None
     assert world.watch.suspicion is None
 
 
@@ -330,12 +331,12 @@ def test_nobody_is_asked_before_something_is_overdue(world: World) -> None:
 
 def test_polls_grow_rare_while_a_long_phase_goes_on(world: World) -> None:
     """Three hundred looks over thirty seconds: a dozen polls at most, and none closer than before."""
-    world.writers[0].notes.add(
+    world.writers[0].collective_log.add(
         group="0", sequence=1, operation="all_reduce", sizes="3", dtypes="Float", file="t.py", line=1,
-        function="f", step=8, progress=Progress.waiting,
+        function="f", step=8, progress=CollectiveProgress.waiting,
     )  # fmt: skip
     patient = DeadlineSettings()
-    world.watch = Watch(world.board, patient, clock=lambda: world.now)
+    world.watch = HangDetector(world.board, patient, clock=lambda: world.now)
     world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     world.writers[1].replace(Phase.generate)
     assert world.go_on(30.0) is None
@@ -362,7 +363,7 @@ def test_nobody_is_polled_while_all_but_one_rank_move(make: Callable[..., World]
 
     def work() -> None:
         for writer in world.writers[1:]:
-            writer.count()
+            writer.record_work()
 
     assert world.go_on(30.0, doing=work) is None
     assert world.polls == []
@@ -373,7 +374,7 @@ def test_a_rank_that_newly_stands_still_is_polled_for_at_once(make: Callable[...
     world = make(3, settings=DeadlineSettings())
     world.issue(0, "all_reduce")
     world.issue(1, "all_reduce")
-    assert world.go_on(20.0, doing=world.writers[2].count) is None
+    assert world.go_on(20.0, doing=world.writers[2].record_work) is None
     rare = len(world.polls)
     world.issue(2, "all_gather", line=91)
     began = world.now
@@ -400,7 +401,7 @@ def test_a_thread_that_may_run_is_not_known_to_wait_in_gradients(world: World, s
     world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
     for rank, group in ((0, "1"), (1, "2")):
         world.writers[rank].replace(Phase.forward_backward)
-        world.issue(rank, "all_reduce", progress=Progress.enqueued, noted=False, group=group)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.enqueued, noted=False, group=group)
 
     def flicker() -> None:
         for rank in (0, 1):
@@ -422,7 +423,7 @@ def test_a_rank_that_flaps_does_not_make_polls_frequent(make: Callable[..., Worl
 
     def sometimes() -> None:
         if next(looks) % 6 == 0:
-            world.writers[1].count()
+            world.writers[1].record_work()
 
     assert world.go_on(30.0, doing=sometimes) is None
     assert world.polls
@@ -433,10 +434,10 @@ def test_a_rank_that_flaps_does_not_make_polls_frequent(make: Callable[..., Worl
 def test_a_wait_in_an_older_note_is_seen(world: World, phase: Phase) -> None:
     """The rank issued another collective, asynchronously, before it came to wait for this one; nobody else waits."""
     for rank in (0, 1):
-        world.issue(rank, "all_reduce", progress=Progress.completed)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce")
-    world.issue(0, "all_gather", progress=Progress.enqueued)
-    world.issue(1, "all_gather", progress=Progress.enqueued)
+    world.issue(0, "all_gather", progress=CollectiveProgress.enqueued)
+    world.issue(1, "all_gather", progress=CollectiveProgress.enqueued)
     world.writers[0].replace(phase)
     found = world.go_on(2.0)
     assert found is not None
@@ -449,9 +450,9 @@ def test_a_rank_that_leaves_is_looked_into_at_once(make: Callable[..., World]) -
     world.issue(0, "all_reduce")
     world.writers[1].replace(Phase.reward)
     assert world.go_on(21.0) is None
-    world.watch.rank_left(1)
+    world.watch.rank_exited(1)
     world.writers[1].state = RankState.done
-    world.writers[1].touch()
+    world.writers[1].publish()
     left = world.now
     found = world.go_on(10.0)
     assert found is not None
@@ -521,9 +522,9 @@ def test_a_board_that_was_cut_short_blinds_and_kills_nobody(world: World) -> Non
     os.truncate(world.path, 4096)
     assert world.go_on(200.0, every=0.5) is None
     assert set(world.watch.blind) == {0, 1}
-    assert world.watch.learned.tallies() == {}
-    assert world.watch.notes() == {}
-    assert world.watch.learned.durations() == {}
+    assert world.watch.phase_durations.by_rank() == {}
+    assert world.watch.collective_logs() == {}
+    assert world.watch.phase_durations.merged() == {}
 
 
 def test_a_process_that_cannot_be_read_is_judged_by_the_rest(
@@ -583,7 +584,7 @@ def test_a_proof_does_not_reach_over_a_gap(world: World) -> None:
     mismatch(world)
     while not world.polls:
         world.go_on(0.1)
-    world.now += BLINDED_SECONDS + 1.0
+    world.now += SUPERVISOR_PAUSE_SECONDS + 1.0
     assert world.look() is None
     assert len(world.polls) == 1
     assert world.go_on(1.0) is not None
@@ -608,7 +609,7 @@ def test_a_rank_that_works_slowly_is_not_overdue(world: World) -> None:
     def sometimes() -> None:
         if next(ticks) % 20 == 0:
             for writer in world.writers:
-                writer.count()
+                writer.record_work()
 
     assert world.go_on(200.0, every=0.5, doing=sometimes) is None
 
@@ -627,25 +628,25 @@ def test_a_rank_that_waits_in_gradients_for_a_late_one_is_not_blamed(
     world: World, silent: dict[int, str]
 ) -> None:
     """It is past its own deadline because of the other, which works; with its recorder heard or not."""
-    world.watch.learned.before = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.phase_durations.earlier_attempts = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
     for _ in range(2):  # its first of the attempt is over
         world.writers[0].replace(Phase.forward_backward)
     world.issue(0, "all_reduce", noted=False)
     world.silent = silent
     world.writers[1].replace(Phase.data)
-    assert world.go_on(600.0, every=0.5, doing=world.writers[1].count) is None
+    assert world.go_on(600.0, every=0.5, doing=world.writers[1].record_work) is None
     assert world.watch.suspicion is None
 
 
 def test_a_rank_that_waits_for_an_older_collective_is_not_blamed(world: World) -> None:
     """Its last note is of another one, which it issued asynchronously."""
     for rank in (0, 1):
-        world.issue(rank, "all_reduce", progress=Progress.completed)
+        world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce")
-    world.issue(0, "all_reduce", progress=Progress.enqueued)
+    world.issue(0, "all_reduce", progress=CollectiveProgress.enqueued)
     world.writers[0].replace(Phase.generate)
     world.writers[1].replace(Phase.reward)
-    assert world.go_on(300.0, every=0.5, doing=world.writers[1].count) is None
+    assert world.go_on(300.0, every=0.5, doing=world.writers[1].record_work) is None
 
 
 def test_a_script_that_never_begins_to_train_is_found(world: World) -> None:
@@ -653,7 +654,7 @@ def test_a_script_that_never_begins_to_train_is_found(world: World) -> None:
     for writer in world.writers:
         writer.state = RankState.starting
         writer.leave(Phase.data)
-        writer.touch()
+        writer.publish()
     assert all(slot is not None and slot.phases == () for slot in world.slots().values())
     found = world.go_on(60.0, every=0.5)
     assert found is not None
@@ -785,7 +786,7 @@ def test_ranks_that_all_wait_in_gradients_are_blamed_on_nobody(world: World) -> 
 
 def test_what_was_learned_sets_the_deadline(world: World) -> None:
     """Rewards of a second, a hundred times, leave no room for twenty."""
-    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     world.issue(0, "all_reduce")
     for _ in range(2):  # its first reward of the attempt is over
         world.writers[1].replace(Phase.reward)
@@ -807,31 +808,31 @@ def overdue_after_rewards_of_a_second(world: World) -> Finding:
 
 def test_a_phase_that_was_ended_for_its_deadline_is_given_twice_as_long(world: World) -> None:
     """If it was only slow, the next attempt shows it; twice in a row is twice as long again."""
-    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     waited = []
     for attempt in (1, 2):
         stall = overdue_after_rewards_of_a_second(world).stall
         assert stall is not None
         waited.append(stall.waited_seconds)
-        world.watch.learned.before = world.watch.learned.durations()
+        world.watch.phase_durations.earlier_attempts = world.watch.phase_durations.merged()
         world.begin(attempt)
     assert waited[1] == pytest.approx(2 * waited[0], abs=1.5)
 
 
 def test_what_was_not_ended_is_learned_as_it_was(world: World) -> None:
     """A stall that is only suspected is no lesson, and none of an earlier attempt's is one again."""
-    world.watch.learned.before = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([1.0] + [0.2] * 100)}
     world.issue(0, "all_reduce")
     for _ in range(2):
         world.writers[1].replace(Phase.reward)
     while world.watch.suspicion is None:
         assert world.go_on(0.1) is None
-    before = world.watch.learned.durations()[Phase.reward].max_seconds
+    before = world.watch.phase_durations.merged()[Phase.reward].max_seconds
     assert before < 1.1
     assert world.go_on(1.0) is not None
-    assert world.watch.learned.durations()[Phase.reward].max_seconds > before
+    assert world.watch.phase_durations.merged()[Phase.reward].max_seconds > before
     world.begin(1)
-    assert world.watch.learned.durations()[Phase.reward].max_seconds == before
+    assert world.watch.phase_durations.merged()[Phase.reward].max_seconds == before
 
 
 # the script's end
@@ -841,19 +842,19 @@ def at_the_end(world: World) -> None:
     """All scripts have run their last line."""
     for writer in world.writers:
         writer.state = RankState.done
-        writer.touch()
+        writer.publish()
 
 
 def test_a_process_that_does_nothing_after_the_end_is_found(world: World) -> None:
     """With the rank that is left, after the deadline for leaving."""
     at_the_end(world)
-    world.watch.rank_left(0)
+    world.watch.rank_exited(0)
     assert world.go_on(3.5) is None
     found = world.go_on(1.5)
     assert found is not None
     assert found.stall is not None
     assert found.stall.culprits == (1,)
-    assert "the work was done" in found.stall.sentence
+    assert "training was complete" in found.stall.sentence
 
 
 def test_a_connected_process_is_waited_for_longer_after_the_end(world: World) -> None:
@@ -907,12 +908,12 @@ def test_nothing_of_an_earlier_attempt_survives(world: World) -> None:
     world.unreadable = set()
     assert world.watch.suspicion
     assert world.watch.blind
-    assert world.watch.recorder
+    assert world.watch.recordings
     world.begin(1)
     assert world.watch.suspicion is None
     assert world.watch.blind == {}
-    assert world.watch.recorder == {}
-    assert world.watch.notes() == {0: [], 1: []}
+    assert world.watch.recordings == {}
+    assert world.watch.collective_logs() == {0: [], 1: []}
     mismatch(world)
     while not world.polls:
         assert world.go_on(0.1) is None
@@ -938,20 +939,20 @@ def test_what_is_learned_adds_up_over_attempts(world: World) -> None:
             writer.replace(Phase.reward)
             world.now += seconds
             writer.replace(Phase.data)
-    first = world.watch.learned.durations()[Phase.reward]
+    first = world.watch.phase_durations.merged()[Phase.reward]
     assert (first.count, first.first_seconds, first.max_seconds) == (
         2,
         pytest.approx(3.0),
         pytest.approx(1.0),
     )
-    world.watch.learned.before = world.watch.learned.durations()
+    world.watch.phase_durations.earlier_attempts = world.watch.phase_durations.merged()
     world.begin(1)
-    assert world.watch.learned.durations()[Phase.reward] == first
+    assert world.watch.phase_durations.merged()[Phase.reward] == first
     for seconds in (5.0, 2.0):
         world.writers[0].replace(Phase.reward)
         world.now += seconds
         world.writers[0].replace(Phase.data)
-    both = world.watch.learned.durations()[Phase.reward]
+    both = world.watch.phase_durations.merged()[Phase.reward]
     assert (both.count, both.first_seconds, both.max_seconds) == (3, pytest.approx(5.0), pytest.approx(2.0))
 
 
@@ -960,8 +961,8 @@ def test_learning_twice_counts_once(world: World) -> None:
     world.writers[0].replace(Phase.reward)
     world.writers[0].replace(Phase.reward)
     world.writers[0].replace(Phase.data)
-    assert world.watch.learned.durations() == world.watch.learned.durations()
-    assert world.watch.learned.durations()[Phase.reward].count == 1
+    assert world.watch.phase_durations.merged() == world.watch.phase_durations.merged()
+    assert world.watch.phase_durations.merged()[Phase.reward].count == 1
 
 
 # positions, for a fault that exits tell of
@@ -988,7 +989,7 @@ def test_the_position_of_a_gone_rank_whose_slot_is_lost_is_unknown(world: World)
 def test_notes_are_plain_values(world: World) -> None:
     """They go into a file as JSON."""
     world.issue(0, "all_reduce", line=88)
-    (note,) = json.loads(json.dumps(world.watch.notes()[0]))
+    (note,) = json.loads(json.dumps(world.watch.collective_logs()[0]))
     assert (note["operation"], note["progress"], note["at"]) == (
         "all_reduce",
         "waiting",

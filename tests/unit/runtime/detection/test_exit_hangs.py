@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.exit_hangs import LOOK_SECONDS, Leftovers
+from grpo_run.runtime.detection.exit_hangs import CHECK_SECONDS, ExitHangDetector
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import Stall
+from grpo_run.watchdog.stalls.stall import Stall
 
 SETTINGS = DeadlineSettings(exit_seconds=8.0, exit_connected_seconds=300.0)
 
@@ -32,10 +32,10 @@ class End:
         self.connected: set[int] = set()
         self.asked: list[int] = []
         self.looked = 0
-        self.leftovers = Leftovers(SETTINGS)
+        self.detector = ExitHangDetector(SETTINGS)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "read_session", self._session)
-        monkeypatch.setattr(processes, "connected_elsewhere", self._connected)
+        monkeypatch.setattr(processes, "has_remote_connection", self._connected)
 
     def wait(self, seconds: float, *, busy: int | None = None) -> tuple[float, Stall] | None:
         """Looks ten times a second for so long; ends with the first that hangs, and when that was."""
@@ -43,7 +43,7 @@ class End:
             self.now += 0.1
             if busy is not None:
                 self.cpu_seconds[busy] += 0.05
-            found = self.leftovers.look(self.slots, self.pids, self.now)
+            found = self.detector.scan(self.slots, self.pids, self.now)
             if found is not None:
                 return self.now, found
         return None
@@ -66,7 +66,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> End:
     board = Board.create(tmp_path / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=900, attempt=0)
     writer.state = RankState.done
-    writer.touch()
+    writer.publish()
     slot = board.read(0)
     assert slot is not None
     return End(slot, monkeypatch)
@@ -80,10 +80,10 @@ def test_processes_that_do_nothing_are_found_after_the_deadline(end: End) -> Non
     stall = found[1]
     assert (stall.cause, stall.culprits, stall.waiters) == (Cause.no_progress, (0, 1), ())
     assert (stall.phase, stall.deadline_seconds) == (Phase.idle, 8.0)
-    assert 8.0 <= stall.waited_seconds <= 8.0 + 2 * LOOK_SECONDS
+    assert 8.0 <= stall.waited_seconds <= 8.0 + 2 * CHECK_SECONDS
     assert stall.sentence == (
-        f"Ranks 0, 1 did not leave after the script's last line and did nothing for {stall.waited_seconds:.1f} s"
-        " (deadline 8.0 s); the work was done."
+        f"Ranks 0 and 1 did not exit after the script's last line and did nothing for {stall.waited_seconds:.1f} s"
+        " (deadline 8.0 s); training was complete."
     )
 
 
@@ -93,7 +93,7 @@ def test_only_what_is_left_is_named(end: End) -> None:
     found = end.wait(10.0)
     assert found is not None
     assert found[1].culprits == (1,)
-    assert found[1].sentence.startswith("Rank 1 did not leave")
+    assert found[1].sentence.startswith("Rank 1 did not exit")
 
 
 def test_processes_are_looked_at_twice_a_second(end: End) -> None:
@@ -162,6 +162,6 @@ def test_connections_are_asked_for_only_of_the_quiet_after_the_deadline(end: End
 def test_a_gap_in_looking_is_not_silence(end: End) -> None:
     """Who did not look cannot say that nothing happened."""
     assert end.wait(6.0) is None
-    end.leftovers.forget()
+    end.detector.restart()
     assert end.wait(7.5) is None
     assert end.wait(2.0) is not None

@@ -1,4 +1,4 @@
-"""What a run has learned of its phases: added up over attempts, read seldom, longer after a deadline was met."""
+"""Learned durations of phases: added up over attempts, cached, extended after a missed deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.phase_durations import PATIENCE_GROWTH, SHOWN_SECONDS, Learned
+from grpo_run.runtime.detection.phase_durations import PATIENCE_GROWTH, REFRESH_SECONDS, PhaseDurations
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
@@ -15,83 +15,85 @@ from grpo_run.watchdog.stalls.durations import Durations
 SETTINGS = DeadlineSettings()
 
 
-class Counted:
-    """A board's tallies, and how often they were read."""
+class FakeBoard:
+    """A board's phase histograms, and how often they were read."""
 
     def __init__(self) -> None:
-        self.intact = True
+        self.has_full_size = True
         self.reads = 0
-        self.counted: dict[int, dict[Phase, Durations]] = {}
+        self.histograms: dict[int, dict[Phase, Durations]] = {}
 
-    def tallies(self, place: int) -> dict[Phase, Durations]:
-        """Of one slot."""
+    def phase_histograms(self, place: int) -> dict[Phase, Durations]:
+        """Return the histograms of one slot."""
         self.reads += 1
-        return self.counted.get(place, {})
+        return self.histograms.get(place, {})
 
 
 @pytest.fixture
-def counted() -> Counted:
-    """Nothing yet."""
-    return Counted()
+def board() -> FakeBoard:
+    """A board without any finished phase."""
+    return FakeBoard()
 
 
 @pytest.fixture
-def learned(counted: Counted) -> Learned:
-    """Of two ranks that sit in each other's slots."""
-    made = Learned(SETTINGS)
-    made.begin_attempt(cast(Board, counted), {0: 1, 1: 0})
+def learned(board: FakeBoard) -> PhaseDurations:
+    """Durations of two ranks that use each other's slot index."""
+    made = PhaseDurations(SETTINGS)
+    made.begin_attempt(cast(Board, board), {0: 1, 1: 0})
     return made
 
 
 def durations(*seconds: float) -> Durations:
-    """The first of a phase, and the rest."""
+    """The first occurrence of a phase, then the later ones."""
     return Durations.of(list(seconds))
 
 
-def test_tallies_are_by_rank_and_not_by_slot(learned: Learned, counted: Counted) -> None:
-    """Ranks of a second node begin at another number."""
-    counted.counted = {0: {Phase.reward: durations(2.0, 1.0)}}
-    assert learned.tallies() == {0: {}, 1: {Phase.reward: durations(2.0, 1.0)}}
+def test_durations_are_by_rank_and_not_by_slot(learned: PhaseDurations, board: FakeBoard) -> None:
+    """On a second node, ranks and slot indices differ."""
+    board.histograms = {0: {Phase.reward: durations(2.0, 1.0)}}
+    assert learned.by_rank() == {0: {}, 1: {Phase.reward: durations(2.0, 1.0)}}
 
 
-def test_a_broken_board_has_taught_nothing(learned: Learned, counted: Counted) -> None:
-    """And is not read: it may end this process."""
-    counted.intact = False
-    learned.before = {Phase.reward: durations(2.0, 1.0)}
-    assert learned.tallies() == {}
-    assert learned.durations() == learned.before
-    assert counted.reads == 0
+def test_a_truncated_board_is_not_read(learned: PhaseDurations, board: FakeBoard) -> None:
+    """Reading it could terminate this process; only earlier attempts count."""
+    board.has_full_size = False
+    learned.earlier_attempts = {Phase.reward: durations(2.0, 1.0)}
+    assert learned.by_rank() == {}
+    assert learned.merged() == learned.earlier_attempts
+    assert board.reads == 0
 
 
-def test_attempts_before_count(learned: Learned, counted: Counted) -> None:
-    """What they have shown, and what this one has."""
-    learned.before = {Phase.reward: durations(2.0, 1.0, 4.0), Phase.score: durations(1.0)}
-    counted.counted = {0: {Phase.reward: durations(3.0, 1.5)}}
-    found = learned.durations()
+def test_earlier_attempts_count(learned: PhaseDurations, board: FakeBoard) -> None:
+    """Their durations are combined with those of the current attempt."""
+    learned.earlier_attempts = {Phase.reward: durations(2.0, 1.0, 4.0), Phase.score: durations(1.0)}
+    board.histograms = {0: {Phase.reward: durations(3.0, 1.5)}}
+    found = learned.merged()
     assert found[Phase.score] == durations(1.0)
-    assert found[Phase.reward] == learned.before[Phase.reward].then(durations(3.0, 1.5))
-    assert learned.before[Phase.reward] == durations(2.0, 1.0, 4.0), "not added twice"
+    assert found[Phase.reward] == learned.earlier_attempts[Phase.reward].then(durations(3.0, 1.5))
+    assert learned.earlier_attempts[Phase.reward] == durations(2.0, 1.0, 4.0), "not added twice"
 
 
-def test_a_phase_ended_for_its_deadline_may_take_longer_next_time(learned: Learned, counted: Counted) -> None:
-    """Until the next attempt is over; it may only have been slow."""
-    counted.counted = {0: {Phase.reward: durations(2.0, 1.0)}}
-    before = learned.durations()[Phase.reward].max_seconds
-    learned.note_ended(Phase.reward, 30.0)
+def test_a_phase_that_missed_its_deadline_may_take_longer_in_the_next_attempt(
+    learned: PhaseDurations, board: FakeBoard
+) -> None:
+    """The extension lasts for one attempt; the phase may only have been slow."""
+    board.histograms = {0: {Phase.reward: durations(2.0, 1.0)}}
+    before = learned.merged()[Phase.reward].max_seconds
+    learned.record_termination(Phase.reward, 30.0)
     longest = PATIENCE_GROWTH * 30.0 / SETTINGS.factor_seen
-    assert learned.durations()[Phase.reward].max_seconds == pytest.approx(longest)
+    assert learned.merged()[Phase.reward].max_seconds == pytest.approx(longest)
     assert longest > before
-    learned.begin_attempt(cast(Board, counted), {0: 0})
-    assert learned.durations()[Phase.reward].max_seconds == before
+    learned.begin_attempt(cast(Board, board), {0: 0})
+    assert learned.merged()[Phase.reward].max_seconds == before
 
 
-def test_what_is_shown_is_read_anew_after_a_while(learned: Learned, counted: Counted) -> None:
-    """A look comes ten times a second; a board with many ranks is not read each time."""
-    assert learned.shown(100.0).completed == {0: frozenset(), 1: frozenset()}
-    counted.counted = {0: {Phase.reward: durations(2.0, 1.0)}}
-    reads = counted.reads
-    assert learned.shown(100.0 + 0.9 * SHOWN_SECONDS).learned == {}
-    assert counted.reads == reads
-    shown: Any = learned.shown(100.0 + SHOWN_SECONDS)
-    assert shown.completed == {0: frozenset(), 1: frozenset({Phase.reward})}
-    assert set(shown.learned) == {Phase.reward}
+def test_current_durations_are_cached_for_a_while(learned: PhaseDurations, board: FakeBoard) -> None:
+    """Ten scans per second do not read the histograms of all ranks each time."""
+    assert learned.current(100.0).completed == {0: frozenset(), 1: frozenset()}
+    board.histograms = {0: {Phase.reward: durations(2.0, 1.0)}}
+    reads = board.reads
+    assert learned.current(100.0 + 0.9 * REFRESH_SECONDS).durations == {}
+    assert board.reads == reads
+    current: Any = learned.current(100.0 + REFRESH_SECONDS)
+    assert current.completed == {0: frozenset(), 1: frozenset({Phase.reward})}
+    assert set(current.durations) == {Phase.reward}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.board.board import Board, SlotWriter
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.watchdog.observation import Slot
 
@@ -25,7 +26,7 @@ def writers(board: Board) -> list[SlotWriter]:
         writer.train_call, writer.voted_step, writer.committed_step = 1, 5, 4
         writer.resumed_step, writer.target_steps = 3, 100
         writer.voted_at_ns = (10 + rank) * 10**9
-        writer.touch()
+        writer.publish()
     return made
 
 
@@ -45,7 +46,7 @@ def test_a_step_that_one_rank_has_not_voted_on_is_not_committed(
 ) -> None:
     """The slowest rank determines the step."""
     writers[0].voted_step = 6
-    writers[0].touch()
+    writers[0].publish()
     commit = newest_commit(slots(board), 2)
     assert commit is not None
     assert commit.step == 5
@@ -56,12 +57,12 @@ def test_with_ranks_on_other_nodes_the_result_of_the_vote_counts(
 ) -> None:
     """Other nodes may not have begun the vote. One local rank that knows its result is enough."""
     writers[1].committed_step = 5
-    writers[1].touch()
+    writers[1].publish()
     commit = newest_commit(slots(board), 4)
     assert commit is not None
     assert commit.step == 5
     writers[1].committed_step = 4
-    writers[1].touch()
+    writers[1].publish()
     commit = newest_commit(slots(board), 4)
     assert commit is not None
     assert commit.step == 4
@@ -76,7 +77,7 @@ def test_an_unreadable_slot_prevents_a_commit(board: Board, writers: list[SlotWr
 def test_ranks_in_different_train_calls_have_no_commit(board: Board, writers: list[SlotWriter]) -> None:
     """Their steps are not comparable."""
     writers[1].train_call = 2
-    writers[1].touch()
+    writers[1].publish()
     assert newest_commit(slots(board), 2) is None
 
 
@@ -84,5 +85,5 @@ def test_before_the_first_train_call_there_is_no_commit(board: Board, writers: l
     """Step 0 is not a step."""
     for writer in writers:
         writer.train_call = writer.voted_step = 0
-        writer.touch()
+        writer.publish()
     assert newest_commit(slots(board), 2) is None

@@ -183,7 +183,7 @@ def test_steps_that_the_journal_lacks_are_reported(
     for place in (0, 1):
         writer = board.writer(place, rank=place, pid=os.getpid(), attempt=1)
         writer.train_call, writer.committed_step = 1, committed
-        writer.touch()
+        writer.publish()
     now = time.time() + silent_seconds
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
     found = read_status(owned)

@@ -49,7 +49,7 @@ def slots(tmp_path: Path) -> Callable[..., dict[int, Slot | None]]:
         for rank, state in enumerate(states):
             writer = board.writer(rank, rank=rank, pid=100 + rank, attempt=0)
             writer.state = state
-            writer.touch()
+            writer.publish()
         return dict(enumerate(board.read_all()))
 
     return make

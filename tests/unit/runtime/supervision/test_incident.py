@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.detection.detector import Finding
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision import incident
@@ -25,11 +25,12 @@ from grpo_run.runtime.supervision.incident import (
     journal_tail,
 )
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
-from grpo_run.watchdog.deadlocks.proof import Deadlock, Position
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.evidence.collection import Evidence
 from grpo_run.watchdog.observation import Exit, Phase, RankError
-from grpo_run.watchdog.stalls.detection import Stall
+from grpo_run.watchdog.stalls.stall import Stall
 
 PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
 
@@ -42,7 +43,7 @@ def record(operation: str) -> Collective:
         operation=operation,
         sizes=((3,),),
         dtypes=("Float",),
-        progress=Progress.waiting,
+        progress=CollectiveProgress.waiting,
     )
 
 
@@ -82,7 +83,7 @@ class Scene:
         self.records = {0: record("all_reduce"), 1: record("all_reduce")}
         self.further: list[Exit] = []
         self.watch = SimpleNamespace(
-            positions=self._positions, notes=lambda: {0: [], 1: []}, recorder={0: b"{}"}, blind={}
+            positions=self._positions, collective_logs=lambda: {0: [], 1: []}, recordings={0: b"{}"}, blind={}
         )
         monkeypatch.setattr(incident.collection, "collect", self._collect)
 
@@ -142,7 +143,7 @@ def test_a_finding_contains_its_records(scene: Scene) -> None:
     """They are not read again, and no exits are waited for."""
     scene.investigate(finding=stall())
     assert scene.done == ["evidence"]
-    assert scene.asked["recorder"] == {0: b"{}"}
+    assert scene.asked["recordings"] == {0: b"{}"}
 
 
 @pytest.mark.parametrize(("cause", "stuck"), [(Cause.reward_stall, []), (Cause.interpreter_stuck, [1])])

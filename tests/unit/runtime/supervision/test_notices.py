@@ -12,7 +12,7 @@ from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.supervision.notices import warn_of_blind_spots, warn_of_stragglers
 from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.detection import Straggler
+from grpo_run.watchdog.stalls.stragglers import Straggler
 
 SLOW = Straggler(rank=1, phase=Phase.reward, median_seconds=3.0, others_seconds=1.25)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.detection import exit_hangs
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.launch.config import Budget, RunConfig
@@ -100,20 +100,20 @@ class SupervisedRun:
             slot.step = slot.voted_step = slot.committed_step = slot.resumed_step = step
             slot.target_steps = 100
             slot.replace(Phase.data)
-            slot.touch()
+            slot.publish()
 
     def vote(self, step: int, ranks: Sequence[int] = (0, 1)) -> None:
         """These ranks have completed a step."""
         for rank in ranks:
             self.slots[rank].step = self.slots[rank].voted_step = step
             self.slots[rank].voted_at_ns = time.monotonic_ns()
-            self.slots[rank].touch()
+            self.slots[rank].publish()
 
     def done(self, *ranks: int) -> None:
         """These ranks' scripts have completed."""
         for rank in ranks:
             self.slots[rank].state = RankState.done
-            self.slots[rank].touch()
+            self.slots[rank].publish()
 
     def raised(self, rank: int, **changes: Any) -> None:
         """The bootstrap of a rank has written an exception."""
@@ -190,7 +190,7 @@ def test_a_step_waits_for_the_vote_of_other_nodes(start: Callable[..., Supervise
     run.poll()
     assert run.events("step_committed") == []
     run.slots[0].committed_step = 1
-    run.slots[0].touch()
+    run.slots[0].publish()
     run.poll()
     assert [record["step"] for record in run.events("step_committed")] == [1]
 
@@ -485,8 +485,8 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
     start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its deadline without activity. The run has finished."""
-    monkeypatch.setattr(exit_hangs, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(processes, "connected_elsewhere", lambda pid: False)
+    monkeypatch.setattr(exit_hangs, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "has_remote_connection", lambda pid: False)
     monkeypatch.setattr(
         processes, "read_main_thread", lambda pid: processes.MainThread(state="S", cpu_seconds=1.0)
     )
@@ -498,7 +498,7 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
     run.poll()
     assert run.poll() is Directive.finished
     assert run.supervisor.exit_code == 0
-    assert "did not leave" in run.events("warning")[0]["text"]
+    assert "did not exit" in run.events("warning")[0]["text"]
 
 
 def test_a_run_over_its_budget_is_given_up(start: Callable[..., SupervisedRun]) -> None:
@@ -675,7 +675,7 @@ def test_a_second_stop_states_how_long_the_ranks_had(start: Callable[..., Superv
     run.supervisor.request_stop("SIGINT")
     run.poll()
     (text,) = [text for text in run.messages if "did not stop" in text]
-    assert "within 0 s of being asked to" in text
+    assert "within 0 s after the stop request" in text
 
 
 def test_a_stopped_run_is_shown_as_stopped(start: Callable[..., SupervisedRun]) -> None:

@@ -242,7 +242,7 @@ def test_the_last_vote_is_collected_at_the_end(session: Any, reading: Reading) -
     loop.begin(8)
     loop.step()
     loop.callback.on_train_end(loop.args, loop.state, TrainerControl())
-    session.slot.touch()
+    session.slot.publish()
     assert reading().committed_step == 9
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers.hooks import hygiene
 from grpo_run.watchdog.observation import Phase, Slot
 
@@ -28,7 +28,7 @@ def test_cleaning_is_counted_and_timed(
     during: list[Phase | None] = []
     monkeypatch.setattr(gc, "collect", lambda: during.append(reading().phase))
     seconds = hygiene.clean(slot)
-    slot.touch()
+    slot.publish()
     assert during == [Phase.hygiene]
     assert reading().phases == ()
     assert reading().hygiene_runs == 1

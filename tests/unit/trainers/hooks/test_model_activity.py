@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.watchdog.observation import Slot
 
@@ -63,15 +63,15 @@ def test_each_forward_pass_is_counted(trainer: Any, recording: Any, reading: Cal
     """Forward passes count as activity, so slow generation is not a hang. The model's output is unchanged."""
     plain = torch.nn.functional.linear(torch.ones(2), trainer.model.weight, trainer.model.bias)
     with record_model_activity(trainer, recording):
-        assert reading().counted_seconds == 0.0
+        assert reading().last_work_seconds == 0.0
         assert torch.equal(trainer.model(torch.ones(2)), plain)
-        first = reading().counted_seconds
+        first = reading().last_work_seconds
         assert first > 0.0
         trainer.model(torch.ones(2))
-        assert reading().counted_seconds > first
-    last = reading().counted_seconds
+        assert reading().last_work_seconds > first
+    last = reading().last_work_seconds
     trainer.model(torch.ones(2))
-    assert reading().counted_seconds == last
+    assert reading().last_work_seconds == last
 
 
 @pytest.mark.parametrize("how", ["argument", "compiled"])

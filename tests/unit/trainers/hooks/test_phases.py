@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.board.board import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_method, mark_reward
 from grpo_run.watchdog.observation import Phase, Slot
 

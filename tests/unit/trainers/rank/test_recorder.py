@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from grpo_run.runtime.board.board import Board, SlotWriter
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.recorder import (
@@ -32,10 +33,10 @@ from grpo_run.trainers.rank.recorder import (
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
-    Progress,
+    CollectiveProgress,
     operation_name,
-    parse_recorder,
 )
+from grpo_run.watchdog.deadlocks.recording import parse_recording
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def installed(recorder: Recorder, group: None, monkeypatch: pytest.MonkeyPatch) 
 
 def notes(board: Board) -> tuple[Collective, ...]:
     """What a reader sees."""
-    return board.notes(0)
+    return board.collective_log(0)
 
 
 class Handle:
@@ -125,18 +126,18 @@ def test_results_are_what_they_were(installed: Recorder) -> None:
 def test_a_collective_that_was_waited_for_is_complete(installed: Recorder, board: Board) -> None:
     """Synchronous ones at once; asynchronous ones when their handle is waited for."""
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is Progress.completed
+    assert notes(board)[-1].progress is CollectiveProgress.completed
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert notes(board)[-1].progress is Progress.enqueued
+    assert notes(board)[-1].progress is CollectiveProgress.enqueued
     work.wait()
-    assert notes(board)[-1].progress is Progress.completed
+    assert notes(board)[-1].progress is CollectiveProgress.completed
 
 
 def test_a_note_says_waiting_while_a_thread_waits(
     recorder: Recorder, board: Board, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen from inside the wait itself, with the thread's id."""
-    seen: list[Progress] = []
+    seen: list[CollectiveProgress] = []
     waiters: list[str] = []
 
     class Work:
@@ -152,9 +153,9 @@ def test_a_note_says_waiting_while_a_thread_waits(
     number, on_host = recorder.note(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
     recorder.follow(work, number, on_host)
     assert work.wait() is True
-    assert seen == [Progress.waiting]
+    assert seen == [CollectiveProgress.waiting]
     assert waiters == [str(threading.get_ident())]
-    assert notes(board)[-1].progress is Progress.completed
+    assert notes(board)[-1].progress is CollectiveProgress.completed
 
 
 def test_a_wait_that_fails_leaves_the_note_open_and_nobody_waiting(recorder: Recorder, board: Board) -> None:
@@ -171,7 +172,7 @@ def test_a_wait_that_fails_leaves_the_note_open_and_nobody_waiting(recorder: Rec
     recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="closed by peer"):
         work.wait()
-    assert notes(board)[-1].progress is Progress.enqueued
+    assert notes(board)[-1].progress is CollectiveProgress.enqueued
 
 
 def test_on_a_device_a_wait_completes_nothing(recorder: Recorder, board: Board) -> None:
@@ -188,7 +189,7 @@ def test_on_a_device_a_wait_completes_nothing(recorder: Recorder, board: Board) 
     number = recorder._add("0", 1, "allreduce", [], 0b11)
     recorder.follow(work, number, False)
     work.wait()
-    assert notes(board)[-1].progress is Progress.enqueued
+    assert notes(board)[-1].progress is CollectiveProgress.enqueued
 
 
 def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None:
@@ -206,7 +207,7 @@ def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None
     assert work.wait()
     assert work.wait()
     assert Work().wait()
-    assert [note.progress for note in notes(board)] == [Progress.completed]
+    assert [note.progress for note in notes(board)] == [CollectiveProgress.completed]
 
 
 def test_sequence_numbers_are_torchs(installed: Recorder, board: Board) -> None:
@@ -259,7 +260,7 @@ def test_a_collective_that_cannot_be_issued_raises_as_it_did(installed: Recorder
     with pytest.raises((RuntimeError, ValueError, TypeError)):
         dist.all_gather_single(torch.ones(3), torch.ones(2))
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is Progress.completed
+    assert notes(board)[-1].progress is CollectiveProgress.completed
 
 
 def nameless_group() -> Any:
@@ -292,7 +293,7 @@ def test_a_collective_of_a_foreign_group_happens_without_a_note(
     (warning,) = warnings
     assert "allreduce could not be noted (" in warning
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is Progress.completed
+    assert notes(board)[-1].progress is CollectiveProgress.completed
 
 
 def test_a_collective_of_a_backend_that_does_not_count_happens_without_a_note(
@@ -333,7 +334,7 @@ def test_sizes_of_many_tensors_are_all_noted_or_none(
 @pytest.mark.parametrize("name", upstream.COLLECTIVE_METHODS)
 def test_no_methods_name_is_too_long_for_a_note(board: Board, slot: SlotWriter, name: str) -> None:
     """Half a name would be another operation."""
-    slot.notes.add(
+    slot.collective_log.add(
         group="0", sequence=1, operation=name, sizes="3", dtypes="Float", file="t.py", line=1, function="f", step=1
     )  # fmt: skip
     assert notes(board)[0].operation == operation_name(name)
@@ -356,7 +357,7 @@ def test_a_handle_at_the_address_of_one_that_is_gone_is_another(recorder: Record
     class Work:
         """A handle whose wait looks at the board."""
 
-        def wait(self) -> Progress:
+        def wait(self) -> CollectiveProgress:
             return notes(board)[-1].progress
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
@@ -364,8 +365,8 @@ def test_a_handle_at_the_address_of_one_that_is_gone_is_another(recorder: Record
     recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), dropped, members=0)
     recorder._unwaited[id(send)] = recorder._unwaited.pop(id(dropped))
     del dropped
-    assert send.wait() is Progress.enqueued
-    assert notes(board)[-1].progress is Progress.enqueued
+    assert send.wait() is CollectiveProgress.enqueued
+    assert notes(board)[-1].progress is CollectiveProgress.enqueued
 
 
 def test_following_keeps_nothing_alive(installed: Recorder) -> None:
@@ -390,8 +391,12 @@ def test_a_backward_is_noted_from_begin_to_end(recorder: Recorder, board: Board,
     expected = upstream.sequence_number(dist.group.WORLD) + 1
     with recorder.backward(DistributedDataParallel()):
         (note,) = notes(board)
-        assert (note.operation, note.sequence, note.progress) == (BACKWARD, expected, Progress.enqueued)
-    assert notes(board)[0].progress is Progress.completed
+        assert (note.operation, note.sequence, note.progress) == (
+            BACKWARD,
+            expected,
+            CollectiveProgress.enqueued,
+        )
+    assert notes(board)[0].progress is CollectiveProgress.completed
 
 
 @pytest.mark.parametrize("kind", ["Linear", "FullyShardedDataParallel"])
@@ -423,13 +428,13 @@ def test_a_backward_that_fails_is_over(recorder: Recorder, board: Board, group: 
     """A script that goes on after running out of memory is not in it for ever; the error goes on."""
     with pytest.raises(ZeroDivisionError), recorder.backward(DistributedDataParallel()):
         raise ZeroDivisionError
-    assert notes(board)[0].progress is Progress.completed
+    assert notes(board)[0].progress is CollectiveProgress.completed
 
 
 def test_the_beat_goes_on_by_itself(slot: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a thread that does not hold the process up."""
     beaten = threading.Semaphore(0)
-    thread = start_heartbeat(SimpleNamespace(beat=beaten.release), 0.001)  # type: ignore[arg-type]
+    thread = start_heartbeat(SimpleNamespace(heartbeat=beaten.release), 0.001)  # type: ignore[arg-type]
     assert thread.daemon
     assert all(beaten.acquire(timeout=10) for _ in range(3))
 
@@ -448,7 +453,7 @@ def test_the_server_hands_out_what_torch_recorded(
         server.shutdown()
         shutil.rmtree(folder)
     assert failures == {}
-    parse_recorder(answers[0])
+    parse_recording(answers[0])
     said = capfd.readouterr().err
     assert "the script's own" in said
     assert "listening" not in said
@@ -466,7 +471,12 @@ class Waited:
     """A handle; `after` says what each wait does, the last one for ever."""
 
     def __init__(self, board: Board, *after: Exception | None) -> None:
-        self.board, self.after, self.seen, self.given = board, list(after), list[Progress](), list[Any]()
+        self.board, self.after, self.seen, self.given = (
+            board,
+            list(after),
+            list[CollectiveProgress](),
+            list[Any](),
+        )
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Looks at the board, and fails if it is to."""
@@ -497,8 +507,8 @@ def test_a_wait_with_a_timeout_is_no_wait_for_ever(
         work.wait(*args, **kwargs)
     work.wait()
     assert work.given == [(args, kwargs), ((), {})]
-    assert work.seen == [Progress.enqueued, Progress.waiting]
-    assert notes(board)[-1].progress is Progress.completed
+    assert work.seen == [CollectiveProgress.enqueued, CollectiveProgress.waiting]
+    assert notes(board)[-1].progress is CollectiveProgress.completed
 
 
 def test_a_second_wait_after_a_failed_one_is_marked_too(
@@ -509,10 +519,10 @@ def test_a_second_wait_after_a_failed_one_is_marked_too(
     recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="interrupted"):
         work.wait()
-    assert notes(board)[-1].progress is Progress.enqueued
+    assert notes(board)[-1].progress is CollectiveProgress.enqueued
     work.wait()
-    assert work.seen == [Progress.waiting, Progress.waiting]
-    assert notes(board)[-1].progress is Progress.completed
+    assert work.seen == [CollectiveProgress.waiting, CollectiveProgress.waiting]
+    assert notes(board)[-1].progress is CollectiveProgress.completed
     assert recorder._unwaited == {}
 
 

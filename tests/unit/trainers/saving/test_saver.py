@@ -461,7 +461,7 @@ def test_saving_is_shown(either: Guarded, session: Any, reading: Callable[[], Sl
     during: list[Phase | None] = []
     either.trainer.during = lambda path: during.append(reading().phase)
     either.save(5)
-    session.slot.touch()
+    session.slot.publish()
     assert during == [Phase.checkpoint]
     assert reading().checkpoint_step == 5
     assert reading().phases == ()

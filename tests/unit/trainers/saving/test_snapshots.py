@@ -349,8 +349,8 @@ def test_a_checkpoint_of_the_scripts_waits_for_the_disk(
 ) -> None:
     """While it does take them; the watchdog sees that the rank waits and is alive."""
     clock.at = (5.0, needed.staging.slots[0].mark_drained)
-    count, counted = session.slot.count, [0]
-    session.slot.count = lambda: counted.__setitem__(0, counted[0] + 1) or count()
+    count, counted = session.slot.record_work, [0]
+    session.slot.record_work = lambda: counted.__setitem__(0, counted[0] + 1) or count()
     assert take(needed, trainer, 4) == TAKEN
     assert steps(needed) == [4, 3, 2]
     assert clock.now == pytest.approx(105.0, abs=0.1)

@@ -11,14 +11,14 @@ import pytest
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
-    Progress,
+    CollectiveProgress,
     can_meet,
     dtype_name,
-    merge,
     operation_name,
-    parse_recorder,
     share_group,
 )
+from grpo_run.watchdog.deadlocks.history import merge
+from grpo_run.watchdog.deadlocks.recording import parse_recording
 from grpo_run.watchdog.verdict import Location
 
 LINE = Location(file="/home/user/train.py", line=88, function="reward")
@@ -52,39 +52,43 @@ def collective(sequence: int = 1, operation: str = "all_reduce", **changes: Any)
     """A pending all-reduce of seven floats on the default group."""
     fields: dict[str, Any] = {
         "group": "0", "sequence": sequence, "operation": operation, "sizes": ((7,),), "dtypes": ("Float",),
-        "progress": Progress.enqueued,
+        "progress": CollectiveProgress.enqueued,
     }  # fmt: skip
     return Collective(**(fields | changes))
 
 
 def test_a_pending_gloo_collective_is_read() -> None:
     """Gloo's state never moves; `retired` alone says whether it completed. Its timeout is in milliseconds."""
-    (read,) = parse_recorder(recording(gloo_entry()))
+    (read,) = parse_recording(recording(gloo_entry()))
     assert read == collective(8, thread="140387276528512", timeout_seconds=1800.0)
 
 
 def test_gloo_completion_is_in_retired() -> None:
     """`scheduled` and retired is completed."""
-    (read,) = parse_recorder(recording(gloo_entry(retired=True)).encode())
-    assert read.progress is Progress.completed
+    (read,) = parse_recording(recording(gloo_entry(retired=True)).encode())
+    assert read.progress is CollectiveProgress.completed
 
 
 @pytest.mark.parametrize(
     ("state", "progress"),
-    [("scheduled", Progress.enqueued), ("started", Progress.enqueued), ("completed", Progress.completed)],
+    [
+        ("scheduled", CollectiveProgress.enqueued),
+        ("started", CollectiveProgress.enqueued),
+        ("completed", CollectiveProgress.completed),
+    ],
 )
-def test_nccl_completion_is_in_state(state: str, progress: Progress) -> None:
+def test_nccl_completion_is_in_state(state: str, progress: CollectiveProgress) -> None:
     """NCCL's entries complete before the watchdog thread retires them; members are in the configuration."""
     entry = gloo_entry(profiling_name="nccl:_all_gather_base", state=state)
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
-    (read,) = parse_recorder(recording(entry, pg_config=config))
+    (read,) = parse_recording(recording(entry, pg_config=config))
     assert (read.progress, read.operation, read.members) == (progress, "all_gather", (0, 1, 2))
 
 
 def test_nccl_point_to_point_has_its_own_sequence() -> None:
     """A send is counted by `p2p_seq_id` and marked, so that it is compared with nothing."""
     entry = gloo_entry(profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=3)
-    (read,) = parse_recorder(recording(entry))
+    (read,) = parse_recording(recording(entry))
     assert (read.operation, read.sequence, read.point_to_point) == ("send", 3, True)
 
 
@@ -92,7 +96,7 @@ def test_unnamed_groups_are_told_apart_and_share_no_members() -> None:
     """All unnamed groups share one configuration, which therefore says nothing of any."""
     entries = [gloo_entry(process_group=["", ""], pg_id=number) for number in (2, 3)]
     config = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
-    read = parse_recorder(recording(*entries, pg_config=config))
+    read = parse_recording(recording(*entries, pg_config=config))
     assert [(record.group, record.members) for record in read] == [("#2", ()), ("#3", ())]
 
 
@@ -103,13 +107,13 @@ def test_a_group_of_two_backends_has_no_numbers_to_compare() -> None:
         gloo_entry(profiling_name="nccl:all_gather", collective_seq_id=1),
         gloo_entry(profiling_name="nccl:all_reduce", collective_seq_id=1, process_group=["1", ""], pg_id=1),
     ]
-    read = parse_recorder(recording(*entries))
+    read = parse_recording(recording(*entries))
     assert [(one.group, one.point_to_point) for one in read] == [("0", True), ("0", True), ("1", False)]
 
 
 def test_autograds_threads_are_nobodys_own() -> None:
     """Autograd's device thread works for whichever thread called backward."""
-    (read,) = parse_recorder(recording(gloo_entry(thread_name="pt_autograd_0")))
+    (read,) = parse_recording(recording(gloo_entry(thread_name="pt_autograd_0")))
     assert read.thread == ""
 
 
@@ -130,7 +134,7 @@ def test_autograds_threads_are_nobodys_own() -> None:
 def test_a_malformed_answer_is_one_clear_line(text: str | bytes, where: str) -> None:
     """A half-written or foreign answer says which field is wrong, on one line."""
     with pytest.raises(ValueError, match=where) as caught:
-        parse_recorder(text)
+        parse_recording(text)
     assert "\n" not in str(caught.value)
 
 
@@ -172,23 +176,23 @@ def test_merging_takes_each_sources_word_for_what_it_knows() -> None:
         "reduce_scatter",
         sizes=(),
         dtypes=(),
-        progress=Progress.waiting,
+        progress=CollectiveProgress.waiting,
         location=LINE,
         step=3,
         members=(0, 1),
     )
     assert merge([recorded], [note]) == (
-        collective(4, thread="9", progress=Progress.waiting, location=LINE, step=3, members=(0, 1)),
+        collective(4, thread="9", progress=CollectiveProgress.waiting, location=LINE, step=3, members=(0, 1)),
     )
 
 
-@pytest.mark.parametrize("noted", list(Progress))
-def test_merging_believes_the_recorder_about_completion(noted: Progress) -> None:
+@pytest.mark.parametrize("noted", list(CollectiveProgress))
+def test_merging_believes_the_recorder_about_completion(noted: CollectiveProgress) -> None:
     """NCCL's wait returns early, and a note may not have been updated yet: both ways the recorder wins."""
-    done = collective(1, progress=Progress.completed)
+    done = collective(1, progress=CollectiveProgress.completed)
     assert merge([done], [collective(1, progress=noted)]) == (done,)
     (merged,) = merge([collective(1)], [collective(1, progress=noted)])
-    assert merged.progress is not Progress.completed
+    assert merged.progress is not CollectiveProgress.completed
 
 
 def test_merging_keeps_order_and_what_one_source_lacks() -> None:
@@ -280,7 +284,7 @@ def test_groups_of_one_name_without_a_common_rank_are_different() -> None:
 def test_a_timeout_that_is_not_said_never_comes(said: dict[str, int]) -> None:
     """Not one of no time at all, which would end every proof."""
     entry = {key: value for key, value in gloo_entry().items() if key != "timeout_ms"} | said
-    (read,) = parse_recorder(recording(entry))
+    (read,) = parse_recording(recording(entry))
     assert read.timeout_seconds == math.inf
 
 
@@ -291,18 +295,18 @@ def numbered(*numbers: int, group: str = "5") -> list[dict[str, Any]]:
 
 def test_a_group_whose_numbers_fall_is_kept_from_proof() -> None:
     """It was destroyed and made anew: before and after the fall, and no other group."""
-    read = parse_recorder(recording(*numbered(7, 8, 1, 2), *numbered(1, 2, 3, group="0")))
+    read = parse_recording(recording(*numbered(7, 8, 1, 2), *numbered(1, 2, 3, group="0")))
     assert [(record.group, record.point_to_point) for record in read] == [("5", True)] * 4 + [
         ("0", False)
     ] * 3
-    found = parse_recorder(recording(*numbered(7, 1, 9)))
+    found = parse_recording(recording(*numbered(7, 1, 9)))
     assert {record.point_to_point for record in found} == {True}
 
 
 def test_numbers_of_sends_and_of_backwards_do_not_fall() -> None:
     """Sends count apart; a backward is a guess of a number that the next all-reduce has as well."""
     send = gloo_entry(is_p2p=True, p2p_seq_id=1, process_group=["5", ""], profiling_name="gloo:send")
-    read = parse_recorder(recording(*numbered(7), send, *numbered(8)))
+    read = parse_recording(recording(*numbered(7), send, *numbered(8)))
     assert [record.point_to_point for record in read] == [False, True, False]
     noted = [collective(9, BACKWARD), collective(8), collective(9)]
     assert not any(record.point_to_point for record in merge([], noted))
@@ -317,6 +321,6 @@ def test_notes_of_a_group_whose_numbers_fall_are_kept_from_proof() -> None:
 def test_who_waits_is_taken_from_the_note() -> None:
     """The recorder knows who issued it; another thread may wait."""
     record = collective(thread="1", timeout_seconds=5.0)
-    (joined,) = merge([record], [collective(progress=Progress.waiting, waiter="2")])
-    assert (joined.thread, joined.waiter, joined.progress) == ("1", "2", Progress.waiting)
+    (joined,) = merge([record], [collective(progress=CollectiveProgress.waiting, waiter="2")])
+    assert (joined.thread, joined.waiter, joined.progress) == ("1", "2", CollectiveProgress.waiting)
     assert joined.timeout_seconds == 5.0

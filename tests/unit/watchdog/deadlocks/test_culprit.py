@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
-from grpo_run.watchdog.deadlocks.culprit import departing, find_culprits
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.culprit import find_culprits, find_departed_rank
 from grpo_run.watchdog.verdict import Location
 
 Call = tuple[str, str, int | None, int]  # group, operation, line (None: issued from C++), elements
@@ -28,7 +28,7 @@ def ran(calls: Sequence[Call], *, keep: int | None = None) -> tuple[Collective, 
         records.append(
             Collective(
                 group=group, sequence=counts[group], operation=operation, sizes=((elements,),), dtypes=("Float",),
-                progress=Progress.waiting if last else Progress.completed,
+                progress=CollectiveProgress.waiting if last else CollectiveProgress.completed,
                 location=None if line is None else Location(file="/x/train.py", line=line, function="f"),
             )
         )  # fmt: skip
@@ -141,15 +141,15 @@ def test_without_lines_the_operations_decide() -> None:
 def test_rings_that_begin_at_different_places_still_decide() -> None:
     """One rank retains less; what it no longer has is no difference."""
     ours, theirs = ran([*STEP * 5, GATHER]), ran([*STEP * 5, REDUCE], keep=10)
-    assert departing(0, ours, 1, theirs, world_size=2) == 1
-    assert departing(1, theirs, 0, ours, world_size=2) == 1
+    assert find_departed_rank(0, ours, 1, theirs, world_size=2) == 1
+    assert find_departed_rank(1, theirs, 0, ours, world_size=2) == 1
 
 
 def test_a_hole_in_one_ranks_records_is_no_difference() -> None:
     """Notes older than the ring lack what C++ issued."""
     whole = ran([*STEP * 3, GATHER])
     holed = tuple(r for i, r in enumerate(ran([*STEP * 3, REDUCE])) if i not in (1, 2))
-    assert departing(0, whole, 1, holed, world_size=2) == 1
+    assert find_departed_rank(0, whole, 1, holed, world_size=2) == 1
 
 
 def test_branches_on_the_rank_are_no_difference() -> None:

@@ -14,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective, Progress, can_meet, merge, parse_recorder
-from grpo_run.watchdog.deadlocks.proof import Deadlock, Position, prove
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, can_meet
+from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.deadlocks.history import merge
+from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.proof import prove
+from grpo_run.watchdog.deadlocks.recording import parse_recording
 from grpo_run.watchdog.verdict import Location
 
 Call = tuple[str, str, int, int]  # group, operation, line, elements
@@ -34,7 +38,7 @@ def at_line(line: int) -> Location:
 
 
 def ran(
-    calls: Sequence[Call], *, last: Progress = Progress.waiting, **changes: Any
+    calls: Sequence[Call], *, last: CollectiveProgress = CollectiveProgress.waiting, **changes: Any
 ) -> tuple[Collective, ...]:
     """What a rank enqueued that made these calls; all but the last completed."""
     counts: Counter[str] = Counter()
@@ -44,7 +48,7 @@ def ran(
         records.append(
             Collective(
                 group=group, sequence=counts[group], operation=operation, sizes=((elements,),), dtypes=("Float",),
-                progress=last if index == len(calls) - 1 else Progress.completed, location=at_line(line),
+                progress=last if index == len(calls) - 1 else CollectiveProgress.completed, location=at_line(line),
             )
         )  # fmt: skip
     if changes:
@@ -65,7 +69,7 @@ def judge(
 
 def gone(calls: Sequence[Call]) -> Position:
     """A rank whose script ended after these calls."""
-    return Position(rank=0, records=ran(calls, last=Progress.completed), gone=True)
+    return Position(rank=0, records=ran(calls, last=CollectiveProgress.completed), gone=True)
 
 
 def test_different_operations_at_one_place_are_a_mismatch() -> None:
@@ -73,9 +77,12 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
     found = judge(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0, 2))
-    assert found.mismatch == "all_gather [[3]] Float against all_reduce [[7]] Float at #8 of group 0"
+    assert (
+        found.mismatch
+        == "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
+    )
     assert found.sentence == (
-        "Deadlocked: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce (train.py:95, #8)."
+        "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce (train.py:95, #8)."
     )
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
 
@@ -102,7 +109,10 @@ def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
     found = judge(stays, away)
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
-    assert found.mismatch == "all_reduce [[7]] Float against all_gather [[3]] Float at #7 of group 0"
+    assert (
+        found.mismatch
+        == "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
+    )
     both = judge(Position(rank=0, records=stays, left_training=True), away)
     assert both is not None
     assert both.cause is Cause.collective_mismatch
@@ -114,8 +124,8 @@ def test_two_ranks_without_a_past_cannot_be_told_apart() -> None:
     assert found is not None
     assert (found.culprits, found.waiters) == ((), (0, 1))
     assert found.sentence == (
-        "Deadlocked: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather (train.py:88, #1)"
-        "; cannot tell which is wrong."
+        "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather (train.py:88, #1)"
+        "; the records do not tell which is at fault."
     )
 
 
@@ -125,7 +135,7 @@ def test_inputs_that_differ_are_a_mismatch(change: dict[str, Any]) -> None:
     found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER], **change))
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
-    assert "all_gather [[3]] Float (train.py:88, #7)" in found.sentence
+    assert "all_gather of 3 float32 elements (train.py:88, #7)" in found.sentence
 
 
 def test_inputs_that_may_differ_are_none() -> None:
@@ -136,13 +146,18 @@ def test_inputs_that_may_differ_are_none() -> None:
 
 def test_a_mismatch_that_completed_is_none() -> None:
     """Operations that met are no deadlock, whatever they are called."""
-    assert judge(ran([GATHER], last=Progress.completed), ran([REDUCE], last=Progress.completed)) is None
+    assert (
+        judge(
+            ran([GATHER], last=CollectiveProgress.completed), ran([REDUCE], last=CollectiveProgress.completed)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("aborted", [0, 1])
 def test_a_noted_backward_against_a_gather_is_a_mismatch_once_a_rank_is_gone(aborted: int) -> None:
     """DDP would have all-reduced at the number where the other rank gathers, and one of them was aborted there."""
-    backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     records = [ran([*PAST, GATHER]), backward]
     positions = [Position(rank=r, records=records[r], gone=r == aborted) for r in (0, 1)]
     found = judge(*positions)
@@ -157,7 +172,7 @@ def test_a_noted_backward_of_living_ranks_proves_no_mismatch() -> None:
     """Where its all-reduces will be is a guess: with `no_sync`, or unused layers, there may be none. Nor does a third
     rank's end make it more than that.
     """
-    backward = ran([*PAST, ("0", "backward", 91, 0)], last=Progress.enqueued, sizes=(), dtypes=())
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     assert judge(ran([*PAST, GATHER]), backward) is None
     third = Position(rank=2, records=None, gone=True)
     assert judge(ran([*PAST, GATHER]), backward, third) is None
@@ -208,7 +223,7 @@ def test_a_skipped_collective_ends_as_a_cycle_into_the_vote() -> None:
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_missing_rank, (1,), (0,))
     assert found.mismatch is None
     assert found.sentence == (
-        "Deadlocked: rank 1 is in all_reduce (train.py:12, #4 of group grpo_run/vote) while rank 0 is in "
+        "Deadlock: rank 1 is in all_reduce (train.py:12, #4 of group grpo_run/vote) while rank 0 is in "
         "all_reduce (train.py:91, #8)."
     )
 
@@ -227,7 +242,7 @@ def test_two_groups_in_opposite_order_are_a_cycle() -> None:
     found = judge(ran([one]), ran([two]))
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_missing_rank, ())
-    assert found.sentence.endswith("; cannot tell which is wrong.")
+    assert found.sentence.endswith("; the records do not tell which is at fault.")
 
 
 def test_a_rank_that_has_left_is_the_culprit() -> None:
@@ -236,7 +251,7 @@ def test_a_rank_that_has_left_is_the_culprit() -> None:
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0, 2))
     assert found.sentence == (
-        "Deadlocked: rank 1 has left while ranks 0 and 2 wait for it in all_gather (train.py:88, #7)."
+        "Deadlock: rank 1 has exited while ranks 0 and 2 wait for it in all_gather (train.py:88, #7)."
     )
 
 
@@ -255,19 +270,19 @@ def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
     assert found.sentence.startswith(
-        "Deadlocked: rank 1 has left training while rank 0 waits for it in all_gather"
+        "Deadlock: rank 1 has left training while rank 0 waits for it in all_gather"
     )
 
 
 def test_a_rank_that_left_training_but_runs_is_late() -> None:
     """It may come back to the group."""
-    away = Position(rank=0, records=ran(PAST, last=Progress.completed), left_training=True)
+    away = Position(rank=0, records=ran(PAST, last=CollectiveProgress.completed), left_training=True)
     assert judge(ran([*PAST, GATHER]), away) is None
 
 
 def test_a_late_rank_is_no_proof() -> None:
     """Rank 1 computes; that two wait for it, even in two groups, proves nothing."""
-    late = ran(PAST, last=Progress.completed)
+    late = ran(PAST, last=CollectiveProgress.completed)
     assert judge(ran([*PAST, GATHER]), late) is None
     assert judge(ran([*PAST, GATHER]), replace(Position(rank=1, records=late), idle=True)) is None
 
@@ -282,13 +297,13 @@ def test_an_unseen_rank_is_no_proof() -> None:
 
 def test_what_is_started_and_not_waited_for_blocks_nobody() -> None:
     """A vote is started early and collected later: pending is not waiting."""
-    pending = ran([*PAST, VOTE], last=Progress.enqueued)
+    pending = ran([*PAST, VOTE], last=CollectiveProgress.enqueued)
     assert judge(ran([*PAST, GATHER]), pending) is None
 
 
 def test_an_idle_backward_with_an_open_collective_is_blocked() -> None:
     """C++ waits for gradients without a note; idle and in backward stand for it."""
-    reduce = ran([*PAST, GATHER, REDUCE], last=Progress.enqueued)
+    reduce = ran([*PAST, GATHER, REDUCE], last=CollectiveProgress.enqueued)
     stuck = Position(rank=0, records=reduce, idle=True, in_backward=True)
     votes = ran([*PAST, GATHER, VOTE])
     found = judge(stuck, votes)
@@ -315,19 +330,22 @@ def test_a_slow_background_thread_is_no_proof() -> None:
 
 def test_rings_that_forgot_are_no_proof() -> None:
     """Only the newest records are retained: a rank further on has enqueued what is no longer there."""
-    ahead = ran([GATHER] * 12, last=Progress.completed)[-3:]
+    ahead = ran([GATHER] * 12, last=CollectiveProgress.completed)[-3:]
     assert judge(ran([GATHER] * 5), Position(rank=1, records=ahead, gone=True)) is None
-    forgot = ran([VOTE] * 4, last=Progress.completed)[-2:]
+    forgot = ran([VOTE] * 4, last=CollectiveProgress.completed)[-2:]
     assert judge(ran([GATHER] * 5), Position(rank=1, records=forgot, gone=True)) is None
 
 
 def test_a_gone_rank_outside_the_group_is_not_waited_for() -> None:
     """Members known, or seen: the rank that ended is none of them."""
     pair: Call = ("pair", "all_reduce", 50, 2)
-    early = ran([*PAST, pair], last=Progress.completed)
+    early = ran([*PAST, pair], last=CollectiveProgress.completed)
     assert judge(ran([*PAST, pair, pair]), early, gone(PAST)) is None
-    assert judge(ran([*PAST, pair], members=(0, 1)), ran(PAST, last=Progress.completed), gone(PAST)) is None
-    assert judge(ran([*PAST, pair]), ran(PAST, last=Progress.completed), gone(PAST)) is None
+    assert (
+        judge(ran([*PAST, pair], members=(0, 1)), ran(PAST, last=CollectiveProgress.completed), gone(PAST))
+        is None
+    )
+    assert judge(ran([*PAST, pair]), ran(PAST, last=CollectiveProgress.completed), gone(PAST)) is None
 
 
 def test_halves_of_a_split_with_one_name_are_not_compared() -> None:
@@ -389,12 +407,15 @@ def test_recorders_answers_prove_what_they_show(backend: str) -> None:
 
     gather = "all_gather" if backend == "gloo" else "_all_gather_base"
     waits = ran([("0", "barrier", 5, 0)] * 6 + [("0", "all_gather", 88, 7)])[-1:]
-    one = merge(parse_recorder(answer([gather, "all_reduce"] * 3 + [gather])), waits)
-    other = parse_recorder(answer([gather, "all_reduce"] * 3 + ["all_reduce"]))
+    one = merge(parse_recording(answer([gather, "all_reduce"] * 3 + [gather])), waits)
+    other = parse_recording(answer([gather, "all_reduce"] * 3 + ["all_reduce"]))
     found = judge(one, other)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
-    assert found.mismatch == "all_reduce [[7]] Float against all_gather [[7]] Float at #7 of group 0"
+    assert (
+        found.mismatch
+        == "all_reduce of 7 float32 elements against all_gather of 7 float32 elements at #7 of group 0"
+    )
 
 
 def test_a_group_of_two_backends_proves_nothing() -> None:
@@ -411,10 +432,10 @@ def test_a_group_of_two_backends_proves_nothing() -> None:
         ]  # fmt: skip
         return json.dumps({"entries": entries})
 
-    one = parse_recorder(answer("nccl:all_reduce", "gloo:all_gather"))
-    other = parse_recorder(answer("gloo:all_gather", "nccl:all_reduce"))
+    one = parse_recording(answer("nccl:all_reduce", "gloo:all_gather"))
+    other = parse_recording(answer("gloo:all_gather", "nccl:all_reduce"))
     assert judge(one, other) is None
-    alone = [parse_recorder(answer(f"nccl:{name}")) for name in ("all_reduce", "all_gather")]
+    alone = [parse_recording(answer(f"nccl:{name}")) for name in ("all_reduce", "all_gather")]
     assert judge(*alone) is not None
 
 
@@ -456,14 +477,14 @@ def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
             records.append(
                 Collective(
                     group=group, sequence=counts[group], operation=operation, sizes=sizes, dtypes=(),
-                    progress=Progress.completed if done else Progress.enqueued,
+                    progress=CollectiveProgress.completed if done else CollectiveProgress.enqueued,
                     members=members if group in knows else (), location=at_line(index),
                 )
             )  # fmt: skip
-        pending = [i for i, record in enumerate(records) if record.progress is Progress.enqueued]
+        pending = [i for i, record in enumerate(records) if record.progress is CollectiveProgress.enqueued]
         if pending and draw(st.booleans()):
             waited = draw(st.sampled_from(pending))
-            records[waited] = replace(records[waited], progress=Progress.waiting)
+            records[waited] = replace(records[waited], progress=CollectiveProgress.waiting)
         ended = reached[rank] == len(program) and not pending
         kept = tuple(records[-draw(st.integers(1, 12)) :])
         # A ring holds hundreds: no rank is that far ahead of one that is still in a group's first collective.
@@ -513,8 +534,11 @@ def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
                 moved = True
     positions = {}
     for rank in range(world):
-        past = [replace(r, progress=Progress.completed) for r in records[rank][: done[rank]]]
-        here = [replace(r, progress=Progress.waiting) for r in records[rank][done[rank] : done[rank] + 1]]
+        past = [replace(r, progress=CollectiveProgress.completed) for r in records[rank][: done[rank]]]
+        here = [
+            replace(r, progress=CollectiveProgress.waiting)
+            for r in records[rank][done[rank] : done[rank] + 1]
+        ]
         filled = tuple(replace(r, members=members_of(r.group, world)) for r in (*past, *here))
         positions[rank] = Position(rank=rank, records=filled, gone=not here)
     return positions

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.evidence import collection
+from grpo_run.watchdog.evidence import collection, files, process_files, stack_capture
 
 ME = os.getpid()
 DUMP = (
@@ -37,16 +37,16 @@ collect = functools.partial(collection.collect, spy=no_spy)
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a driver."""
-    monkeypatch.setattr(collection, "read_gpus", lambda: {"devices": []})
+    monkeypatch.setattr(collection, "read_gpu_memory", lambda: {"devices": []})
 
 
 @pytest.fixture
 def caught() -> Iterator[list[int]]:
     """This process has a handler for the stack signal, as a rank with faulthandler has; what came is listed."""
     came: list[int] = []
-    before = signal.signal(collection.STACK_SIGNAL, lambda number, frame: came.append(number))
+    before = signal.signal(stack_capture.STACK_SIGNAL, lambda number, frame: came.append(number))
     yield came
-    signal.signal(collection.STACK_SIGNAL, before)
+    signal.signal(stack_capture.STACK_SIGNAL, before)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[byte
         file.touch(mode=0o600)
 
         def kill(pid: int, number: int) -> None:
-            assert (pid, number) == (ME, collection.STACK_SIGNAL)
+            assert (pid, number) == (ME, stack_capture.STACK_SIGNAL)
             with open(file, "ab") as target:
                 target.write(stack)
 
@@ -88,14 +88,14 @@ def test_stacks_and_memory_are_copied(incident: Path, answering: Callable[[bytes
     assert "MemAvailable" in (incident / "memory" / "node.txt").read_text()
     assert json.loads((incident / "memory" / "gpu.json").read_text()) == {"devices": []}
     assert {file.name for file in (incident / "proc").iterdir()} == {
-        f"rank0.{name}" for name in (*collection.PROC_FILES, "children")
+        f"rank0.{name}" for name in (*process_files.PROC_FILES, "children")
     }
 
 
 @pytest.mark.usefixtures("caught")
 def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[int, Path]]) -> None:
     """Folders 0700, files 0600."""
-    collect(incident, {0: ME}, answering(DUMP), recorder={0: b"{}"}, notes={0: []}, events=["{}"])
+    collect(incident, {0: ME}, answering(DUMP), recordings={0: b"{}"}, collective_logs={0: []}, events=["{}"])
     assert (incident / "collectives" / "rank0.json").exists()
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in incident.rglob("*")}
     assert {path for path, bits in modes.items() if bits != (0o700 if path.is_dir() else 0o600)} == set()
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_answer_is_named(
     file.touch()
     found = collect(incident, {0: ME}, {0: file})
     assert found.missing == [
-        f"rank 0: no stack within {collection.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not installed"
+        f"rank 0: no stack within {stack_capture.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not installed"
     ]
     assert found.stacks == {}
 
@@ -124,8 +124,8 @@ def test_a_rank_that_is_gone_is_named(
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     missing = collect(incident, {3: 2**22 + 1}, {3: tmp_path / "rank3.stacks"}).missing
     assert sent == []
-    assert "rank 3: gone before its stack was asked for" in missing
-    assert sum("/proc/" in line for line in missing) == len(collection.PROC_FILES) + 1
+    assert "rank 3: exited before its stack was requested" in missing
+    assert sum("/proc/" in line for line in missing) == len(process_files.PROC_FILES) + 1
 
 
 def test_a_dead_ranks_last_words_are_kept(incident: Path, tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_a_dead_ranks_last_words_are_kept(incident: Path, tmp_path: Path) -> Non
 def test_evidence_is_bounded(incident: Path, tmp_path: Path) -> None:
     """A stack file that grew without end is cut to its last part."""
     file = tmp_path / "rank1.stacks"
-    file.write_bytes(b"x" * collection.MAX_FILE_BYTES + b"the end")
+    file.write_bytes(b"x" * files.MAX_FILE_BYTES + b"the end")
     collect(incident, {}, {1: file})
     kept = (incident / "stacks" / "rank1.txt").read_bytes()
-    assert len(kept) == collection.MAX_FILE_BYTES
+    assert len(kept) == files.MAX_FILE_BYTES
     assert kept.endswith(b"the end")
 
 
@@ -153,7 +153,7 @@ def test_a_rank_that_cannot_write_stacks_yet_is_not_killed_by_the_question(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The signal's default action ends a process: one without a handler must be left alone, and named."""
-    assert signal.getsignal(collection.STACK_SIGNAL) == signal.SIG_DFL
+    assert signal.getsignal(stack_capture.STACK_SIGNAL) == signal.SIG_DFL
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     missing = collect(incident, {0: ME}, {0: tmp_path / "rank0.stacks"}).missing
@@ -197,7 +197,7 @@ def test_a_dump_that_comes_in_two_halves_is_waited_for(
 
 
 @pytest.fixture
-def spying() -> tuple[collection.Spy, list[bool]]:
+def spying() -> tuple[stack_capture.Spy, list[bool]]:
     """py-spy that works without native frames only, and the list of what was asked of it."""
     asked: list[bool] = []
 
@@ -212,7 +212,7 @@ def spying() -> tuple[collection.Spy, list[bool]]:
 
 
 def test_a_rank_without_a_handler_is_read_from_outside(
-    incident: Path, spying: tuple[collection.Spy, list[bool]]
+    incident: Path, spying: tuple[stack_capture.Spy, list[bool]]
 ) -> None:
     """py-spy's stack counts as its stack, nothing is missing, and native frames are done without where they fail."""
     spy, asked = spying
@@ -224,7 +224,7 @@ def test_a_rank_without_a_handler_is_read_from_outside(
 
 
 def test_a_stopped_rank_is_not_paused(
-    incident: Path, spying: tuple[collection.Spy, list[bool]], monkeypatch: pytest.MonkeyPatch
+    incident: Path, spying: tuple[stack_capture.Spy, list[bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """py-spy cannot pause what is stopped already, and waiting for a signal's answer would be in vain."""
     spy, asked = spying
@@ -260,7 +260,7 @@ def test_a_spy_that_never_answers_is_not_waited_for(incident: Path) -> None:
 def test_a_driver_that_hangs_is_not_waited_for(incident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its gap nor its hanging goes unnamed."""
     forever = threading.Event()
-    monkeypatch.setattr(collection, "read_gpus", lambda: forever.wait() and None)
+    monkeypatch.setattr(collection, "read_gpu_memory", lambda: forever.wait() and None)
     monkeypatch.setattr(collection, "GPU_SECONDS", 0.05)
     missing = collect(incident, {}, {}).missing
     forever.set()
@@ -271,7 +271,11 @@ def test_collectives_are_cut_to_the_last(incident: Path) -> None:
     """A record that is too long loses its oldest entries and stays readable; what is no record is named."""
     entries = [{"record_id": number, "text": "x" * 1000} for number in range(1000)]
     missing = collect(
-        incident, {}, {}, recorder={0: json.dumps({"entries": entries}).encode(), 1: b"\xff{"}, notes={0: [1]}
+        incident,
+        {},
+        {},
+        recordings={0: json.dumps({"entries": entries}).encode(), 1: b"\xff{"},
+        collective_logs={0: [1]},
     ).missing
     file = incident / "collectives" / "rank0.json"
     assert file.stat().st_size <= collection.MAX_COLLECTIVES_BYTES
@@ -279,7 +283,7 @@ def test_collectives_are_cut_to_the_last(incident: Path) -> None:
     assert kept["entries"][-1]["record_id"] == 999
     assert kept["truncated"] is True
     assert json.loads((incident / "collectives" / "rank0.notes.json").read_text()) == [1]
-    assert missing == ["rank 1: its collective records are not readable (2 bytes)"]
+    assert missing == ["rank 1: its Flight Recorder entries are not readable (2 bytes)"]
 
 
 def test_the_last_events_are_kept(incident: Path) -> None:
@@ -302,4 +306,4 @@ def test_a_rank_that_may_not_be_signalled_is_named(
     file.touch()
     found = collect(incident, {0: ME}, {0: file})
     assert found.stacks == {}
-    assert sum("another user's process, which may not be signalled" in line for line in found.missing) == 1
+    assert sum("process of another user, which may not be signalled" in line for line in found.missing) == 1

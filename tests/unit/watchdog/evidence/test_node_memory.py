@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.watchdog.evidence.node_memory import read_gpus, read_node
+from grpo_run.watchdog.evidence.node_memory import read_gpu_memory, read_node_memory
 
 
 class Sick(Exception):
@@ -59,13 +59,13 @@ def failing(error: Exception) -> Any:
 def test_the_node_is_described() -> None:
     """For a living process and for one that is gone."""
     for pid in (os.getpid(), 2**22 + 1):
-        assert b"MemAvailable:" in read_node(pid)
+        assert b"MemAvailable:" in read_node_memory(pid)
 
 
 def test_every_gpu_and_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes, by process."""
     monkeypatch.setitem(sys.modules, "pynvml", driver())
-    assert read_gpus() == {
+    assert read_gpu_memory() == {
         "devices": [
             {"index": 0, "used_bytes": 0, "total_bytes": 80, "processes": []},
             {"index": 1, "used_bytes": 10, "total_bytes": 80, "processes": [{"pid": 7, "used_bytes": 9}]},
@@ -77,11 +77,11 @@ def test_every_gpu_and_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """A machine without GPUs misses nothing."""
     monkeypatch.setitem(sys.modules, "pynvml", driver(nvmlInit=failing(error)))
-    assert read_gpus() == {"devices": []}
+    assert read_gpu_memory() == {"devices": []}
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetMemoryInfo", "nvmlShutdown"])
 def test_a_sick_driver_is_said(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It must not look like a machine without GPUs."""
     monkeypatch.setitem(sys.modules, "pynvml", driver(**{name: failing(Sick("GPU is lost"))}))
-    assert read_gpus() == {"error": "GPU is lost"}
+    assert read_gpu_memory() == {"error": "GPU is lost"}

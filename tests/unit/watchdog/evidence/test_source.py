@@ -29,7 +29,7 @@ from grpo_run.watchdog.evidence import source
 )
 def test_whose_line_counts(file: str, plain: bool) -> None:
     """The user's and the trainer's, not the plumbing's; a planted fault stands for the user's own."""
-    assert source.is_telling(file) is plain
+    assert source.is_outside_frameworks(file) is plain
 
 
 def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> None:
@@ -41,11 +41,11 @@ def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> No
     assert spec.loader is not None
     linked = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(linked)
-    assert linked.is_telling(str(path)) is False
-    assert linked.is_users(str(path)) is False
+    assert linked.is_outside_frameworks(str(path)) is False
+    assert linked.is_user_file(str(path)) is False
 
 
 def test_a_traceback_is_the_users_where_libraries_end() -> None:
     """What a library raised is the fault of the line that called it."""
-    assert source.is_users("/home/user/train.py")
-    assert not source.is_users("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py")
+    assert source.is_user_file("/home/user/train.py")
+    assert not source.is_user_file("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py")

@@ -172,17 +172,17 @@ def test_equal_ranks_are_folded_and_the_biggest_group_comes_first() -> None:
         2: [made(waiting)],
         4: [helper],
     }
-    groups = stacks.fold(by_rank)
+    groups = stacks.group_by_stack(by_rank)
     assert [ranks for ranks, _ in groups] == [(0, 2, 3), (1,)]
-    assert stacks.folded_text(groups) == (
-        "ranks 0, 2, 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
+    assert stacks.format_stack_groups(groups) == (
+        "ranks 0, 2 and 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
     )
 
 
 def test_the_text_marks_one_line_and_shortens_libraries() -> None:
     """A recursive function stands in it several times."""
     frame = ("/home/me/train.py", 3, "again")
-    text = stacks.folded_text(
+    text = stacks.format_stack_groups(
         [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]
     )
     assert text == (

@@ -25,8 +25,8 @@ def inside(phase: Phase, since: float) -> tuple[OpenPhase, ...]:
 def test_a_phase_begins_when_the_rank_says_so(make_slot: MakeSlot) -> None:
     """Not when it was first looked at; the one before ends there."""
     timeline = Timeline()
-    timeline.note({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.1)
-    timeline.note({0: make_slot(0, phases=inside(Phase.generate, 2.0))}, 2.1)
+    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.1)
+    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 2.0))}, 2.1)
     assert spans(timeline, 3.0) == [["data", -2.0, -1.0], ["generate", -1.0, None]]
 
 
@@ -34,7 +34,7 @@ def test_a_phase_that_goes_on_is_one_span(make_slot: MakeSlot) -> None:
     """However often it is looked at."""
     timeline = Timeline()
     for look in range(100):
-        timeline.note({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
+        timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
     assert spans(timeline, 11.0) == [["data", -10.0, None]]
 
 
@@ -42,7 +42,7 @@ def test_the_same_phase_again_is_another_span(make_slot: MakeSlot) -> None:
     """Two rewards in a row are two."""
     timeline = Timeline()
     for since in (1.0, 2.0):
-        timeline.note({0: make_slot(0, phases=inside(Phase.reward, since))}, since)
+        timeline.record({0: make_slot(0, phases=inside(Phase.reward, since))}, since)
     assert spans(timeline, 3.0) == [["reward", -2.0, -1.0], ["reward", -1.0, None]]
 
 
@@ -50,17 +50,17 @@ def test_the_innermost_phase_is_drawn(make_slot: MakeSlot) -> None:
     """What the rank is doing, not what that is part of."""
     timeline = Timeline()
     phases = (*inside(Phase.data, 1.0), *inside(Phase.reward, 1.5))
-    timeline.note({0: make_slot(0, phases=phases)}, 2.0)
+    timeline.record({0: make_slot(0, phases=phases)}, 2.0)
     assert spans(timeline, 2.0) == [["reward", -0.5, None]]
 
 
 def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
     """From the look on that could not read it, in one span, until one can."""
     timeline = Timeline()
-    timeline.note({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0)
+    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0)
     for now in (2.0, 3.0):
-        timeline.note({0: None}, now)
-    timeline.note({0: make_slot(0, phases=inside(Phase.generate, 4.0))}, 4.0)
+        timeline.record({0: None}, now)
+    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 4.0))}, 4.0)
     expected = [["data", -4.0, -3.0], ["unknown", -3.0, -1.0], ["generate", -1.0, None]]
     assert spans(timeline, 5.0) == expected
 
@@ -69,16 +69,16 @@ def test_a_rank_outside_any_phase_is_in_its_state(make_slot: MakeSlot) -> None:
     """Before `train()`, say."""
     timeline = Timeline()
     slot = make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=1.0)
-    timeline.note({0: slot}, 2.0)
+    timeline.record({0: slot}, 2.0)
     assert spans(timeline, 2.0) == [["starting", -1.0, None]]
 
 
 def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
     """Also when a rank that was unknown turns out to have been in its phase for long."""
     timeline = Timeline()
-    timeline.note({0: None}, 5.0)
-    timeline.note({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 6.0)
-    timeline.note({0: make_slot(0, phases=inside(Phase.generate, 7.0))}, 7.0)
+    timeline.record({0: None}, 5.0)
+    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 6.0)
+    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 7.0))}, 7.0)
     found = spans(timeline, 8.0)
     for _, begin, end in found:
         assert end is None or float(str(begin)) <= float(str(end))
@@ -89,10 +89,10 @@ def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
 def test_an_outer_phase_that_goes_on_is_drawn_after_the_inner_one(make_slot: MakeSlot) -> None:
     """It began long before: its second span begins with the look that saw the inner one gone, and stays one."""
     timeline = Timeline()
-    timeline.note({0: make_slot(0, phases=inside(Phase.data, 0.0))}, 0.1)
-    timeline.note({0: make_slot(0, phases=(*inside(Phase.data, 0.0), *inside(Phase.generate, 5.0)))}, 5.1)
+    timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, 0.1)
+    timeline.record({0: make_slot(0, phases=(*inside(Phase.data, 0.0), *inside(Phase.generate, 5.0)))}, 5.1)
     for now in (10.1, 10.2, 11.2, 12.2):
-        timeline.note({0: make_slot(0, phases=inside(Phase.data, 0.0))}, now)
+        timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, now)
     expected = [["data", -20.0, -15.0], ["generate", -15.0, -9.9], ["data", -9.9, None]]
     assert spans(timeline, 20.0) == expected
 
@@ -100,7 +100,7 @@ def test_an_outer_phase_that_goes_on_is_drawn_after_the_inner_one(make_slot: Mak
 def test_ranks_have_their_own_rows(make_slot: MakeSlot) -> None:
     """And a rank's name is text, as JSON's keys are."""
     timeline = Timeline()
-    timeline.note({0: make_slot(0, phases=inside(Phase.data, 1.0)), 7: None}, 1.0)
+    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0)), 7: None}, 1.0)
     assert set(timeline.as_json(1.0)["ranks"]) == {"0", "7"}
     assert timeline.as_json(1.0)["now"] == 0.0
 
@@ -110,7 +110,7 @@ def test_memory_is_bounded(make_slot: MakeSlot) -> None:
     timeline = Timeline()
     for number in range(KEPT_SPANS + 50):
         phase = Phase.data if number % 2 else Phase.reward
-        timeline.note({0: make_slot(0, phases=inside(phase, float(number)))}, float(number))
+        timeline.record({0: make_slot(0, phases=inside(phase, float(number)))}, float(number))
     found = spans(timeline, float(KEPT_SPANS + 50))
     assert len(found) == KEPT_SPANS
     assert found[-1][1] == -1.0
@@ -119,6 +119,6 @@ def test_memory_is_bounded(make_slot: MakeSlot) -> None:
 def test_a_new_attempt_begins_with_an_empty_picture(make_slot: MakeSlot) -> None:
     """Its ranks are other processes."""
     timeline = Timeline()
-    timeline.note({0: make_slot(0)}, 1.0)
+    timeline.record({0: make_slot(0)}, 1.0)
     timeline.clear()
     assert timeline.as_json(2.0)["ranks"] == {}

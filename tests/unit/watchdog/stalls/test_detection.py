@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import InnerTime, ProcessFacts, Stall, find, hung_at_exit, stragglers
+from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.exit_hangs import find_exit_hangs
+from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
 MakeSlot = Callable[..., Slot]
 NOW = 100_000.0
@@ -33,13 +37,13 @@ def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
         "settings": DeadlineSettings(), "processes": dict.fromkeys(slots, facts()), "progress": {},
         "waiting": dict.fromkeys(slots, False),
     }  # fmt: skip
-    return find(slots, **(given | changes))
+    return find_stall(slots, **(given | changes))
 
 
 def facts(state: str = "S", **changes: Any) -> ProcessFacts:
     """A process that sleeps, as one does that waits for anything."""
     return ProcessFacts(
-        **({"state": state, "cpu_seconds": 10.0, "io_bytes": 1000, "beat_age_seconds": 0.2} | changes)
+        **({"state": state, "cpu_seconds": 10.0, "io_bytes": 1000, "heartbeat_age_seconds": 0.2} | changes)
     )
 
 
@@ -80,20 +84,20 @@ def test_an_inner_phase_that_has_ended_is_not_held_against_the_outer_one(make_sl
     data, saving = OpenPhase(phase=Phase.data, since_seconds=900.0), OpenPhase(
         phase=Phase.checkpoint, since_seconds=900.1
     )  # fmt: skip
-    inner = InnerTime().after({0: make_slot(0, phases=(data, saving))}, 950.0)
+    inner = NestedPhaseTime().after({0: make_slot(0, phases=(data, saving))}, 950.0)
     slots: dict[int, Slot | None] = {0: make_slot(0, phases=(data,))}
     inner = inner.after(slots, 960.0).after({0: None}, 961.0).after(slots, 962.0)
     known = {Phase.data: SHORT, Phase.checkpoint: Durations.of([59.9])}
     assert look(slots, now=962.0, learned=known) is not None  # what the time is taken off from
-    assert look(slots, now=962.0, learned=known, inner=inner) is None
-    stall = look(slots, now=969.0, learned=known, inner=inner)
+    assert look(slots, now=962.0, learned=known, nested=inner) is None
+    stall = look(slots, now=969.0, learned=known, nested=inner)
     assert stall is not None
     assert (stall.cause, stall.waited_seconds) == (Cause.data_stall, pytest.approx(9.1))
 
 
 def test_inner_phases_without_end_do_not_hide_an_outer_one(make_slot: MakeSlot) -> None:
     """A loop that opens one reward after another: of each kind only one deadline is taken off."""
-    score, inner = OpenPhase(phase=Phase.score, since_seconds=0.0), InnerTime()
+    score, inner = OpenPhase(phase=Phase.score, since_seconds=0.0), NestedPhaseTime()
     now = 0.0
     while now < 200.0:
         now += 1.0
@@ -101,7 +105,7 @@ def test_inner_phases_without_end_do_not_hide_an_outer_one(make_slot: MakeSlot) 
         slots: dict[int, Slot | None] = {0: make_slot(0, phases=(score, reward))}
         inner = inner.after(slots, now + 0.5)
     assert inner.spent[0, 0, score][Phase.reward] == pytest.approx(199.0)
-    stall = look(slots, now=now + 0.5, inner=inner)
+    stall = look(slots, now=now + 0.5, nested=inner)
     assert stall is not None
     assert (stall.phase, len(inner.spent)) == (Phase.score, 1)
 
@@ -165,7 +169,7 @@ def test_where_it_is_not_known_who_waits_the_one_in_time_protects_the_others(mak
     stall = look(slots, waiting={})
     assert stall is not None
     assert stall.culprits == (1, 0)
-    assert stall.sentence.endswith(", and rank 0 as well.")
+    assert stall.sentence.endswith("; rank 0 missed its deadline too.")
 
 
 def test_the_first_to_fall_silent_is_named_first(make_slot: MakeSlot) -> None:
@@ -211,7 +215,7 @@ def test_all_waiting_is_no_hang_while_the_last_has_only_just_come(make_slot: Mak
 def test_a_rank_that_is_stopped_does_not_merely_wait(make_slot: MakeSlot) -> None:
     """SIGSTOP inside a collective: its slot says that it waits, for ever."""
     slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(3)}
-    stall = look(slots, processes={0: facts(), 1: facts("T", beat_age_seconds=float("nan")), 2: facts()})
+    stall = look(slots, processes={0: facts(), 1: facts("T", heartbeat_age_seconds=float("nan")), 2: facts()})
     assert stall is not None
     assert (stall.cause, stall.culprits, stall.waiters) == (Cause.interpreter_stuck, (1,), (0, 2))
     assert stall.sentence.startswith("Rank 1 is stopped (SIGSTOP), in vote for 20.0 s")
@@ -220,7 +224,7 @@ def test_a_rank_that_is_stopped_does_not_merely_wait(make_slot: MakeSlot) -> Non
 def test_of_ranks_that_all_wait_the_one_whose_interpreter_stands_is_blamed(make_slot: MakeSlot) -> None:
     """Nothing else tells it from the others."""
     slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(2)}
-    stall = look(slots, processes={0: facts(), 1: facts("R", beat_age_seconds=19.0)})
+    stall = look(slots, processes={0: facts(), 1: facts("R", heartbeat_age_seconds=19.0)})
     assert stall is not None
     assert (stall.cause, stall.culprits, stall.waiters) == (Cause.interpreter_stuck, (1,), (0,))
 
@@ -232,7 +236,7 @@ def test_of_ranks_that_all_wait_the_one_whose_interpreter_stands_is_blamed(make_
 def test_a_late_beat_overrides_the_phase(make_slot: MakeSlot, age: float, cause: Cause) -> None:
     """A regular expression that holds the interpreter is no slow reward server; an unknown beat says nothing."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 20.0)))}
-    stall = look(slots, processes={0: facts("R", beat_age_seconds=age)})
+    stall = look(slots, processes={0: facts("R", heartbeat_age_seconds=age)})
     assert stall is not None
     assert stall.cause is cause
 
@@ -240,7 +244,7 @@ def test_a_late_beat_overrides_the_phase(make_slot: MakeSlot, age: float, cause:
 def test_a_late_beat_alone_is_no_hang(make_slot: MakeSlot) -> None:
     """A long call into C that keeps the interpreter is in time until its phase is not."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 5.0)))}
-    assert look(slots, processes={0: facts("T", beat_age_seconds=5.0)}) is None
+    assert look(slots, processes={0: facts("T", heartbeat_age_seconds=5.0)}) is None
 
 
 def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
@@ -249,7 +253,7 @@ def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
     stall = look(slots, processes={0: facts("D")})
     assert stall is not None
     assert stall.uninterruptible
-    assert "rank 0 slept uninterruptibly" in stall.sentence
+    assert "rank 0 is in uninterruptible sleep" in stall.sentence
     assert look(slots, processes={}) is not None  # not seen: a hang all the same
 
 
@@ -338,8 +342,8 @@ def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: Make
     """A thread that is waited for at the exit, and never comes."""
     before = {0: facts(), 1: facts()}
     now = {0: facts(cpu_seconds=10.05), 1: facts()}
-    assert hung_at_exit(ended(make_slot), before, now, 8.0, DeadlineSettings()) == (0, 1)
-    assert hung_at_exit(ended(make_slot), before, now, 7.9, DeadlineSettings()) == ()
+    assert find_exit_hangs(ended(make_slot), before, now, 8.0, DeadlineSettings()) == (0, 1)
+    assert find_exit_hangs(ended(make_slot), before, now, 7.9, DeadlineSettings()) == ()
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,9 @@ def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: Make
 def test_work_at_the_exit_is_let_go_on(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
     """An upload, a last computation, a child that has just ended, a process that has, one that is not seen."""
     assert (
-        hung_at_exit(ended(make_slot), {0: facts(), 1: None}, {0: now, 1: facts()}, 10.0, DeadlineSettings())
+        find_exit_hangs(
+            ended(make_slot), {0: facts(), 1: None}, {0: now, 1: facts()}, 10.0, DeadlineSettings()
+        )
         == ()
     )
 
@@ -360,14 +366,14 @@ def test_only_ranks_whose_script_has_ended_can_hang_at_the_exit(make_slot: MakeS
     """Others are judged by their phases."""
     slots = {0: make_slot(0), 1: None}
     same: dict[int, ProcessFacts | None] = {0: facts(), 1: facts()}
-    assert hung_at_exit(slots, same, same, 60.0, DeadlineSettings()) == ()
+    assert find_exit_hangs(slots, same, same, 60.0, DeadlineSettings()) == ()
 
 
 def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:
     """With the time it costs, the phase that costs most first."""
     usual = {Phase.generate: Durations.of([1.0] * 30), Phase.reward: Durations.of([0.5] * 30)}
     slow = {Phase.generate: Durations.of([4.0] * 30), Phase.reward: Durations.of([1.0] * 30)}
-    found = stragglers({0: usual, 1: usual, 2: slow})
+    found = find_stragglers({0: usual, 1: usual, 2: slow})
     assert [(one.rank, one.phase) for one in found] == [(2, Phase.generate), (2, Phase.reward)]
     assert found[0].ratio == pytest.approx(4.0)
 
@@ -390,9 +396,9 @@ def test_what_is_no_straggler(slow: dict[Phase, Durations]) -> None:
         Phase.generate: Durations.of([1.0] * 30), Phase.data: Durations.of([0.004] * 30),
         Phase.vote: Durations.of([0.001] * 30), Phase.forward_backward: Durations.of([1.0] * 30),
     }  # fmt: skip
-    assert stragglers({0: usual, 1: usual, 2: slow}) == []
+    assert find_stragglers({0: usual, 1: usual, 2: slow}) == []
 
 
 def test_a_lone_rank_is_no_straggler() -> None:
     """There is nothing to compare it with."""
-    assert stragglers({0: {Phase.generate: Durations.of([100.0] * 30)}}) == []
+    assert find_stragglers({0: {Phase.generate: Durations.of([100.0] * 30)}}) == []

@@ -1,8 +1,8 @@
-"""From how ranks ended to one verdict: who failed first, and who only noticed.
+"""Diagnosis of exits: which rank failed first, and which ranks only lost their peer.
 
-When one rank dies, its peers soon fail too, with errors of the collective they were in; those are victims.
-The culprit is the first rank that was killed by a signal, else the first whose error is its own. Pure: takes
-exits and slots, does no I/O and reads no clock. Called by the supervisor once evidence is gathered.
+When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims. The culprit
+is the first rank that was killed by a signal, or else the first rank with an error of its own. Pure: takes exits and slots, does no
+I/O and reads no clock. Called by the incident investigation once evidence is collected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
 _PEER_ERROR = re.compile(
@@ -25,11 +26,11 @@ _PEER_ERROR = re.compile(
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
-"""What torch raises from a collective or a store. Python's own connection errors are the script's: a reward server's."""
+"""Errors that torch raises from collectives and stores. Python's own connection errors come from the script."""
 
 
 def is_victim(exit: Exit) -> bool:
-    """The rank's error says that a peer went away, not that this rank did anything wrong."""
+    """Whether the rank's error only reports that a peer exited."""
     return (
         exit.error is not None
         and exit.error.type in _TORCH_ERRORS
@@ -37,17 +38,17 @@ def is_victim(exit: Exit) -> bool:
     )
 
 
-def diagnose(
+def diagnose_exits(
     exits: Sequence[Exit], slots: Mapping[int, Slot | None], *, best_position: tuple[int, int]
 ) -> Verdict:
-    """The verdict over an attempt in which at least one rank failed.
+    """Return the verdict on an attempt in which at least one rank failed.
 
     Args:
-        exits: the failed ranks, as seen until evidence was complete.
-        slots: the last reading of every local rank's slot, by rank; None where nothing could be read.
-        best_position: the furthest (train call, step) the run ever committed, over all attempts.
+        exits: the failed ranks, as observed until evidence was complete.
+        slots: last reading of every local rank's slot; None if nothing could be read.
+        best_position: the furthest (train call, step) that the run has committed, over all attempts.
     """
-    assert exits, "no failed rank, no verdict"
+    assert exits, "a verdict needs at least one failed rank"
     ordered = sorted(exits, key=lambda exit: exit.order)
     signalled = [exit for exit in ordered if exit.signal is not None]
     own = sorted(
@@ -62,16 +63,16 @@ def diagnose(
     step = max((reading.step for reading in slots.values() if reading is not None), default=0)
     phase = slot.phase.name if slot is not None and slot.phase is not None else None
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
-    everyone_victim = culprit.signal is None and is_victim(culprit)
+    all_victims = culprit.signal is None and is_victim(culprit)
     return Verdict(
-        cause=_cause(culprit, slots, everyone_victim),
-        culprits=() if everyone_victim else (culprit.rank,),
+        cause=_cause(culprit, slots, all_victims),
+        culprits=() if all_victims else (culprit.rank,),
         step=step,
         phase=phase,
-        confidence="unknown" if everyone_victim else "proved",
-        sentence=_sentence(culprit, step, phase, everyone_victim),
+        confidence="unknown" if all_victims else "proved",
+        sentence=_sentence(culprit, step, phase, all_victims),
         signature=_signature(culprit, step),
-        deterministic=culprit.signal is None and not everyone_victim,
+        deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
@@ -79,19 +80,20 @@ def diagnose(
     )
 
 
-def left_early(left: Sequence[Exit], failed: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict:
-    """The verdict when some ranks ended with code 0 and the others lost their connection to them.
+def diagnose_early_exit(
+    completed: Sequence[Exit], failed: Sequence[Exit], slots: Mapping[int, Slot | None]
+) -> Verdict:
+    """Return the verdict when some ranks exited with code 0 and the others lost their connection to them.
 
     Args:
-        left: ended well, by their own account.
-        failed: noticed, and could not go on.
+        completed: ranks that exited with code 0.
+        failed: ranks that lost their connection.
     """
-    ranks = tuple(sorted(exit.rank for exit in left))
+    ranks = tuple(sorted(exit.rank for exit in completed))
     waiters = tuple(sorted(exit.rank for exit in failed))
     step = max((slot.step for slot in slots.values() if slot is not None), default=0)
-    first = min(left, key=lambda exit: exit.order)
+    first = min(completed, key=lambda exit: exit.order)
     place = _location(first)
-    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
     where = f" (at {place.short})" if place is not None else ""
     slot = slots.get(first.rank)
     return Verdict(
@@ -100,7 +102,8 @@ def left_early(left: Sequence[Exit], failed: Sequence[Exit], slots: Mapping[int,
         step=step,
         phase=slot.phase.name if slot is not None and slot.phase is not None else None,
         confidence="proved",
-        sentence=f"{who} left at step {step}{where} while rank {waiters[0]} still trained and needed it.",
+        sentence=f"{rank_names(ranks, capitalize=True)} exited at step {step}{where} while rank {waiters[0]} was"
+        f" still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
         deterministic=True,
         location=place,
@@ -115,8 +118,8 @@ def _location(exit: Exit) -> Location | None:
     return Location(file=file, line=line, function=function)
 
 
-def _cause(culprit: Exit, slots: Mapping[int, Slot | None], everyone_victim: bool) -> Cause:
-    if everyone_victim:
+def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -> Cause:
+    if all_victims:
         return Cause.unknown
     if culprit.signal is not None:
         return Cause.signal
@@ -128,16 +131,17 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], everyone_victim: boo
     return Cause.exception
 
 
-def _sentence(culprit: Exit, step: int, phase: str | None, everyone_victim: bool) -> str:
+def _sentence(culprit: Exit, step: int, phase: str | None, all_victims: bool) -> str:
     place = f"at step {step}" + (f" in phase {phase}" if phase else "")
-    if everyone_victim:
-        return f"Every local rank lost its connection to a peer {place}; the first cause is not on this node."
+    if all_victims:
+        return (
+            f"Every local rank lost its connection to a peer {place}; the first failure is not on this node."
+        )
     if culprit.signal is not None:
         return f"Rank {culprit.rank} was killed by {signal_name(culprit.signal)} {place}."
     if culprit.error is not None and culprit.error.type != "SystemExit":
-        first_line = (
-            culprit.error.message.strip().splitlines()[0][:200] if culprit.error.message.strip() else ""
-        )
+        message = culprit.error.message.strip()
+        first_line = message.splitlines()[0][:200] if message else ""
         return f"Rank {culprit.rank} raised {culprit.error.type} {place}" + (
             f": {first_line}" if first_line else "."
         )
@@ -155,20 +159,15 @@ def _signature(culprit: Exit, step: int) -> str:
 
 def _advice(culprit: Exit, best_position: tuple[int, int]) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
-        return ("If nobody killed it: look for the kernel's out-of-memory killer (dmesg, memory.events).",)
+        return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
     if culprit.error is not None and best_position == (0, 0):
-        return ("The script failed before its first step; starting it again would fail again.",)
+        return ("The script failed before its first step; a restart would fail again.",)
     return ()
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time signals and unknown ones by number."""
+    """Return `SIGKILL` for 9; real-time and unknown signals by number."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def all_done(slots: Sequence[Slot | None]) -> bool:
-    """Every rank's script has run its last line."""
-    return bool(slots) and all(slot is not None and slot.state is RankState.done for slot in slots)

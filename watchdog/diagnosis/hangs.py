@@ -1,7 +1,7 @@
-"""From what was found to the verdict that is written, shown and acted on.
+"""Diagnosis of hangs: verdicts on proved deadlocks, stalls and slow stops.
 
-`failure.py` judges exits; here a proved deadlock and a passed deadline become verdicts of the same shape, each with
-the line of user code of every rank concerned. Pure; called by the supervisor's inquiry once evidence is on disk.
+Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by the incident
+investigation once evidence is on disk. Exits are diagnosed by `exits.py`.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.proof import Deadlock
-from grpo_run.watchdog.evidence.stacks import Stack, user_location
+from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.diagnosis.exits import is_victim
+from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Slot
-from grpo_run.watchdog.stalls.detection import Stall
+from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location, Verdict
-from grpo_run.watchdog.verdicts.failure import is_victim
 
 ADVICE = {
-    Cause.collective_mismatch: "Every rank must issue the same collectives in the same order; look at what decides the branch at these lines.",
-    Cause.collective_missing_rank: "A collective behind a condition that is not the same on all ranks, or one too many; compare the two lines.",
-    Cause.rank_exited_early: "All ranks must take the same number of steps; grpo_run.trainers.consensus decides together when to leave.",
-    Cause.generation_stall: "If generation may take this long: raise --deadline-ceiling, or bound it with --generation max_time=SECONDS.",
-    Cause.reward_stall: "Give what the reward waits for a timeout of its own.",
-    Cause.data_stall: "Look at the storage or the worker processes behind the data loader.",
-    Cause.checkpoint_stall: "Look at the file system under output_dir.",
-    Cause.interpreter_stuck: "The interpreter did not run: a call that holds the GIL (a regular expression, native code), or a stopped process.",
+    Cause.collective_mismatch: "Every rank must issue the same collectives in the same order. Check what decides the branch at these lines.",
+    Cause.collective_missing_rank: "A collective is inside a condition that differs between ranks, or there is one too many. Compare the two lines.",
+    Cause.rank_exited_early: "All ranks must take the same number of steps. Use grpo_run.trainers.consensus to agree on when to stop.",
+    Cause.generation_stall: "If generation may take this long, raise --deadline-ceiling, or limit it with --generation max_time=SECONDS.",
+    Cause.reward_stall: "Set a timeout on the calls that the reward function waits for.",
+    Cause.data_stall: "Check the storage and the worker processes of the data loader.",
+    Cause.checkpoint_stall: "Check the file system of output_dir.",
+    Cause.interpreter_stuck: "The interpreter did not run: a call holds the GIL (a regular expression, native code), or the process is stopped.",
 }
 
 
-def of_deadlock(
+def diagnose_deadlock(
     deadlock: Deadlock, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
-    """The verdict on a proved deadlock."""
-    locations = _whole(stack_locations(stacks), deadlock.locations)
+    """Return the verdict on a proved deadlock."""
+    locations = _with_full_paths(stack_locations(stacks), deadlock.locations)
     culprit = deadlock.culprits[0] if len(deadlock.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
     step = last_step(slots)
@@ -55,10 +55,10 @@ def of_deadlock(
     )
 
 
-def of_stall(
+def diagnose_stall(
     stall: Stall, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
-    """The verdict on a deadline that passed."""
+    """Return the verdict on a missed deadline."""
     locations = stack_locations(stacks)
     culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
@@ -83,8 +83,27 @@ def of_stall(
     )
 
 
-def with_locations(verdict: Verdict, stacks: Mapping[int, Sequence[Stack]]) -> Verdict:
-    """A verdict on exits, with where the survivors stood."""
+def diagnose_slow_stop(
+    seconds: float, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
+) -> Verdict:
+    """Return the verdict when ranks did not stop within `seconds` after a stop request."""
+    step = last_step(slots)
+    return Verdict(
+        cause=Cause.unknown,
+        culprits=(),
+        step=step,
+        phase=_phase(slots, sorted(slots)),
+        confidence="deadline",
+        sentence=f"Ranks did not stop within {seconds:g} s after the stop request, at step {step}.",
+        signature=f"slow_stop:step{step}",
+        deterministic=False,
+        locations=stack_locations(stacks),
+        waiters=tuple(sorted(slots)),
+    )
+
+
+def add_locations(verdict: Verdict, stacks: Mapping[int, Sequence[Stack]]) -> Verdict:
+    """Return a verdict on exits with the lines of the waiting ranks added."""
     locations = stack_locations({rank: stacks[rank] for rank in verdict.waiters if rank in stacks})
     if verdict.culprit is not None and verdict.location is not None:
         locations[verdict.culprit] = verdict.location
@@ -92,19 +111,19 @@ def with_locations(verdict: Verdict, stacks: Mapping[int, Sequence[Stack]]) -> V
 
 
 def caused_by_collectives(exits: Sequence[Exit]) -> bool:
-    """Whether ranks that ended may have done so because their collectives could not meet.
+    """Whether the ranks may have exited because their collectives could not complete.
 
-    Gloo aborts one side of a mismatch (SIGABRT) and closes the other's connections; a rank that left early (code 0)
-    does the same to those it leaves behind. An exception of the script's own, or any other signal, speaks for itself.
+    Gloo aborts one side of a mismatch (SIGABRT) and closes the connections of the other; a rank that exits early with code 0 does
+    the same to its peers. An exception of the script, or any other signal, is a cause of its own.
     """
     return all(exit.signal == signal.SIGABRT or exit.completed or is_victim(exit) for exit in exits)
 
 
 def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location]:
-    """The user's line of each rank whose main thread's stack is known."""
+    """Return the user's line of each rank whose main thread's stack is known."""
     found = {}
     for rank, threads in stacks.items():
-        main = next((stack for stack in threads if stack.main), None)
+        main = main_stack(threads)
         place = user_location(main) if main is not None else None
         if place is not None:
             found[rank] = place
@@ -112,13 +131,15 @@ def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location
 
 
 def last_step(slots: Mapping[int, Slot | None]) -> int:
-    """The last optimizer step that any rank finished."""
+    """Return the last optimizer step that any rank has completed."""
     readings = [slot for slot in slots.values() if slot is not None]
     return max((slot.step for slot in readings), default=0)
 
 
-def _whole(by_stack: Mapping[int, Location], by_record: Mapping[int, Location]) -> dict[int, Location]:
-    """The records' lines; where the stack shows the same line, its file's whole path."""
+def _with_full_paths(
+    by_stack: Mapping[int, Location], by_record: Mapping[int, Location]
+) -> dict[int, Location]:
+    """Prefer the records' lines; take the stack's full path if it shows the same line."""
     found = {**by_stack, **by_record}
     for rank, place in by_record.items():
         seen = by_stack.get(rank)
@@ -136,7 +157,7 @@ def _phase(slots: Mapping[int, Slot | None], ranks: Sequence[int]) -> str | None
 
 
 def _signature(cause: str, place: Location | None, step: int) -> str:
-    # a record keeps the end of a long path only: the name has to do
+    # a record keeps only the end of a long path, so the file name identifies the place
     return (
         f"{cause}@{place.file.rpartition('/')[2]}:{place.line}:step{step}" if place else f"{cause}:step{step}"
     )
@@ -148,22 +169,3 @@ def _only(locations: Mapping[int, Location], ranks: set[int]) -> dict[int, Locat
 
 def _advice(cause: Cause) -> tuple[str, ...]:
     return (ADVICE[cause],) if cause in ADVICE else ()
-
-
-def of_slow_stop(
-    seconds: float, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
-) -> Verdict:
-    """The verdict when ranks did not stop within `seconds` of having been asked to."""
-    step = last_step(slots)
-    return Verdict(
-        cause=Cause.unknown,
-        culprits=(),
-        step=step,
-        phase=_phase(slots, sorted(slots)),
-        confidence="deadline",
-        sentence=f"Ranks did not stop within {seconds:g} s of being asked to, at step {step}.",
-        signature=f"slow_stop:step{step}",
-        deterministic=False,
-        locations=stack_locations(stacks),
-        waiters=tuple(sorted(slots)),
-    )

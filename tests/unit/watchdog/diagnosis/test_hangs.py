@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective, Progress
-from grpo_run.watchdog.deadlocks.proof import Deadlock
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.diagnosis import hangs
+from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Slot
-from grpo_run.watchdog.stalls.detection import Stall
+from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location
-from grpo_run.watchdog.verdicts import hang
-from grpo_run.watchdog.verdicts.failure import diagnose
 
 MakeSlot = Callable[..., Slot]
 MakeExit = Callable[..., Exit]
@@ -34,7 +34,12 @@ def stack(line: int, *, main: bool = True) -> Stack:
 def deadlock(**changes: Any) -> Deadlock:
     """Rank 1 is wrong; rank 0 waits; both stand at a line, and rank 2's is not known."""
     record = Collective(
-        group="0", sequence=5, operation="all_reduce", sizes=(), dtypes=(), progress=Progress.waiting
+        group="0",
+        sequence=5,
+        operation="all_reduce",
+        sizes=(),
+        dtypes=(),
+        progress=CollectiveProgress.waiting,
     )
     fields: dict[str, Any] = {
         "cause": Cause.collective_mismatch, "culprits": (1,), "waiters": (0,),
@@ -62,7 +67,7 @@ def slots(make_slot: MakeSlot) -> dict[int, Slot | None]:
 
 def test_a_proved_deadlock_is_proved(slots: dict[int, Slot | None]) -> None:
     """And certain to repeat: the same branch would be taken again."""
-    verdict = hang.of_deadlock(deadlock(), slots, {})
+    verdict = hangs.diagnose_deadlock(deadlock(), slots, {})
     assert (verdict.confidence, verdict.deterministic) == ("proved", True)
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.collective_mismatch, (1,), (0,))
     assert (verdict.sentence, verdict.mismatch) == ("Deadlocked.", "all_reduce against all_gather")
@@ -72,7 +77,7 @@ def test_a_proved_deadlock_is_proved(slots: dict[int, Slot | None]) -> None:
 
 def test_a_passed_deadline_is_no_proof(slots: dict[int, Slot | None]) -> None:
     """It may go well the next time."""
-    verdict = hang.of_stall(stall(), slots, {1: (stack(12),)})
+    verdict = hangs.diagnose_stall(stall(), slots, {1: (stack(12),)})
     assert (verdict.confidence, verdict.deterministic) == ("deadline", False)
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.reward_stall, (1,), (0,))
     assert verdict.location == THERE
@@ -85,13 +90,13 @@ def test_a_rank_that_cannot_be_killed_stays_marked(
     slots: dict[int, Slot | None], uninterruptible: bool
 ) -> None:
     """The policy decides by it."""
-    verdict = hang.of_stall(stall(uninterruptible=uninterruptible), slots, {})
+    verdict = hangs.diagnose_stall(stall(uninterruptible=uninterruptible), slots, {})
     assert verdict.uninterruptible is uninterruptible
 
 
 def test_without_a_line_a_stall_is_told_as_it_is(slots: dict[int, Slot | None]) -> None:
     """Nothing is added."""
-    verdict = hang.of_stall(stall(), slots, {})
+    verdict = hangs.diagnose_stall(stall(), slots, {})
     assert verdict.location is None
     assert verdict.sentence == stall().sentence
 
@@ -101,8 +106,8 @@ def test_several_culprits_have_no_one_place(slots: dict[int, Slot | None], culpr
     """A line in the verdict's head would accuse one of them; each one's is kept beside it."""
     stacks = {0: (stack(88),), 1: (stack(12),)}
     for verdict in (
-        hang.of_deadlock(deadlock(culprits=culprits), slots, stacks),
-        hang.of_stall(stall(culprits=culprits, waiters=(0, 1)), slots, stacks),
+        hangs.diagnose_deadlock(deadlock(culprits=culprits), slots, stacks),
+        hangs.diagnose_stall(stall(culprits=culprits, waiters=(0, 1)), slots, stacks),
     ):
         assert verdict.culprit is None
         assert verdict.location is None
@@ -112,7 +117,7 @@ def test_several_culprits_have_no_one_place(slots: dict[int, Slot | None], culpr
 def test_a_collectives_own_line_counts_more_than_the_stack(slots: dict[int, Slot | None]) -> None:
     """The stack fills in where the records have none."""
     stacks = {0: (stack(1),), 2: (stack(3),)}
-    verdict = hang.of_deadlock(deadlock(), slots, stacks)
+    verdict = hangs.diagnose_deadlock(deadlock(), slots, stacks)
     assert {rank: place.line for rank, place in verdict.locations.items()} == {0: 88, 1: 12, 2: 3}
 
 
@@ -120,57 +125,57 @@ def test_a_files_whole_path_is_the_stacks(slots: dict[int, Slot | None]) -> None
     """A note has room for the path's end only; another line, or another file, is not made whole by it."""
     ends = {0: replace(HERE, file="user/train.py"), 1: replace(THERE, file="er/train.py", function="rew")}
     stacks = {0: (stack(12),), 1: (stack(12),)}
-    verdict = hang.of_deadlock(deadlock(locations=ends), slots, stacks)
+    verdict = hangs.diagnose_deadlock(deadlock(locations=ends), slots, stacks)
     assert verdict.location == THERE
     assert verdict.locations == {0: ends[0], 1: THERE}
     other = replace(THERE, file="user/other.py")
-    assert hang.of_deadlock(deadlock(locations={1: other}), slots, stacks).location == other
+    assert hangs.diagnose_deadlock(deadlock(locations={1: other}), slots, stacks).location == other
 
 
 def test_the_main_threads_line_is_the_ranks(slots: dict[int, Slot | None]) -> None:
     """A data loader's thread says nothing of where the rank waits."""
     stacks = {1: (stack(40, main=False), stack(12)), 0: (stack(40, main=False),)}
-    assert hang.stack_locations(stacks) == {1: replace(THERE, line=12)}
+    assert hangs.stack_locations(stacks) == {1: replace(THERE, line=12)}
 
 
 def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], make_slot: MakeSlot) -> None:
     """Line and step tell it from another one; the ranks that happened to wait do not."""
-    first = hang.of_deadlock(deadlock(), slots, {}).signature
-    assert hang.of_deadlock(deadlock(waiters=(0, 2)), slots, {}).signature == first
-    assert hang.of_deadlock(deadlock(locations={1: HERE}), slots, {}).signature != first
+    first = hangs.diagnose_deadlock(deadlock(), slots, {}).signature
+    assert hangs.diagnose_deadlock(deadlock(waiters=(0, 2)), slots, {}).signature == first
+    assert hangs.diagnose_deadlock(deadlock(locations={1: HERE}), slots, {}).signature != first
     later = {0: make_slot(0, step=8), 1: make_slot(1), 2: None}
-    assert hang.of_deadlock(deadlock(), later, {}).signature != first
-    assert hang.of_stall(stall(), slots, {}).signature != first
+    assert hangs.diagnose_deadlock(deadlock(), later, {}).signature != first
+    assert hangs.diagnose_stall(stall(), slots, {}).signature != first
 
 
 def test_every_kind_of_verdict_counts_steps_alike(slots: dict[int, Slot | None], make_exit: MakeExit) -> None:
     """An exit, a deadlock, a deadline and a slow stop at the same moment are at the same step."""
     steps = {
-        hang.of_deadlock(deadlock(), slots, {}).step,
-        hang.of_stall(stall(), slots, {}).step,
-        hang.of_slow_stop(30.0, slots, {}).step,
-        diagnose([make_exit(1)], slots, best_position=(1, 7)).step,
+        hangs.diagnose_deadlock(deadlock(), slots, {}).step,
+        hangs.diagnose_stall(stall(), slots, {}).step,
+        hangs.diagnose_slow_stop(30.0, slots, {}).step,
+        diagnose_exits([make_exit(1)], slots, best_position=(1, 7)).step,
     }
     assert len(steps) == 1
 
 
 def test_nothing_readable_is_step_0(slots: dict[int, Slot | None]) -> None:
     """And no phase."""
-    verdict = hang.of_stall(stall(), dict.fromkeys(slots), {})
+    verdict = hangs.diagnose_stall(stall(), dict.fromkeys(slots), {})
     assert verdict.step == 0
-    assert hang.of_deadlock(deadlock(), dict.fromkeys(slots), {}).phase is None
+    assert hangs.diagnose_deadlock(deadlock(), dict.fromkeys(slots), {}).phase is None
 
 
 @pytest.mark.parametrize("cause", [Cause.collective_mismatch, Cause.rank_exited_early])
 def test_a_verdict_that_has_advice_gives_one_sentence(slots: dict[int, Slot | None], cause: Cause) -> None:
     """A cause without any gives none."""
-    assert hang.of_deadlock(deadlock(cause=cause), slots, {}).advice == (hang.ADVICE[cause],)
-    assert hang.of_stall(stall(cause=Cause.no_progress), slots, {}).advice == ()
+    assert hangs.diagnose_deadlock(deadlock(cause=cause), slots, {}).advice == (hangs.ADVICE[cause],)
+    assert hangs.diagnose_stall(stall(cause=Cause.no_progress), slots, {}).advice == ()
 
 
 def test_a_slow_stop_accuses_nobody(slots: dict[int, Slot | None]) -> None:
     """It is not known who was slow; every rank's line is kept."""
-    verdict = hang.of_slow_stop(30.0, slots, {0: (stack(88),), 1: (stack(12),)})
+    verdict = hangs.diagnose_slow_stop(30.0, slots, {0: (stack(88),), 1: (stack(12),)})
     assert (verdict.culprits, verdict.cause, verdict.deterministic) == ((), Cause.unknown, False)
     assert verdict.waiters == (0, 1, 2)
     assert set(verdict.locations) == {0, 1}
@@ -181,8 +186,8 @@ def test_a_verdict_on_exits_learns_where_survivors_stood(
     slots: dict[int, Slot | None], make_exit: MakeExit, make_error: MakeError
 ) -> None:
     """Beside the culprit's own line; nothing else of it changes."""
-    verdict = diagnose([make_exit(1, error=make_error())], slots, best_position=(1, 7))
-    placed = hang.with_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
+    verdict = diagnose_exits([make_exit(1, error=make_error())], slots, best_position=(1, 7))
+    placed = hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
     assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}
     assert replace(placed, locations={}) == verdict
 
@@ -215,4 +220,4 @@ def test_an_exit_that_speaks_for_itself_is_not_laid_on_collectives(
         "silent": make_exit,
     }
     ended = [kinds[kind](rank) for rank, kind in enumerate(exits)]
-    assert hang.caused_by_collectives(ended) is collectives, why
+    assert hangs.caused_by_collectives(ended) is collectives, why

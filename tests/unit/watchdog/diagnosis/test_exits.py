@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
-from grpo_run.watchdog.verdicts.failure import all_done, diagnose, is_victim, left_early, signal_name
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim, signal_name
+from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot, all_done
 
 MakeExit = Callable[..., Exit]
 MakeError = Callable[..., RankError]
@@ -36,7 +36,7 @@ def test_the_killed_rank_is_blamed_not_those_who_noticed(
         make_exit(2, order=1, error=peer_error(make_error)),
         make_exit(1, order=2, signal=signal.SIGKILL),
     ]
-    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
+    verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits) == (Cause.signal, (1,))
     assert verdict.waiters == (0, 2)
     assert verdict.sentence == "Rank 1 was killed by SIGKILL at step 7 in phase generate."
@@ -51,7 +51,7 @@ def test_an_own_exception_is_blamed_not_the_connection_errors_it_caused(
         make_exit(0, order=0, error=peer_error(make_error, wall_time=999.0)),
         make_exit(1, order=1, error=make_error(wall_time=1000.0)),
     ]
-    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
+    verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 1)
     assert verdict.deterministic
 
@@ -64,7 +64,7 @@ def test_of_two_own_exceptions_the_earlier_one_is_blamed(
         make_exit(0, order=0, error=make_error(wall_time=1000.5)),
         make_exit(1, order=1, error=make_error(wall_time=1000.25)),
     ]
-    assert diagnose(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)).culprit == 1
+    assert diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)).culprit == 1
 
 
 def test_an_abort_that_follows_an_exception_is_a_victim(
@@ -72,7 +72,7 @@ def test_an_abort_that_follows_an_exception_is_a_victim(
 ) -> None:
     """NCCL's watchdog aborts the peers of a rank that raised; the exception is the cause."""
     exits = [make_exit(1, order=0, error=make_error()), make_exit(0, order=1, signal=signal.SIGABRT)]
-    verdict = diagnose(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 1)
 
 
@@ -81,7 +81,7 @@ def test_when_all_are_victims_nobody_is_blamed(
 ) -> None:
     """The first cause is elsewhere: unknown, without a culprit."""
     exits = [make_exit(rank, order=rank, error=peer_error(make_error)) for rank in range(2)]
-    verdict = diagnose(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
+    verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits, verdict.culprit) == (Cause.unknown, (), None)
     assert verdict.confidence == "unknown"
     assert not verdict.deterministic
@@ -138,7 +138,7 @@ def test_a_reward_servers_connection_is_no_peer_of_the_collective(
 ) -> None:
     """A reward function that loses its HTTP server fails by itself: its line is named, no other node is blamed."""
     exits = [make_exit(0, error=make_error(type=kind, message=message))]
-    verdict = diagnose(exits, {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose_exits(exits, {0: make_slot(0)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 0)
 
 
@@ -147,7 +147,7 @@ def test_failing_before_the_first_step_is_a_startup_failure(
 ) -> None:
     """And the advice says that starting again would not help."""
     slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
-    verdict = diagnose([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
+    verdict = diagnose_exits([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
     assert verdict.cause is Cause.startup_failure
     assert verdict.sentence == "Rank 0 raised ZeroDivisionError at step 0: division by zero"
     assert any("before its first step" in line for line in verdict.advice)
@@ -155,7 +155,7 @@ def test_failing_before_the_first_step_is_a_startup_failure(
 
 def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error: MakeError) -> None:
     """The rank did not get as far as its slot."""
-    verdict = diagnose([make_exit(0, error=make_error())], {0: None}, best_position=(0, 0))
+    verdict = diagnose_exits([make_exit(0, error=make_error())], {0: None}, best_position=(0, 0))
     assert (verdict.cause, verdict.phase) == (Cause.startup_failure, None)
 
 
@@ -166,13 +166,17 @@ def test_failing_in_a_later_call_or_after_resuming_is_not_startup(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, changes: dict[str, int]
 ) -> None:
     """Work had been done; a restart goes on from it."""
-    verdict = diagnose([make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5))
+    verdict = diagnose_exits(
+        [make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5)
+    )
     assert verdict.cause is Cause.exception
 
 
 def test_leaving_without_a_word_is_told_by_its_code(make_exit: MakeExit, make_slot: MakeSlot) -> None:
     """`os._exit(3)` leaves no exception; the code is all there is, and it is said."""
-    verdict = diagnose([make_exit(1, exit_code=3)], {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    verdict = diagnose_exits(
+        [make_exit(1, exit_code=3)], {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)
+    )
     assert verdict.culprit == 1
     assert verdict.location is None
     assert verdict.sentence == (
@@ -184,7 +188,7 @@ def test_the_exception_carries_its_place(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
     """File, line and function of the user's frame, and the traceback."""
-    verdict = diagnose([make_exit(0, error=make_error())], {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose_exits([make_exit(0, error=make_error())], {0: make_slot(0)}, best_position=(1, 7))
     assert verdict.location is not None
     assert verdict.location.as_json() == {"file": "/home/user/train.py", "line": 12, "function": "reward"}
     assert verdict.traceback == "Traceback (most recent call last): ..."
@@ -193,7 +197,7 @@ def test_the_exception_carries_its_place(
 def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
     """Of a message of many lines the first is shown, and not more than a screen's width of it or two."""
     error = make_error(message="shapes differ " + "x" * 1000 + "\nsecond line\nthird")
-    sentence = diagnose([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
     assert "\n" not in sentence
     assert "shapes differ" in sentence
     assert len(sentence) < 320
@@ -204,14 +208,14 @@ def test_an_empty_message_leaves_a_whole_sentence(
 ) -> None:
     """`raise ValueError` has no words; the sentence ends properly all the same."""
     error = make_error(type="AssertionError", message="")
-    sentence = diagnose([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
     assert sentence == "Rank 0 raised AssertionError at step 7 in phase generate."
 
 
 def test_the_step_is_the_furthest_any_rank_has_come(make_exit: MakeExit, make_slot: MakeSlot) -> None:
     """The killed rank may be a step behind its peers, or its slot unreadable."""
     exits = [make_exit(0, signal=signal.SIGKILL)]
-    assert diagnose(exits, {0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
+    assert diagnose_exits(exits, {0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_the_signature_tells_a_repeat_from_a_new_failure(
 ) -> None:
     """The same error at the same line and step is the same failure; at another step it is not."""
     signatures = {
-        diagnose(
+        diagnose_exits(
             [make_exit(0, error=make_error(wall_time=at))], {0: make_slot(0, **changes)}, best_position=(1, 7)
         ).signature
         for at, changes in ((1.0, first), (2.0, second))
@@ -258,7 +262,7 @@ def test_the_culprit_does_not_depend_on_the_order_of_the_list(
         )
         for rank in order
     ]  # fmt: skip
-    verdict = diagnose(exits, dict.fromkeys(range(4)), best_position=(1, 1))
+    verdict = diagnose_exits(exits, dict.fromkeys(range(4)), best_position=(1, 1))
     assert verdict.culprits == (killed,)
     assert set(verdict.waiters) == set(range(4)) - {killed}
 
@@ -283,7 +287,7 @@ def test_a_scripts_own_exit_code_is_said_as_such(
 ) -> None:
     """`sys.exit(2)` in a script is an exit with a code, not an exception called 2."""
     ended = make_exit(0, order=0, exit_code=2, error=make_error(type="SystemExit", message="2"))
-    verdict = diagnose([ended], {0: make_slot(0)}, best_position=(0, 0))
+    verdict = diagnose_exits([ended], {0: make_slot(0)}, best_position=(0, 0))
     assert "exited with code 2" in verdict.sentence
     assert "SystemExit" not in verdict.sentence
 
@@ -294,11 +298,11 @@ def test_ranks_that_left_are_told_with_the_line_they_left_from(
     """And who still needed them."""
     error = make_error(type="SystemExit", message="0", location=("/home/user/train.py", 40, "main"))
     left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
-    verdict = left_early(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
+    verdict = diagnose_early_exit(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
     assert (
         verdict.sentence
-        == "Rank 1 left at step 7 (at train.py:40 in main) while rank 0 still trained and needed it."
+        == "Rank 1 exited at step 7 (at train.py:40 in main) while rank 0 was still training."
     )
     assert verdict.location is not None
     assert verdict.location.line == 40
@@ -312,9 +316,9 @@ def test_several_that_left_are_all_named_and_the_first_gives_the_line(
     late = make_exit(0, exit_code=0, order=2, error=make_error(location=("late.py", 2, "f")))
     first = make_exit(3, exit_code=0, order=0, error=make_error(location=("first.py", 1, "f")))
     slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
-    verdict = left_early([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
+    verdict = diagnose_early_exit([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
     assert (verdict.culprits, verdict.waiters, verdict.step) == ((0, 3), (1, 2), 9)
-    assert verdict.sentence.startswith("Ranks 0, 3 left at step 9 (at first.py:1 in f) while rank 1 ")
+    assert verdict.sentence.startswith("Ranks 0 and 3 exited at step 9 (at first.py:1 in f) while rank 1 ")
     assert verdict.phase is None
 
 
@@ -323,11 +327,17 @@ def test_leaving_early_again_at_the_same_step_is_the_same_failure(
 ) -> None:
     """By ranks and step, without a line as well."""
     failed = [make_exit(0, order=1)]
-    first = left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)})
+    first = diagnose_early_exit([make_exit(1, exit_code=0)], failed, {0: make_slot(0)})
     assert first.location is None
-    assert left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0)}).signature == first.signature
     assert (
-        left_early([make_exit(1, exit_code=0)], failed, {0: make_slot(0, step=8)}).signature
+        diagnose_early_exit([make_exit(1, exit_code=0)], failed, {0: make_slot(0)}).signature
+        == first.signature
+    )
+    assert (
+        diagnose_early_exit([make_exit(1, exit_code=0)], failed, {0: make_slot(0, step=8)}).signature
         != first.signature
     )
-    assert left_early([make_exit(2, exit_code=0)], failed, {0: make_slot(0)}).signature != first.signature
+    assert (
+        diagnose_early_exit([make_exit(2, exit_code=0)], failed, {0: make_slot(0)}).signature
+        != first.signature
+    )

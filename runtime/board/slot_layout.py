@@ -1,0 +1,137 @@
+"""Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
+
+    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives issued
+    8      identity                        384    floating-point fields
+    64     open phases                    1024    phase histograms
+    256    integer fields                 4352    collective log
+
+To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs, the writer
+(`slot_writer.py`) and `read_slot` derive from the table. Fields must not move: a running supervisor and its ranks may be of
+different versions of this file. Does not read or write the board itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.board.collective_log import LOG_BYTES
+from grpo_run.runtime.board.phase_histogram import HISTOGRAMS_BYTES
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+
+SLOT_BYTES = 65536
+READING_BYTES = 512
+"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective log."""
+MAX_OPEN_PHASES = 8
+
+SEQUENCE = struct.Struct("<Q")
+IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
+OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start of each phase (ns)
+    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q"
+)
+MARK = struct.Struct("<Q")
+
+IDENTITY_AT = 8
+OPEN_PHASES_AT = 64
+INTEGERS_AT = 256
+HEARTBEAT_AT = 344  # the three marks are 8-byte stores outside the seqlock
+LAST_WORK_AT = 352
+COLLECTIVES_ISSUED_AT = 360
+FLOATS_AT = 384
+HISTOGRAMS_AT = 1024
+COLLECTIVE_LOG_AT = 4352
+
+
+def _stored(code: str, default: float) -> Any:
+    """A field of the table: `code` is its format character in `struct`."""
+    return dataclasses.field(default=default, metadata={"code": code})
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class SlotFields:
+    """The table: every field that a rank publishes, in the order and with the format that it has in the slot.
+
+    A name that ends in `_ns` holds nanoseconds of the monotonic clock and is read as `_seconds`. NaN means never set.
+    """
+
+    train_call: int = _stored("i", 0)
+    step: int = _stored("i", 0)
+    target_steps: int = _stored("i", 0)
+    voted_step: int = _stored("i", 0)
+    committed_step: int = _stored("i", 0)
+    resumed_step: int = _stored("i", 0)
+    checkpoint_step: int = _stored("i", 0)
+    voted_at_ns: int = _stored("Q", 0)
+    train_started_ns: int = _stored("Q", 0)
+    tokens_generated: int = _stored("Q", 0)
+    rewards_scored: int = _stored("Q", 0)
+    votes: int = _stored("Q", 0)
+    hygiene_runs: int = _stored("Q", 0)
+
+    vote_wait_seconds: float = _stored("d", 0.0)
+    hygiene_seconds: float = _stored("d", 0.0)
+    checkpoint_seconds: float = _stored("d", 0.0)
+    reward: float = _stored("d", math.nan)
+    completion_length: float = _stored("d", math.nan)
+    loss: float = _stored("d", math.nan)
+    grad_norm: float = _stored("d", math.nan)
+    learning_rate: float = _stored("d", math.nan)
+
+
+def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:
+    """Compile a function that packs these fields into memory at an offset.
+
+    `layout.pack_into(memory, at, *attrgetter(*names)(fields))` would take more than twice as long.
+    """
+    values = ", ".join(f"fields.{name}" for name in names)
+    write: Callable[[mmap.mmap, int, SlotFields], None] = eval(
+        f"lambda memory, at, fields: pack_into(memory, at, {values})", {"pack_into": layout.pack_into}
+    )
+    return write
+
+
+_CODES = {field.name: field.metadata["code"] for field in dataclasses.fields(SlotFields)}
+_INTEGER_NAMES = tuple(name for name, code in _CODES.items() if code != "d")
+_FLOAT_NAMES = tuple(name for name, code in _CODES.items() if code == "d")
+_NANOSECOND_NAMES = tuple(name for name in _CODES if name.endswith("_ns"))
+
+INTEGERS = struct.Struct("<" + "".join(_CODES[name] for name in _INTEGER_NAMES))
+FLOATS = struct.Struct("<" + "".join(_CODES[name] for name in _FLOAT_NAMES))
+write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
+write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
+
+assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
+assert FLOATS_AT + FLOATS.size <= READING_BYTES <= HISTOGRAMS_AT
+assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
+assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
+
+
+def read_slot(raw: bytes, sequence: int) -> Slot:
+    """Decode a consistent copy of a slot's first `READING_BYTES` bytes."""
+    rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
+    progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
+    fields: dict[str, Any] = dict(zip(_INTEGER_NAMES, INTEGERS.unpack_from(raw, INTEGERS_AT), strict=True))
+    fields.update(zip(_FLOAT_NAMES, FLOATS.unpack_from(raw, FLOATS_AT), strict=True))
+    for name in _NANOSECOND_NAMES:
+        fields[name.removesuffix("_ns") + "_seconds"] = fields.pop(name) / 1e9
+    return Slot(
+        rank=rank,
+        local_rank=local_rank,
+        pid=pid,
+        attempt=attempt,
+        state=RankState(state),
+        phases=tuple(
+            OpenPhase(phase=Phase(phases[i]), since_seconds=phases[MAX_OPEN_PHASES + i] / 1e9)
+            for i in range(depth)
+        ),
+        last_progress_seconds=progress_ns / 1e9,
+        writes=sequence // 2,
+        heartbeat_seconds=MARK.unpack_from(raw, HEARTBEAT_AT)[0] / 1e9,
+        last_work_seconds=MARK.unpack_from(raw, LAST_WORK_AT)[0] / 1e9,
+        collectives_issued=MARK.unpack_from(raw, COLLECTIVES_ISSUED_AT)[0],
+        **fields,
+    )

@@ -1,0 +1,151 @@
+"""Writer of one rank's slot. Created by the rank's session; called by the hooks at every phase and step.
+
+A write is a few `struct.pack_into` calls between two increments of a sequence number (a seqlock: the number is odd during
+a write). It takes no lock and no system call, and costs 1 to 2 µs. Does not notify readers; they poll.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+
+from grpo_run.runtime.board.collective_log import CollectiveLogWriter
+from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
+from grpo_run.runtime.board.slot_layout import (
+    COLLECTIVE_LOG_AT,
+    COLLECTIVES_ISSUED_AT,
+    FLOATS_AT,
+    HEARTBEAT_AT,
+    HISTOGRAMS_AT,
+    IDENTITY,
+    IDENTITY_AT,
+    INTEGERS_AT,
+    LAST_WORK_AT,
+    MARK,
+    MAX_OPEN_PHASES,
+    OPEN_PHASES,
+    OPEN_PHASES_AT,
+    SEQUENCE,
+    SLOT_BYTES,
+    SlotFields,
+    write_floats,
+    write_integers,
+)
+from grpo_run.watchdog.observation import Phase, RankState
+
+
+class SlotWriter(SlotFields):
+    """The only writer of one slot. One thread of a rank uses it at a time; it never blocks.
+
+    Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`. `on_enter` is called
+    with each phase that begins, after the phase is on the board.
+
+    Args:
+        memory: the board's writable mapping.
+        offset: where the slot begins; the slot is zeroed.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, offset: int, *, rank: int, local_rank: int, pid: int, attempt: int
+    ) -> None:
+        super().__init__()
+        self.state = RankState.starting
+        self.on_enter: Callable[[Phase], None] | None = None
+        self._memory = memory
+        self._offset = offset
+        self._sequence = 0
+        self._open_phases: list[tuple[int, int]] = []
+        self._published_work = (0, 0)
+        memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
+        self.collective_log = CollectiveLogWriter(
+            memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
+        )
+        self._phase_histograms = PhaseHistogramWriter(memory, offset + HISTOGRAMS_AT)
+        IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
+        self.heartbeat()
+        self.publish()
+
+    def enter(self, phase: Phase) -> None:
+        """Open a phase inside the current one."""
+        now = time.monotonic_ns()
+        self._open_phases.append((phase, now))
+        self._publish_phases(now)
+        if self.on_enter is not None:
+            self.on_enter(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """Close the innermost open `phase` and every phase still open inside it. Ignore a phase that is not open."""
+        now = time.monotonic_ns()
+        for depth in range(len(self._open_phases) - 1, -1, -1):
+            if self._open_phases[depth][0] == phase:
+                self._close(depth, now)
+                break
+        self._publish_phases(now)
+
+    def replace(self, phase: Phase) -> None:
+        """Close all open phases and open `phase` as the outermost one."""
+        now = time.monotonic_ns()
+        self._close(0, now)
+        self._open_phases.append((phase, now))
+        self._publish_phases(now)
+        if self.on_enter is not None:
+            self.on_enter(phase)
+
+    def publish(self) -> None:
+        """Write every field as one consistent reading, and stamp the time of last progress."""
+        memory, offset = self._memory, self._offset
+        work = (self.tokens_generated, self.rewards_scored)
+        if work != self._published_work:
+            self._published_work = work
+            self.record_work()
+        self._begin_write()
+        write_integers(memory, offset + INTEGERS_AT, self)
+        write_floats(memory, offset + FLOATS_AT, self)
+        self._sequence += 1
+        SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._publish_phases(time.monotonic_ns())
+
+    def heartbeat(self) -> None:
+        """Stamp the heartbeat: a thread of this interpreter is running."""
+        MARK.pack_into(self._memory, self._offset + HEARTBEAT_AT, time.monotonic_ns())
+
+    def record_work(self) -> None:
+        """Stamp the time of measurable work: a forward pass, generated tokens, scored rewards."""
+        MARK.pack_into(self._memory, self._offset + LAST_WORK_AT, time.monotonic_ns())
+
+    def detach(self) -> None:
+        """Redirect all further writes to private memory. Called in a forked child, which is not the rank."""
+        private = mmap.mmap(-1, len(self._memory))
+        self._memory = private
+        self.collective_log.detach(private)
+        self._phase_histograms.detach(private)
+
+    def _close(self, depth: int, now: int) -> None:
+        for phase, since in self._open_phases[depth:]:
+            self._phase_histograms.add(phase, (now - since) / 1e9)
+        del self._open_phases[depth:]
+
+    def _begin_write(self) -> None:
+        """Make the sequence number odd, even if an exception from a signal handler left it odd."""
+        self._sequence += 1 + (self._sequence & 1)
+        SEQUENCE.pack_into(self._memory, self._offset, self._sequence)
+
+    def _publish_phases(self, now: int) -> None:
+        memory, offset = self._memory, self._offset
+        phases = self._open_phases[-MAX_OPEN_PHASES:]
+        padding = (0,) * (MAX_OPEN_PHASES - len(phases))
+        self._begin_write()
+        OPEN_PHASES.pack_into(
+            memory,
+            offset + OPEN_PHASES_AT,
+            now,
+            self.state,
+            len(phases),
+            *[phase for phase, _ in phases],
+            *padding,
+            *[since for _, since in phases],
+            *padding,
+        )
+        self._sequence += 1
+        SEQUENCE.pack_into(memory, offset, self._sequence)

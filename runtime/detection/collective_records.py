@@ -1,0 +1,122 @@
+"""The collectives of each rank: Flight Recorder answers joined with the collective logs on the board.
+
+Used by the deadlock and stall detectors, and by the incident investigation for the evidence. Reads sockets and shared memory;
+does not judge. What cannot be read is listed in `unavailable` and is never treated as proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grpo_run.runtime.detection import flight_recorder
+from grpo_run.runtime.detection.local_ranks import LocalRanks
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.history import merge
+from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.recording import parse_recording
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+
+FETCH_SECONDS = 0.5
+"""Deadline for the Flight Recorders of all ranks together."""
+
+Recorded = Mapping[int, tuple[Collective, ...]]
+"""Parsed Flight Recorder entries, by rank."""
+
+
+class CollectiveRecords:
+    """Collective records of one attempt.
+
+    `recordings` holds the JSON of the last fetch by rank, `unavailable` the reason for each rank without one.
+    """
+
+    def __init__(self, ranks: LocalRanks) -> None:
+        self._ranks = ranks
+        self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
+        self.recordings: dict[int, bytes] = {}
+        self.unavailable: dict[int, str] = {}
+
+    def fetch(self, sockets: Mapping[int, str]) -> dict[int, tuple[Collective, ...]]:
+        """Fetch and parse the Flight Recorders behind `sockets` (paths by rank)."""
+        self.recordings, failures = flight_recorder.fetch(sockets, FETCH_SECONDS)
+        recorded = {}
+        for rank, text in self.recordings.items():
+            before = self._parsed.get(rank)
+            if before is not None and before[0] == text:
+                recorded[rank] = before[
+                    1
+                ]  # parsing is most of a poll's cost, and idle ranks answer identically
+                continue
+            try:
+                recorded[rank] = parse_recording(text)
+                self._parsed[rank] = (text, recorded[rank])
+            except ValueError as error:
+                failures[rank] = str(error)
+        self.unavailable = {rank: f"no collective records: {why}" for rank, why in failures.items()}
+        return recorded
+
+    def may_be_blocked(self, rank: int, slot: Slot | None) -> bool:
+        """Whether the rank's slot says that it waits for other ranks, or that it may do so inside a backward pass."""
+        if slot is None:
+            return False
+        place = self._ranks.places[rank]
+        in_collective = self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
+        return in_collective or slot.phase is Phase.forward_backward
+
+    def is_blocked(
+        self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None
+    ) -> bool | None:
+        """Whether the rank is blocked in a collective; None if only its Flight Recorder can tell and did not answer."""
+        if slot is None:
+            return None
+        if self._ranks.board.is_blocked(self._ranks.places[rank]):
+            return True
+        if not self.may_be_blocked(rank, slot):
+            return False
+        if recorded is None:
+            return None
+        return any(entry.progress is not CollectiveProgress.completed for entry in recorded)
+
+    def position(
+        self,
+        rank: int,
+        slot: Slot | None,
+        recorded: tuple[Collective, ...] | None,
+        *,
+        gone: bool,
+        idle: bool = False,
+    ) -> Position:
+        """Where the rank is in its collectives, as input for `watchdog.deadlocks.proof.prove`."""
+        log = self._ranks.board.collective_log(self._ranks.places[rank]) if slot is not None else None
+        # a running rank whose recorder does not answer may have issued more than its log holds
+        observed = log is not None and (recorded is not None or gone)
+        return Position(
+            rank=rank,
+            records=merge(recorded or (), log or ()) if observed else None,
+            gone=gone,
+            left_training=slot is not None and slot.state is RankState.between,
+            idle=idle,
+            in_backward=slot is not None and slot.phase is Phase.forward_backward,
+        )
+
+    def logs_as_json(self) -> dict[int, object]:
+        """Each rank's collective log as plain JSON values; empty if the board was truncated."""
+        board = self._ranks.board
+        if not board.has_full_size:
+            return {}
+        return {
+            rank: [_as_json(entry) for entry in board.collective_log(place)]
+            for rank, place in self._ranks.places.items()
+        }
+
+
+def _as_json(entry: Collective) -> dict[str, object]:
+    return {
+        "group": entry.group,
+        "sequence": entry.sequence,
+        "operation": entry.operation,
+        "sizes": entry.sizes,
+        "dtypes": entry.dtypes,
+        "progress": entry.progress.name,
+        "step": entry.step,
+        "at": entry.location.short if entry.location is not None else None,
+    }

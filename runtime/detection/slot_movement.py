@@ -1,0 +1,42 @@
+"""When each rank's slot last changed. Costs no system call; reads nothing but the slots it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grpo_run.watchdog.observation import Slot
+
+
+class SlotMovement:
+    """Signatures of slots over successive scans. `unreadable` holds the reason for each slot that could not be read."""
+
+    def __init__(self) -> None:
+        self._moved: dict[int, tuple[object, float]] = {}
+        self.unreadable: dict[int, str] = {}
+
+    def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Compare the slots of a scan at `now` (monotonic seconds) with the previous scan."""
+        for rank, slot in slots.items():
+            if slot is None:
+                self.unreadable[rank] = "its slot on the board cannot be read"
+                continue
+            self.unreadable.pop(rank, None)
+            signature = (slot.pid, slot.writes, slot.collectives_issued, slot.last_work_seconds)
+            if self._moved.get(rank, (None, 0.0))[0] != signature:
+                self._moved[rank] = (signature, now)
+
+    def restart(self) -> None:
+        """Forget all signatures: every slot counts as moved at the next scan."""
+        self._moved.clear()
+
+    def still_seconds(self, rank: int, now: float) -> float:
+        """How long the rank's slot has been unchanged; 0 if it was never read."""
+        return now - self._moved[rank][1] if rank in self._moved else 0.0
+
+    def moved_at(self, rank: int) -> float | None:
+        """When the rank's slot last changed, in monotonic seconds; None if it was never read."""
+        return self._moved[rank][1] if rank in self._moved else None
+
+    def signatures(self, slots: Mapping[int, Slot | None]) -> tuple[object, ...]:
+        """The current signatures of these ranks, for comparison with a later poll."""
+        return tuple(self._moved.get(rank, (None,))[0] for rank in sorted(slots))

@@ -1,0 +1,148 @@
+"""Stall detection: compares open phases with their learned deadlines, twice per second.
+
+The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is overdue under the
+assumption that no rank waits. A stall is reported after two checks in a row found one. Called by `detector.py` at every scan. The
+decision is `watchdog.stalls.detection.find_stall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grpo_run.runtime.detection.activity import RankActivity
+from grpo_run.runtime.detection.collective_records import CollectiveRecords, Recorded
+from grpo_run.runtime.detection.deadlock_detector import Poll
+from grpo_run.runtime.detection.finding import Finding
+from grpo_run.runtime.detection.local_ranks import LocalRanks
+from grpo_run.runtime.detection.phase_durations import PhaseDurations
+from grpo_run.runtime.detection.slot_movement import SlotMovement
+from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import find_stall
+from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+
+CHECK_SECONDS = 0.5
+RETRY_SECONDS = 5.0
+"""Pause after the Flight Recorders have cleared an overdue phase."""
+
+
+class StallDetector:
+    """Stall detector of one attempt. `suspicion` describes a stall that one more check will confirm.
+
+    Args:
+        now: monotonic seconds; the time before it was not observed and counts for nothing.
+    """
+
+    def __init__(
+        self,
+        ranks: LocalRanks,
+        settings: DeadlineSettings,
+        movement: SlotMovement,
+        records: CollectiveRecords,
+        durations: PhaseDurations,
+        now: float,
+    ) -> None:
+        self._ranks = ranks
+        self._settings = settings
+        self._movement = movement
+        self._records = records
+        self._durations = durations
+        self._observed_since = now
+        self._next_check_at = 0.0
+        self._activity = RankActivity()
+        self._nested = NestedPhaseTime()
+        self.suspicion: str | None = None
+
+    def restart(self, now: float) -> None:
+        """Start all clocks at `now`, after a pause of the supervisor."""
+        self._observed_since = now
+        self.suspicion = None
+
+    def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Record the slots of a scan. Cheap; called at every scan, also between two checks."""
+        self._activity.record(slots, now)
+        self._nested = self._nested.after(slots, now)
+
+    def scan(self, slots: Mapping[int, Slot | None], now: float, last_poll: Poll | None) -> Finding | None:
+        """Check if it is time to, and return a stall that two checks have found.
+
+        Args:
+            now: monotonic seconds.
+            last_poll: the deadlock detector's last poll, which saves a fetch while the slots have not changed since.
+        """
+        if now < self._next_check_at:
+            return None
+        self._next_check_at = now + CHECK_SECONDS
+        if now - max(_oldest_phase(slots, now), self._observed_since) < self._settings.floor_seconds / 2:
+            self.suspicion = None
+            return None
+        facts = self._activity.scan(slots, self._ranks.pids, now)
+        # the first check assumes that a rank works unless it is known to wait; it fetches nothing
+        if self._find(slots, now, facts, None) is None:
+            self.suspicion = None
+            return None
+        # only the Flight Recorders know which ranks wait inside C++ or on a device
+        sockets = {rank: path for rank, path in self._ranks.sockets.items() if rank in slots}
+        fetched: Recorded | None = None
+        if last_poll is None or last_poll.movement != self._movement.signatures(slots):
+            fetched = self._records.fetch(sockets)
+        stall = self._find(slots, now, facts, fetched if fetched is not None else _recorded(last_poll))
+        if stall is not None and fetched is None:
+            # the last poll may be outdated: work on a device goes on without a change in the slot
+            stall = self._find(slots, now, facts, self._records.fetch(sockets))
+        if stall is None:
+            self.suspicion = None
+            self._next_check_at = now + RETRY_SECONDS
+            return None
+        confirmed, self.suspicion = self.suspicion is not None, stall.sentence
+        if not confirmed:
+            self._next_check_at = now  # confirm at the next scan: one check may see a rank between two phases
+            return None
+        self._durations.record_termination(stall.phase, stall.waited_seconds)
+        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+
+    def _find(
+        self,
+        slots: Mapping[int, Slot | None],
+        now: float,
+        facts: Mapping[int, ProcessFacts | None],
+        recorded: Recorded | None,
+    ) -> Stall | None:
+        """Apply `find_stall`. With `recorded` None, every rank counts as working unless it is known to wait."""
+        learned = self._durations.current(now)
+        blocked = {
+            rank: self._records.is_blocked(rank, slot, recorded.get(rank) if recorded is not None else ())
+            for rank, slot in slots.items()
+        }
+        return find_stall(
+            slots,
+            now=now,
+            learned=learned.durations,
+            completed=learned.completed,
+            settings=self._settings,
+            processes=facts,
+            progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
+            waiting={rank: waits for rank, waits in blocked.items() if waits is not None},
+            nested=self._nested,
+            whole_world=len(slots) == self._ranks.world_size,
+        )
+
+    def _progressed_at(self, rank: int, slot: Slot | None) -> float:
+        last_work = slot.last_work_seconds if slot is not None else 0.0
+        return max(self._observed_since, last_work, self._activity.active_at(rank))
+
+
+def _oldest_phase(slots: Mapping[int, Slot | None], now: float) -> float:
+    return min(
+        (
+            slot.phases[0].since_seconds if slot.phases else slot.last_progress_seconds
+            for slot in slots.values()
+            if slot is not None
+        ),
+        default=now,
+    )
+
+
+def _recorded(poll: Poll | None) -> Recorded | None:
+    return poll.recorded if poll is not None else None

@@ -1,0 +1,41 @@
+"""The layout of a slot does not change: boards of an earlier version stay readable."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from grpo_run.runtime.board.board import HEADER_BYTES, Board
+from grpo_run.runtime.board.slot_layout import SLOT_BYTES
+from grpo_run.watchdog.observation import Slot
+
+INTEGERS = [
+    "train_call", "step", "target_steps", "voted_step", "committed_step", "resumed_step", "checkpoint_step",
+    "voted_at_ns", "train_started_ns", "tokens_generated", "rewards_scored", "votes", "hygiene_runs",
+]  # fmt: skip
+FLOATS = [
+    "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "reward", "completion_length", "loss",
+    "grad_norm", "learning_rate",
+]  # fmt: skip
+
+
+def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
+    """Offsets and formats are part of the file format."""
+    path = tmp_path / "board.mmap"
+    board = Board.create(path, 2)
+    writer = board.writer(1, rank=5, pid=4711, attempt=3)
+    for number, name in enumerate(INTEGERS, start=1):
+        setattr(writer, name, number)
+    for number, name in enumerate(FLOATS, start=1):
+        setattr(writer, name, number / 4)
+    writer.publish()
+    slot = path.read_bytes()[HEADER_BYTES + SLOT_BYTES :]
+    assert struct.unpack_from("<IIII", slot, 8) == (5, 1, 4711, 3)
+    assert struct.unpack_from("<iiiiiiiQQQQQQ", slot, 256) == tuple(range(1, 14))
+    assert struct.unpack_from("<ddddddddd", slot, 384) == (*(number / 4 for number in range(1, 9)), 0.0)
+
+
+def test_every_field_of_the_table_is_in_a_reading() -> None:
+    """Under its own name, or in seconds for nanoseconds."""
+    names = {name.replace("_ns", "_seconds") for name in (*INTEGERS, *FLOATS)}
+    assert names <= set(Slot.__dataclass_fields__)

@@ -1,0 +1,95 @@
+"""Stalls as results: cause and sentence for ranks that missed a deadline. Called by `detection.py`, which chose the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.rank_names import rank_names
+from grpo_run.watchdog.stalls.deadlines import Occurrence
+from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.overdue import OverduePhase
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+
+_CAUSES = {
+    Phase.generate: Cause.generation_stall,
+    Phase.reward: Cause.reward_stall,
+    Phase.data: Cause.data_stall,
+    Phase.checkpoint: Cause.checkpoint_stall,
+}
+
+
+def describe_culprits(
+    culprits: Sequence[OverduePhase],
+    waiters: tuple[int, ...],
+    processes: Mapping[int, ProcessFacts | None],
+    durations: Durations | None,
+) -> Stall:
+    """Return the stall of these overdue phases, the longest silent one first.
+
+    Args:
+        durations: what is known of the first culprit's phase.
+    """
+    first = culprits[0]
+    facts = processes.get(first.rank)
+    cause = _CAUSES.get(first.phase, Cause.no_progress)
+    silence = f"in {first.phase.name} for {_seconds(first.silent_seconds)} without progress"
+    if facts is not None and facts.stopped:
+        cause = Cause.interpreter_stuck
+        subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
+    elif facts is not None and facts.heartbeat_late:
+        cause = Cause.interpreter_stuck
+        age = _seconds(facts.heartbeat_age_seconds)
+        subject = f"Rank {first.rank}'s interpreter has not run for {age}, {silence}"
+    else:
+        subject = f"Rank {first.rank} has been {silence}"
+    blamed = [phase.rank for phase in culprits]
+    sleeping = [rank for rank in blamed if (facts := processes.get(rank)) is not None and facts.state == "D"]
+    others = ""
+    if len(blamed) > 1:
+        pronoun = "its" if len(blamed) == 2 else "their"
+        others = f"; {rank_names(blamed[1:])} missed {pronoun} deadline too"
+    kernel = ""
+    if sleeping:
+        verb = "is" if len(sleeping) == 1 else "are"
+        kernel = f"; {rank_names(sleeping)} {verb} in uninterruptible sleep"
+    basis = _basis(durations, first.occurrence)
+    return Stall(
+        cause=cause,
+        culprits=tuple(blamed),
+        waiters=waiters,
+        phase=first.phase,
+        deadline_seconds=first.deadline_seconds,
+        waited_seconds=first.silent_seconds,
+        sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
+        uninterruptible=bool(sleeping),
+    )
+
+
+def describe_waiting_ranks(overdue: Mapping[int, OverduePhase]) -> Stall:
+    """Return the stall of ranks that all wait for too long; its time is that of the last one to begin."""
+    last = min(overdue.values(), key=lambda phase: phase.silent_seconds)
+    subject = "All ranks have waited" if len(overdue) > 1 else f"Rank {last.rank} has waited"
+    return Stall(
+        cause=Cause.no_progress,
+        culprits=(),
+        waiters=tuple(sorted(overdue)),
+        phase=last.phase,
+        deadline_seconds=last.deadline_seconds,
+        waited_seconds=last.silent_seconds,
+        sentence=f"{subject} for other ranks for at least {_seconds(last.silent_seconds)} (deadline"
+        f" {_seconds(last.deadline_seconds)}); cannot tell which rank is missing.",
+    )
+
+
+def _basis(durations: Durations | None, occurrence: Occurrence) -> str:
+    if durations is None or not (durations.count or durations.first_seconds > 0):
+        return "nothing learned yet"
+    if occurrence is Occurrence.first or not durations.count:
+        return f"learned from a first occurrence of {_seconds(durations.first_seconds)}"
+    return f"learned from {durations.count} occurrence{'s' if durations.count > 1 else ''}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
