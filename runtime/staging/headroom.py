@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.watchdog.cgroups import MOUNTED, memory_cgroups, read_fields
 from grpo_run.watchdog.processes import read_file
 
 FULL_BYTES = 1 << 20
@@ -22,8 +23,6 @@ RESERVE_MINIMUM_BYTES = 64 << 20
 """Lower bound of the reserve: what a Python process may allocate at once (a garbage collection, a batch)."""
 RESERVE_MAXIMUM_BYTES = 4 << 30
 """Upper bound of the reserve: on large machines 5 % is more than other users need."""
-UNLIMITED_BYTES = 1 << 60
-"""cgroup version 1 reports "no limit" as a number near 2**63."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def is_full(error: BaseException, folder: Path) -> bool:
 
 def machine_headroom(meminfo: bytes) -> Headroom | None:
     """Return MemAvailable of `/proc/meminfo` (proc(5): memory available without swapping), or None if absent."""
-    fields = _fields(meminfo)
+    fields = read_fields(meminfo)
     if "MemAvailable" not in fields or "MemTotal" not in fields:
         return None
     return Headroom(
@@ -108,60 +107,21 @@ def machine_headroom(meminfo: bytes) -> Headroom | None:
     )
 
 
-def cgroup_headroom(membership: bytes, mounted: Path = Path("/sys/fs/cgroup")) -> list[Headroom]:
-    """What each memory cgroup above a process leaves, innermost first; both versions of cgroups.
+def cgroup_headroom(membership: bytes, mounted: Path = MOUNTED) -> list[Headroom]:
+    """Return the headroom of every memory cgroup of a process that has a limit, innermost first.
 
-    Pages of a file in memory are charged to the cgroup of the process that touches them first. Unused page
-    cache counts as free, as the kernel gives it up before it kills (the same sum as kubelet's working set).
+    Pages of a file in tmpfs are charged to the cgroup of the process that touches them first. Unused page cache counts
+    as free, because the kernel frees it before it kills a process (as in the kubelet's working set).
 
     Args:
-        membership: `/proc/<pid>/cgroup`.
-        mounted: where cgroups are; a container mounts its own as the root, so missing folders are passed over.
+        membership: contents of `/proc/PID/cgroup`.
+        mounted: where the cgroup file systems are mounted.
     """
     found = []
-    for line in membership.decode(errors="replace").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            root, limit, usage, cache = mounted, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit = mounted / "memory", "memory.limit_in_bytes"
-            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
-        else:
-            continue
-        group = root / path.strip("/")
-        while True:
-            headroom = _one_cgroup_headroom(group, limit, usage, cache)
-            if headroom is not None:
-                found.append(headroom)
-            if group == root or root not in group.parents:
-                break
-            group = group.parent
-    return found
-
-
-def _one_cgroup_headroom(group: Path, limit_name: str, usage_name: str, cache_name: str) -> Headroom | None:
-    limit = _number(group / limit_name)
-    usage = _number(group / usage_name)
-    if limit is None or usage is None or limit >= UNLIMITED_BYTES:
-        return None
-    cache = _fields(read_file(str(group / "memory.stat")) or b"").get(cache_name, 0)
-    return Headroom(
-        name=f"the memory cgroup {group}", free_bytes=max(0, limit - usage + cache), total_bytes=limit
-    )
-
-
-def _number(file: Path) -> int | None:
-    """The file's number; None where there is none ("max" is no limit)."""
-    text = (read_file(str(file)) or b"").strip()
-    return int(text) if text.isdigit() else None
-
-
-def _fields(content: bytes) -> dict[str, int]:
-    """`name value` and `name: value unit` lines, as the kernel writes them."""
-    found = {}
-    for line in content.decode(errors="replace").splitlines():
-        words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = int(words[1])
+    for group in memory_cgroups(membership, mounted):
+        limit, usage = group.limit_bytes(), group.usage_bytes()
+        if limit is not None and usage is not None:
+            free = max(0, limit - usage + group.reclaimable_bytes())
+            name = f"the memory cgroup {group.folder}"
+            found.append(Headroom(name=name, free_bytes=free, total_bytes=limit))
     return found

@@ -67,8 +67,8 @@ def test_a_kernel_without_memavailable_gives_no_limit() -> None:
     assert machine_headroom(b"MemTotal: 1000 kB\n") is None
 
 
-def test_version_2_limits_are_read_from_every_ancestor(tmp_path: Path) -> None:
-    """The outer group may be the tighter one; "max" is no limit; unused cache is free."""
+def test_limits_of_cgroup_version_2_are_read_from_every_ancestor(tmp_path: Path) -> None:
+    """An ancestor may have the lower limit; "max" is no limit; unused page cache counts as free."""
     outer, middle, inner = tmp_path / "job", tmp_path / "job/step", tmp_path / "job/step/rank"
     group(outer, memory__max="1000\n", memory__current="700\n", memory__stat="anon 5\ninactive_file 50\n")
     group(middle, memory__max="max\n", memory__current="700\n")
@@ -79,8 +79,8 @@ def test_version_2_limits_are_read_from_every_ancestor(tmp_path: Path) -> None:
     ]
 
 
-def test_version_1_limits_are_read(tmp_path: Path) -> None:
-    """From the memory controller's own tree; its "no limit" is a huge number."""
+def test_limits_of_cgroup_version_1_are_read(tmp_path: Path) -> None:
+    """From the memory controller's hierarchy; a number near 2**63 is no limit."""
     inner = tmp_path / "memory/job"
     group(
         inner,
@@ -98,14 +98,14 @@ def test_version_1_limits_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_containers_own_group_is_found_at_the_root(tmp_path: Path) -> None:
-    """The path names a folder of the host, which is not there."""
+def test_the_cgroup_of_a_container_is_found_at_the_root(tmp_path: Path) -> None:
+    """The path is the host's and does not exist in the container."""
     group(tmp_path, memory__max="1000\n", memory__current="100\n")
     (found,) = cgroup_headroom(b"0::/docker/abc\n", tmp_path)
     assert found.free_bytes == 900
 
 
-def test_a_path_above_the_root_stays_inside(tmp_path: Path) -> None:
-    """A namespace shows groups outside of it with leading dots."""
+def test_a_cgroup_path_outside_the_root_is_not_followed(tmp_path: Path) -> None:
+    """A cgroup namespace shows groups outside of it with leading dots."""
     group(tmp_path, memory__max="1000\n", memory__current="100\n")
     assert len(cgroup_headroom(b"0::/../other\n", tmp_path)) <= 2
