@@ -7,7 +7,7 @@
     │   └── UntestedVersionError      a library is outside the version range tested with this release
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
-    ├── NoRoomError                   not enough memory for a snapshot (names the limit); the caller writes to disk
+    ├── NoHeadroomError               not enough memory for a snapshot (names the limit); the caller writes to disk
     ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
     └── ProcessError                  a process could not be started, or survived SIGKILL
 
@@ -58,7 +58,7 @@ class CheckpointError(GrpoRunError):
     """A checkpoint is incomplete or does not match its manifest."""
 
 
-class NoRoomError(GrpoRunError):
+class NoHeadroomError(GrpoRunError):
     """There is not enough memory for a snapshot. No memory was taken; the checkpoint can be written to disk."""
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from grpo_run.runtime.errors import CheckpointError, NoRoomError
+from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.staging.headroom import Headroom, least_headroom, measure_headroom
 
@@ -59,7 +59,7 @@ class SnapshotBuffer:
 
         Raises:
             CheckpointError: the path is not a regular file of this user, or cannot be opened.
-            NoRoomError: the address space cannot be mapped.
+            NoHeadroomError: the address space cannot be mapped.
         """
         self.path = path
         self._measure = measure
@@ -82,7 +82,7 @@ class SnapshotBuffer:
                 self._populate(start, min(RESERVATION_BYTES, self._held - start))
         except OSError as error:
             os.close(self._descriptor)
-            error_class = NoRoomError if error.errno in NO_SPACE_ERRNOS else CheckpointError
+            error_class = NoHeadroomError if error.errno in NO_SPACE_ERRNOS else CheckpointError
             raise error_class(f"{path} cannot be mapped: {error.strerror}") from error
         self._view = memoryview(self._map)
 
@@ -101,7 +101,7 @@ class SnapshotBuffer:
         May be called early, so that the first snapshot does not wait for memory.
 
         Raises:
-            NoRoomError: names the limit and the missing size; the buffer is unchanged.
+            NoHeadroomError: names the limit and the missing size; the buffer is unchanged.
         """
         missing = self._position + size_bytes - self._held
         if missing <= 0:
@@ -109,10 +109,10 @@ class SnapshotBuffer:
         growth = -(-missing // GROWTH_BYTES) * GROWTH_BYTES
         headroom = self._measure(self.path.parent)
         if growth > headroom.usable_bytes:
-            raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more, but {headroom.sentence}")
+            raise NoHeadroomError(f"{self.path} needs {growth >> 20} MiB more, but {headroom.sentence}")
         end = self._held + growth
         if end > len(self._map):
-            raise NoRoomError(
+            raise NoHeadroomError(
                 f"{self.path} needs {end >> 20} MiB, but the limit was {len(self._map) >> 20} MiB when it was opened"
             )
         try:
@@ -127,14 +127,14 @@ class SnapshotBuffer:
             os.ftruncate(self._descriptor, self._held)
             if error.errno not in NO_SPACE_ERRNOS:
                 raise
-            raise NoRoomError(f"{self.path} needs {growth >> 20} MiB more: {error.strerror}") from error
+            raise NoHeadroomError(f"{self.path} needs {growth >> 20} MiB more: {error.strerror}") from error
         self._held = end
 
     def allocate(self, size_bytes: int) -> int:
         """Append a record with undefined content and return its offset, a multiple of `ALIGNMENT_BYTES`.
 
         Raises:
-            NoRoomError: as `reserve`; nothing is appended.
+            NoHeadroomError: as `reserve`; nothing is appended.
         """
         taken = aligned(size_bytes)
         self.reserve(taken)
@@ -146,7 +146,7 @@ class SnapshotBuffer:
         """Copy a small object into a new record and return its offset. Holds the GIL while copying.
 
         Raises:
-            NoRoomError: as `reserve`; nothing is appended.
+            NoHeadroomError: as `reserve`; nothing is appended.
         """
         with memoryview(data).cast("B") as source:
             offset = self.allocate(len(source))

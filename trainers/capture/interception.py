@@ -23,7 +23,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.errors import NoRoomError
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.index import SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.trainers import upstream
@@ -38,7 +38,7 @@ class _Capture:
     root: str
     index: SnapshotIndex
     threads: int
-    failure: NoRoomError | None = None
+    failure: NoHeadroomError | None = None
 
     def relative_path(self, target: Any) -> str | None:
         """Return the target as a POSIX path below the root, or None if no file can be created there."""
@@ -68,7 +68,7 @@ class _Capture:
             return True
         try:
             file = pack(path)
-        except NoRoomError as error:
+        except NoHeadroomError as error:
             # the save continues to its end, because other ranks may wait in a collective of it
             self.failure = error
             return True
@@ -104,7 +104,7 @@ def capture_saves(buffer: SnapshotBuffer, root: Path, *, threads: int = 1) -> It
         threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: at the end of the block, if the buffer could not grow; the index is incomplete.
+        NoHeadroomError: at the end of the block, if the buffer could not grow; the index is incomplete.
     """
     assert _current() is None, "a thread captures one checkpoint at a time"
     index = SnapshotIndex()

@@ -43,7 +43,7 @@ def pack_torch(
         threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: the buffer could not grow; nothing was appended.
+        NoHeadroomError: the buffer could not grow; nothing was appended.
     """
     if upstream.skips_data():
         return None
@@ -89,7 +89,7 @@ def pack_safetensors(
         threads: maximum number of copying threads.
 
     Raises:
-        NoRoomError: the buffer could not grow; nothing was appended.
+        NoHeadroomError: the buffer could not grow; nothing was appended.
     """
     try:
         upstream.check_safetensors(tensors)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.errors import CheckpointError, NoRoomError
+from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.headroom import is_full, least_headroom
@@ -76,7 +76,7 @@ class Snapshots:
             try:
                 arena = self._arenas[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
                 arena.reserve(size_bytes)
-            except (NoRoomError, CheckpointError, OSError):
+            except (NoHeadroomError, CheckpointError, OSError):
                 return  # the first snapshot finds the same, and says so
 
     def take(
@@ -210,7 +210,7 @@ class Snapshots:
             try:
                 self._arenas[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
             except CheckpointError as error:
-                raise NoRoomError(str(error)) from error
+                raise NoHeadroomError(str(error)) from error
         return self._arenas[slot.index]
 
 
@@ -224,7 +224,7 @@ def _empty(slot: StagingSlot, folder: Path, expected_bytes: int) -> None:
 
 def _is_no_room(error: BaseException, folder: Path) -> bool:
     causes = upstream.save_errors(error)
-    return any(isinstance(cause, NoRoomError) or is_full(cause, folder) for cause in causes)
+    return any(isinstance(cause, NoHeadroomError) or is_full(cause, folder) for cause in causes)
 
 
 def finite(trainer: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.errors import CheckpointError, NoRoomError
+from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
 from grpo_run.runtime.staging import buffer as buffer_module
 from grpo_run.runtime.staging.buffer import (
     ALIGNMENT_BYTES,
@@ -150,7 +150,7 @@ def test_a_full_limit_is_detected_before_memory_is_taken(path: Path) -> None:
     with SnapshotBuffer(path, measure=lambda folder: headroom) as buffer:
         offset = buffer.append(b"kept")
         with pytest.raises(
-            NoRoomError, match=r"needs 20 MiB more, but a small limit has 72 MiB free.* 8 MiB"
+            NoHeadroomError, match=r"needs 20 MiB more, but a small limit has 72 MiB free.* 8 MiB"
         ):
             buffer.allocate(20 * MIB)
         assert buffer.held_bytes == GROWTH_BYTES
@@ -172,7 +172,7 @@ def test_a_failed_reservation_returns_the_memory(path: Path, monkeypatch: pytest
         buffer.append(b"kept")
         monkeypatch.setattr(buffer_module, "RESERVATION_BYTES", 4 * MIB)
         monkeypatch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(NoRoomError, match="No space left on device"):
+        with pytest.raises(NoHeadroomError, match="No space left on device"):
             buffer.allocate(30 * MIB)
         assert path.stat().st_size == buffer.held_bytes == GROWTH_BYTES
         monkeypatch.setattr(os, "posix_fallocate", real)
@@ -199,7 +199,7 @@ def test_the_file_size_limit_is_reported_as_missing_memory(path: Path) -> None:
         buffer.append(b"kept")
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 * MIB, hard))
         try:
-            with pytest.raises(NoRoomError, match="File too large"):
+            with pytest.raises(NoHeadroomError, match="File too large"):
                 buffer.allocate(16 * MIB)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.errors import NoRoomError
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
 from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.runtime.staging.writer import write_files
@@ -307,7 +307,7 @@ def test_lack_of_memory_is_raised_at_the_end_of_the_block(tmp_path: Path, root: 
 
     reached = None
     with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as buffer:
-        with pytest.raises(NoRoomError, match="a small limit"), capture_saves(buffer, root) as index:
+        with pytest.raises(NoHeadroomError, match="a small limit"), capture_saves(buffer, root) as index:
             reached = save_all()
         assert index.paths == ["fits.pt"]
     assert reached == "to the end"
@@ -323,7 +323,7 @@ def test_a_full_file_system_is_a_lack_of_memory(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(NoRoomError, match="No space left"), capture_saves(buffer, root) as index:
+    with pytest.raises(NoHeadroomError, match="No space left"), capture_saves(buffer, root) as index:
         torch.save(STATE, root / "x.pt")
     assert index.files == []
 

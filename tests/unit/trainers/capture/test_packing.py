@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.serialization import config
 
-from grpo_run.runtime.errors import NoRoomError
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.buffer import GROWTH_BYTES, SnapshotBuffer, SnapshotBufferReader
 from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.runtime.staging.index import SnapshotIndex, parse_index
@@ -379,9 +379,9 @@ def test_lack_of_memory_is_raised_and_nothing_is_appended(tmp_path: Path) -> Non
     small = Headroom(name="a small limit", free_bytes=(64 << 20) + GROWTH_BYTES, total_bytes=100 << 20)
     with SnapshotBuffer(tmp_path / "small", measure=lambda folder: small) as buffer:
         state = {"fits": torch.ones(1000), "does not": torch.ones(GROWTH_BYTES)}
-        with pytest.raises(NoRoomError, match="a small limit"):
+        with pytest.raises(NoHeadroomError, match="a small limit"):
             pack_torch(buffer, "x.pt", state, protocol=2, disable_byteorder_record=False)
-        with pytest.raises(NoRoomError, match="a small limit"):
+        with pytest.raises(NoHeadroomError, match="a small limit"):
             pack_safetensors(buffer, "x.safetensors", state, None)
         assert buffer.allocate(0) == 0
         assert pack_torch(

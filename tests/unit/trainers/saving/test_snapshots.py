@@ -17,7 +17,7 @@ import torch
 from support.slots import snapshot
 from torch.distributed.checkpoint import CheckpointException
 
-from grpo_run.runtime.errors import NoRoomError
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain import handle_request
 from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
@@ -255,7 +255,7 @@ def test_memory_that_was_taken_away_is_no_room(
 @pytest.mark.parametrize(
     "error",
     [
-        NoRoomError("the arena needs 4 MiB more"),
+        NoHeadroomError("the arena needs 4 MiB more"),
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         CheckpointException("write", {1: (OSError(errno.ENOSPC, "No space left"), StackSummary())}),
