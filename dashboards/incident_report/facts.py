@@ -23,7 +23,7 @@ CONFIDENCE = {
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLine:
-    """A line of user code, or None for its parts if it is unknown. `rank` is set in a list of ranks."""
+    """A line of user code. `place` is `file:line`, or None if unknown; `rank` is set in a list by rank."""
 
     place: str | None
     function: str | None = None
@@ -32,7 +32,7 @@ class SourceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One row of the facts. Exactly one of the values is set; `code` and `block` differ in layout only."""
+    """One row of the facts, with one of the values set; which one determines its layout."""
 
     name: str
     text: str = ""
