@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.dashboards.incident_report.contents import Report
-from grpo_run.dashboards.incident_report.formatting import duration, plain, rank_list, spaced
+from grpo_run.dashboards.incident_report.formatting import duration, plain, spaced
+from grpo_run.watchdog.rank_names import rank_names
 
 CONFIDENCE = {
     "proved": "the ranks' own records show the cause",
@@ -71,7 +72,7 @@ def facts_of(report: Report) -> tuple[Fact, ...]:
     by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
     rows = (
         Fact(name="Cause", code=str(verdict.get("cause") or "unknown")),
-        Fact(name="Culprit", text=rank_list(culprits) if culprits else "no rank of this node is named"),
+        Fact(name="Culprit", text=rank_names(culprits) if culprits else "no rank of this node is named"),
         Fact(name="Step and phase", text=_step_and_phase(verdict)),
         _culprit_lines(verdict.get("location"), culprits, by_rank),
         Fact(name="Confidence", text=_confidence(verdict)),
@@ -135,7 +136,7 @@ def _culprit_lines(location: Any, culprits: Sequence[int], by_rank: Mapping[str,
 
 def _waiting(waiters: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
     lines = _lines(waiters, by_rank)
-    return Fact(name="Waiting", lines=lines, text=rank_list(waiters) if waiters and not lines else "")
+    return Fact(name="Waiting", lines=lines, text=rank_names(waiters) if waiters and not lines else "")
 
 
 def _lines(ranks: Sequence[int], by_rank: Mapping[str, Any]) -> tuple[SourceLine, ...]:

@@ -1,4 +1,4 @@
-"""Format values for the report: durations, sizes, times, ranks and JSON values.
+"""Format values for the report: durations, sizes, times and JSON values.
 
 Called by `facts.py`, `tables.py` and `page.py`. Returns plain text; the template engine escapes it. Pure.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -44,11 +44,6 @@ def relative_time(wall_seconds: Any, incident_at: float | None) -> str:
     if incident_at is None:
         return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%H:%M:%S")
     return f"{wall_seconds - incident_at:+.2f}".replace("-", "−")
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """`rank 1` or `ranks 0, 2, 3`."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def spaced(name: Any) -> str:

@@ -87,7 +87,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
         "Time to recover 1.71 s",
         "Repeated steps 1",
         "move it out of the branch",
-        "Ranks 0, 2, 3",
+        "Ranks 0, 2 and 3",
         "rank 3: no native stack",
         "checkpoint_published",
         "GPU 3",
@@ -99,7 +99,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
 def test_the_culprits_stack_is_first_and_its_line_is_highlighted(tmp_path: Path) -> None:
     """The culprit's stack comes first although its group is smaller."""
     page = build(read(tmp_path), PLOTLY)
-    assert page.index("<header>Rank 1</header>") < page.index("<header>Ranks 0, 2, 3</header>")
+    assert page.index("<header>Rank 1</header>") < page.index("<header>Ranks 0, 2 and 3</header>")
     assert re.findall(r"<mark>(\S+) ", page) == ["reward", "&lt;module&gt;"]
 
 
