@@ -46,7 +46,6 @@ class Attempt:
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = Timeline()
-        self.suspicion: str | None = None
         self.committed = (0, 0)
         """(train call, step) of the newest step committed in this attempt."""
 

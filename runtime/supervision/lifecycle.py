@@ -117,10 +117,6 @@ class Lifecycle:
         """The present state."""
         return self._state
 
-    def allows(self, event: RunEvent) -> bool:
-        """Return whether the event is legal in the present state."""
-        return (self._state, event) in TRANSITIONS
-
     def fire(self, event: RunEvent) -> RunState:
         """Apply one event and return the new state.
 

@@ -26,18 +26,14 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, summarize
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
-from grpo_run.runtime.supervision import notices
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.faults import FaultHandler
+from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.watchdog.observation import Exit, Slot
-from grpo_run.watchdog.stalls.stragglers import find_stragglers
-
-PHASE_DURATIONS_EVERY_SECONDS = 60.0
-"""How often phase durations are written to the journal and compared between ranks."""
 
 
 class Supervisor:
@@ -74,7 +70,7 @@ class Supervisor:
         self.history = self._live.history
         self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
-        self.watch = HangDetector(self.board, config.deadlines)
+        self.detector = HangDetector(self.board, config.deadlines)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self._drains = (
             DrainScheduler(
@@ -90,11 +86,14 @@ class Supervisor:
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
+        self._hangs = HangMonitor(
+            self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
+        )
         self._stop = StopRequest(config.timeouts.stop_seconds)
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
-        self._previous_poll_at = self._polled_at = self._durations_written_at = time.monotonic()
+        self._previous_poll_at = self._polled_at = time.monotonic()
         self.exit_code: int | None = None
         self.sentence = ""
 
@@ -150,11 +149,8 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
-        self.watch.phase_durations.earlier_attempts = self.history.learned_durations()
         pids = self.attempt.by_rank(ranks.pids)
-        self.watch.begin_attempt(
-            self.board, self.attempt.place_of_rank, pids, self.attempt.sockets, self.attempt.world_size
-        )
+        self._hangs.begin_attempt(self.attempt, self.board, pids)
         for rank, pid in pids.items():
             self._reporter.write("rank_started", rank=rank, pid=pid)
 
@@ -176,7 +172,7 @@ class Supervisor:
         if self._drains is not None:
             self._drains.poll()
         for exit in exits:
-            self.watch.rank_exited(exit.rank)
+            self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
@@ -229,7 +225,7 @@ class Supervisor:
             history=self.history,
             slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
-            blind=dict(self.watch.blind),
+            blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
         )
 
@@ -253,28 +249,12 @@ class Supervisor:
         now = time.monotonic()
         if self._stop.expired(now):
             return self._terminate_slow_stop(ranks, now)
-        finding = self.watch.scan(slots)
-        notices.warn_of_blind_spots(self.watch.blind, self._reporter.warn_once)
-        suspicion, previous = self.watch.suspicion, self.attempt.suspicion
-        self.attempt.suspicion = suspicion
-        if suspicion and suspicion != previous:
-            self._reporter.write("suspicion", sentence=suspicion)
-        if suspicion and self.lifecycle.state is RunState.running:
-            self.lifecycle.fire(RunEvent.suspicion)
-        elif not suspicion and self.lifecycle.state is RunState.suspect:
-            self.lifecycle.fire(RunEvent.cleared)
-        if finding is not None:
-            return self._handle_fault(ranks, slots, finding)
-        if now - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
-            self._write_phase_durations()
-            notices.warn_of_stragglers(
-                find_stragglers(self.watch.phase_durations.by_rank()), self._reporter.warn_once
-            )
-        return Directive.monitor
+        finding = self._hangs.poll(slots)
+        return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
         """The ranks did not stop in time, or the user asked a second time: collect evidence, then terminate them."""
-        self.watch.discard_recordings()
+        self.detector.discard_recordings()
         waited_seconds = round(self._stop.waited_seconds(now), 1)
         outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))
         self._reporter.notify(
@@ -291,7 +271,7 @@ class Supervisor:
             stopping=self._stop.requested,
             exits_unseen_since=self._previous_poll_at,
         )
-        self._write_phase_durations()
+        self._hangs.write_phase_durations()
         self._live.journal.sync()
         if resolution.restart:
             self.has_ranks = False
@@ -306,17 +286,11 @@ class Supervisor:
             attempt=attempt,
             ranks=ranks,
             read_slots=lambda: attempt.read_slots(self.board),
-            detector=self.watch,
+            detector=self.detector,
             best_position=self.history.best_position,
             finding=finding,
             stop_seconds=stop_seconds,
         )
-
-    def _write_phase_durations(self) -> None:
-        """Write how long phases take, from which later attempts derive their deadlines."""
-        self._durations_written_at = time.monotonic()
-        for phase, durations in self.watch.phase_durations.merged().items():
-            self._reporter.write("phase_learned", phase=phase.name, durations=durations.as_json())
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code

@@ -1,0 +1,83 @@
+"""The supervisor's view of the hang detector: suspicions, warnings and phase durations.
+
+`poll` is called while no rank has failed. Fires the lifecycle events of a suspicion. Does not detect hangs
+(`detection/detector.py`) and does not handle a finding (`faults.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.detection.finding import Finding
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.supervision import notices
+from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.supervision.reporter import Reporter
+from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.stragglers import find_stragglers
+
+PHASE_DURATIONS_EVERY_SECONDS = 60.0
+"""How often phase durations are written to the journal and compared between ranks."""
+
+
+class HangMonitor:
+    """Reports what the detector observes.
+
+    Args:
+        detector: of the run.
+        lifecycle: receives `suspicion` and `cleared`.
+        reporter: for events and warnings.
+        history: contains the phase durations of earlier attempts.
+    """
+
+    def __init__(
+        self, detector: HangDetector, *, lifecycle: Lifecycle, reporter: Reporter, history: History
+    ) -> None:
+        self.detector = detector
+        self._lifecycle = lifecycle
+        self._reporter = reporter
+        self._history = history
+        self._suspicion: str | None = None
+        self._durations_written_at = time.monotonic()
+
+    def begin_attempt(self, attempt: Attempt, board: Board, pids: Mapping[int, int]) -> None:
+        """Watch the ranks of a new attempt.
+
+        Args:
+            attempt: that has started.
+            board: of the run.
+            pids: process ids by rank.
+        """
+        self._suspicion = None
+        self.detector.phase_durations.earlier_attempts = self._history.learned_durations()
+        self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
+
+    def poll(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+        """Scan once and report. Returns a confirmed hang, or None."""
+        finding = self.detector.scan(slots)
+        notices.warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
+        self._report_suspicion(self.detector.suspicion)
+        if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
+            self.write_phase_durations()
+            stragglers = find_stragglers(self.detector.phase_durations.by_rank())
+            notices.warn_of_stragglers(stragglers, self._reporter.warn_once)
+        return finding
+
+    def write_phase_durations(self) -> None:
+        """Write how long phases take, from which later attempts derive their deadlines."""
+        self._durations_written_at = time.monotonic()
+        for phase, durations in self.detector.phase_durations.merged().items():
+            self._reporter.write("phase_learned", phase=phase.name, durations=durations.as_json())
+
+    def _report_suspicion(self, suspicion: str | None) -> None:
+        if suspicion and suspicion != self._suspicion:
+            self._reporter.write("suspicion", sentence=suspicion)
+        if suspicion and self._lifecycle.state is RunState.running:
+            self._lifecycle.fire(RunEvent.suspicion)
+        elif not suspicion and self._lifecycle.state is RunState.suspect:
+            self._lifecycle.fire(RunEvent.cleared)
+        self._suspicion = suspicion
