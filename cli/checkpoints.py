@@ -1,4 +1,4 @@
-"""`grpo-run checkpoints list|verify|prune [DIR or RUN]`: what can be gone on from, whether it is sound, what may go."""
+"""`grpo-run checkpoints list|verify|prune [DIR|RUN]`: list, verify and delete checkpoints."""
 
 from __future__ import annotations
 
@@ -25,35 +25,43 @@ from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import find_run
 
 EXIT_BAD = 1
-"""`verify` found a checkpoint that must not be loaded; `prune` could not delete everything."""
+"""`verify` found a damaged or incomplete checkpoint, or `prune` could not delete everything."""
 TITLES = ["name", "step", "when", "size", "ranks", "scheduled", "run", "state"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, verify or prune; 1 when something is bad."""
-    parser = argparse.ArgumentParser(prog="grpo-run checkpoints", description=__doc__)
+    """List, verify or prune checkpoints; returns 0, or 1 (`EXIT_BAD`)."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run checkpoints", description="List, verify and delete checkpoints."
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|verify|prune")
     for name, text in (
-        ("list", "every checkpoint, newest first; looks at names and sizes"),
-        ("verify", "read every byte and compare; exit code 1 when one is bad"),
-        ("prune", "say what may be deleted; with --yes, delete it"),
+        ("list", "list checkpoints, newest first; compares names and sizes only"),
+        ("verify", "compare every byte with the digests; exit code 1 if a checkpoint is bad"),
+        ("prune", "show which checkpoints can be deleted; with --yes, delete them"),
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument(
             "target",
             nargs="?",
             metavar="DIR|RUN",
-            help="an output_dir, one checkpoint-N, a run directory or a run id; default: the newest run under runs/",
+            help="an output directory, a checkpoint-N directory, a run directory or a run id (default: the newest run under runs/)",
         )
-        action.add_argument("--json", action="store_true", help="one JSON object")
+        action.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "prune":
             action.add_argument(
-                "--keep", type=int, default=2, metavar="N", help="newest verified ones to keep; default 2"
+                "--keep",
+                type=int,
+                default=2,
+                metavar="N",
+                help="number of newest verified checkpoints to keep (default: %(default)s)",
             )
             action.add_argument(
-                "--rejected", action="store_true", help="rejected and abandoned partial ones too"
+                "--rejected",
+                action="store_true",
+                help="also delete rejected and abandoned partial checkpoints",
             )
-            action.add_argument("--yes", action="store_true", help="delete, rather than show")
+            action.add_argument("--yes", action="store_true", help="delete instead of showing")
     options = parser.parse_args(arguments)
     directories = find_directories(options.target)
     if options.action == "prune":
@@ -72,10 +80,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find_directories(target: str | None) -> list[Path]:
-    """The directories that a person means.
+    """Return the output directories that the argument names.
 
     Raises:
-        UsageError: there is nothing of that name, or a run that has published nothing.
+        UsageError: nothing has that name, or the run has not published a checkpoint.
     """
     if target is not None:
         path = Path(target)
@@ -120,60 +128,62 @@ def _row(entry: CheckpointEntry) -> list[str]:
 
 
 def _verify(entries: Sequence[CheckpointEntry], *, as_json: bool) -> int:
-    looked = [entry for entry in entries if entry.state not in RENAMED_STATES]
-    bad = [entry for entry in looked if entry.state in (CheckpointState.damaged, CheckpointState.incomplete)]
+    checked = [entry for entry in entries if entry.state not in RENAMED_STATES]
+    bad = [entry for entry in checked if entry.state in (CheckpointState.damaged, CheckpointState.incomplete)]
     if as_json:
-        print(json.dumps({"bad": len(bad), "checkpoints": [entry.as_json() for entry in looked]}, indent=2))
+        print(json.dumps({"bad": len(bad), "checkpoints": [entry.as_json() for entry in checked]}, indent=2))
     else:
-        for entry in looked:
+        for entry in checked:
             if entry in bad:
                 print(f"{entry.path}: {entry.state}: {entry.problem}")
             elif entry.manifest is not None:
                 print(f"{entry.path}: verified, {len(entry.manifest.files)} files, {size(entry.size_bytes)}")
             else:
-                print(f"{entry.path}: all parts there, no manifest to compare with")
-        print(f"{len(looked) - len(bad)} of {len(looked)} sound")
+                print(f"{entry.path}: all required files exist; there is no manifest to verify them with")
+        print(f"{len(checked) - len(bad)} of {len(checked)} good")
     return EXIT_BAD if bad else 0
 
 
 def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
     if options.keep < 1:
-        raise ConfigError(f"--keep {options.keep}: must be 1 or more; the last verified one is never deleted")
+        raise ConfigError(
+            f"--keep {options.keep}: must be 1 or more; the newest verified checkpoint is never deleted"
+        )
     for directory in directories:
         if step_of(directory) is not None:
-            raise UsageError(f"{directory} is one checkpoint: prune its directory, {directory.parent}")
+            raise UsageError(f"{directory} is a single checkpoint; give its directory, {directory.parent}")
     entries = [entry for directory in directories for entry in list_checkpoints(directory, verify=True)]
-    going = [
+    selected = [
         entry
         for entry in select_prunable(
             entries, keep=options.keep, best=_best(entries), include_unusable=options.rejected
         )
         if entry.state is not CheckpointState.partial or is_abandoned(entry.path)
     ]
-    left = [entry for entry in going if options.yes and not _delete(entry)]
-    gone = [entry for entry in going if options.yes and entry not in left]
+    remaining = [entry for entry in selected if options.yes and not _delete(entry)]
+    deleted = [entry for entry in selected if options.yes and entry not in remaining]
     if options.json:
         value = {
-            "would_delete": [] if options.yes else [str(entry.path) for entry in going],
-            "deleted": [str(entry.path) for entry in gone],
-            "not_deleted": [str(entry.path) for entry in left],
-            "bytes": sum(entry.size_bytes for entry in (gone if options.yes else going)),
+            "would_delete": [] if options.yes else [str(entry.path) for entry in selected],
+            "deleted": [str(entry.path) for entry in deleted],
+            "not_deleted": [str(entry.path) for entry in remaining],
+            "bytes": sum(entry.size_bytes for entry in (deleted if options.yes else selected)),
         }
         print(json.dumps(value, indent=2))
-        return EXIT_BAD if left else 0
-    for entry in going:
-        done = "would delete" if not options.yes else "could not delete" if entry in left else "deleted"
+        return EXIT_BAD if remaining else 0
+    for entry in selected:
+        done = "would delete" if not options.yes else "could not delete" if entry in remaining else "deleted"
         print(f"{done} {entry.path} ({entry.state}, {size(entry.size_bytes)})")
-    total = size(sum(entry.size_bytes for entry in (gone if options.yes else going)))
-    if not going:
+    total = size(sum(entry.size_bytes for entry in (deleted if options.yes else selected)))
+    if not selected:
         print("nothing to delete")
     else:
-        print(f"{total} freed" if options.yes else f"{total} would be freed; delete with --yes")
-    return EXIT_BAD if left else 0
+        print(f"{total} freed" if options.yes else f"{total} would be freed; add --yes to delete")
+    return EXIT_BAD if remaining else 0
 
 
 def _best(entries: Sequence[CheckpointEntry]) -> set[str]:
-    """The checkpoints that trainers have written down as their best, by name."""
+    """Return the names of the checkpoints that trainers recorded as their best."""
     names = set()
     for entry in entries:
         if entry.state is not CheckpointState.published:
@@ -181,20 +191,20 @@ def _best(entries: Sequence[CheckpointEntry]) -> set[str]:
         try:
             best = json.loads((entry.path / "trainer_state.json").read_bytes()).get("best_model_checkpoint")
         except (OSError, ValueError, AttributeError):
-            continue  # another trainer's: it has no best
+            continue  # written by another trainer, which records no best checkpoint
         if isinstance(best, str):
             names.add(Path(best).name)
     return names
 
 
 def _delete(entry: CheckpointEntry) -> bool:
-    """Delete a directory; one that somebody still writes stays."""
+    """Delete a checkpoint, unless a process is writing it; returns whether it is deleted."""
     if entry.state is CheckpointState.partial:
         clean_partial_directories(entry.path.parent)
         return not entry.path.exists()
     try:
         if entry.state is CheckpointState.published:
-            remove_manifest(entry.path)  # first, so that a deletion cut short leaves no checkpoint
+            remove_manifest(entry.path)  # first, so that an interrupted deletion leaves no checkpoint
         shutil.rmtree(entry.path)
     except OSError:
         return not entry.path.exists()
@@ -202,7 +212,7 @@ def _delete(entry: CheckpointEntry) -> bool:
 
 
 def size(count: int) -> str:
-    """Bytes for a person: `1.4 GiB`."""
+    """Return a number of bytes in a binary unit, such as `1.4 GiB`."""
     value, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

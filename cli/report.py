@@ -1,4 +1,4 @@
-"""`grpo-run report [RUN_DIR] [--incident N] [--output FILE]`: one incident as one page to open in a browser."""
+"""`grpo-run report [RUN] [--incident N] [--output FILE]`: write one incident as an HTML page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and print its path."""
-    parser = argparse.ArgumentParser(prog="grpo-run report", description=__doc__)
-    parser.add_argument("run", nargs="?", help="run directory or run id; default: the newest under runs/")
-    parser.add_argument("--incident", metavar="N", help="the incident's number; default: the latest")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="default: report.html beside the verdict")
+    """Write the page and print its path; returns 0."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run report",
+        description="Write one incident as an HTML page: verdict, timeline, stacks, collectives, memory.",
+    )
+    parser.add_argument(
+        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
+    )
+    parser.add_argument("--incident", metavar="N", help="number of the incident (default: the latest)")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="file to write (default: report.html in the incident's folder)",
+    )
     options = parser.parse_args(arguments)
 
     from plotly.offline import get_plotlyjs
@@ -34,20 +44,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write_page(path: Path, page: str) -> None:
-    """All of the page or none, mode 0600: it quotes the script's messages and data.
+    """Write the page atomically with mode 0600, because it quotes the script's messages and data.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the page cannot be written.
     """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(page)
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise RunDirectoryError(
-            f"cannot write the report {str(path)!r}: {error.strerror or error}; give another with --output"
+            f"cannot write the report {str(path)!r}: {error.strerror or error}; give another file with --output"
         ) from None

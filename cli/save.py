@@ -1,4 +1,4 @@
-"""`grpo-run save [RUN_DIR]`: one joint checkpoint at the next step all ranks agree on."""
+"""`grpo-run save [RUN]`: ask a run to save a checkpoint at the next step that all ranks agree on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Leave the request on the board; the ranks' next vote carries it."""
-    parser = argparse.ArgumentParser(prog="grpo-run save", description=__doc__)
-    parser.add_argument("run", nargs="?", help="run directory or run id; default: the newest under runs/")
+    """Write the request to the board, where the ranks' next vote reads it; returns 0."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run save", description="Ask a run to save a checkpoint at the next step."
+    )
+    parser.add_argument(
+        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
+    )
     options = parser.parse_args(arguments)
     run = find_run(options.run)
     if run.owner() is None:
-        raise RunDirectoryError(f"nothing runs in {run.path}: no live supervisor")
+        raise RunDirectoryError(f"no run is active in {run.path}")
     Board.open(run.board, writable=True).request_save()
-    print(f"asked the ranks of {run.path} for a checkpoint")
+    print(f"requested a checkpoint of the run in {run.path}")
     return 0

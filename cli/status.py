@@ -1,4 +1,4 @@
-"""`grpo-run status [RUN_DIR] [--json]`: how a run stands."""
+"""`grpo-run status [RUN] [--json]`: show the state of a run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from grpo_run.runtime.record.status import RunStatus, read_status
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the status; 0 whatever it is, since asking worked."""
-    parser = argparse.ArgumentParser(prog="grpo-run status", description=__doc__)
-    parser.add_argument("run", nargs="?", help="run directory or run id; default: the newest under runs/")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    """Print the status; returns 0 whatever the state of the run is."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run status", description="Show the state of a run, its ranks and its faults."
+    )
+    parser.add_argument(
+        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     status = read_status(find_run(options.run))
     if options.json:
         print(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
     else:
-        print_for_person(status)
+        print_text(status)
     return 0
 
 
-def print_for_person(status: RunStatus) -> None:
-    """The verdict sentence, then the facts under it."""
+def print_text(status: RunStatus) -> None:
+    """Print the summary, then the facts, the ranks and the faults."""
     from rich.console import Console
     from rich.table import Table
 
-    # no markup: a sentence quotes the script's words; no folding: its first line is one line in a pipe too
+    # no markup, because sentences quote the script; no folding, so that a pipe gets the summary in one line
     console = Console(highlight=False, markup=False, soft_wrap=True)
     fields = status.as_json()
     console.print(status.sentence, style="bold")
@@ -40,7 +44,7 @@ def print_for_person(status: RunStatus) -> None:
     facts.add_row("state", status.state)
     facts.add_row("step", f"{fields['step']} of {fields['target_steps']}")
     facts.add_row("attempts", str(fields["attempts"]))
-    facts.add_row("goodput", "unknown yet" if goodput is None else f"{goodput:.1%}")
+    facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
     facts.add_row(
         "checkpoint",
         "none yet"
@@ -48,7 +52,7 @@ def print_for_person(status: RunStatus) -> None:
         else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
     )
     if fields["snapshot_step"] is not None:
-        facts.add_row("in memory", f"step {fields['snapshot_step']}")
+        facts.add_row("snapshot", f"step {fields['snapshot_step']}")
     if fields["checkpoint_trouble"] is not None:
         facts.add_row("disk", fields["checkpoint_trouble"])
     console.print(facts)
@@ -63,14 +67,14 @@ def print_for_person(status: RunStatus) -> None:
         details = [
             recovery.cause,
             recovery.action,
-            *_told("detected in {:.2f} s", recovery.detection_seconds),
-            *_told("recovered in {:.2f} s", recovery.recovery_seconds),
-            *_told("{} steps done again", recovery.lost_steps),
-            *_told("{}", recovery.incident),
+            *_known("detected in {:.2f} s", recovery.detection_seconds),
+            *_known("recovered in {:.2f} s", recovery.recovery_seconds),
+            *_known("{} steps repeated", recovery.lost_steps),
+            *_known("{}", recovery.incident),
         ]
         console.print("   " + " · ".join(filter(None, details)), style="dim")
 
 
-def _told(text: str, value: object) -> list[str]:
-    """A fact that is known, in words."""
+def _known(text: str, value: object) -> list[str]:
+    """Return the text with the value, or nothing if the value is not known."""
     return [] if value is None else [text.format(value)]

@@ -1,4 +1,4 @@
-"""`grpo-run stop [RUN_DIR] [--wait SECONDS]`: all ranks agree on a step, save one checkpoint and leave."""
+"""`grpo-run stop [RUN] [--wait SECONDS]`: ask a run to save a checkpoint at an agreed step and exit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,32 @@ from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Signal the supervisor; with `--wait`, see it gone."""
-    parser = argparse.ArgumentParser(prog="grpo-run stop", description=__doc__)
-    parser.add_argument("run", nargs="?", help="run directory or run id; default: the newest under runs/")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait until it has ended")
+    """Signal the supervisor and, with `--wait`, wait until it exits; returns 0, or 1 if it has not exited in time."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-run stop", description="Ask a run to save a checkpoint at the next step and exit with 75."
+    )
+    parser.add_argument(
+        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait until the run has stopped; exit code 1 if it takes longer",
+    )
     options = parser.parse_args(arguments)
     run = find_run(options.run)
     owner = run.owner()
     if owner is None:
-        raise RunDirectoryError(f"nothing runs in {run.path}: no live supervisor")
+        raise RunDirectoryError(f"no run is active in {run.path}")
     try:
         os.kill(owner, signal.SIGTERM)
     except ProcessLookupError:
-        raise RunDirectoryError(f"nothing runs in {run.path}: supervisor {owner} has just ended") from None
-    print(f"asked supervisor {owner} of {run.path} to stop")
+        raise RunDirectoryError(
+            f"no run is active in {run.path}: supervisor {owner} has just exited"
+        ) from None
+    print(f"requested a stop of the run in {run.path} (supervisor {owner})")
     deadline = time.monotonic() + options.wait
     while options.wait and run.owner() is not None:
         if time.monotonic() >= deadline:

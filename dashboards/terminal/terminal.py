@@ -53,6 +53,7 @@ class Terminal:
         self._shown_ranks = shown_ranks
         self._status = status
         self._console = _Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None
         self._lock = threading.RLock()
         self._faults_at_start: int | None = None
@@ -66,7 +67,7 @@ class Terminal:
         """Start to show progress and faults. Faults that are already in the history are not shown again."""
         status = self._status()
         self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._is_screen:
             self._live = Live(
                 console=self._console,
                 refresh_per_second=4,
@@ -183,7 +184,7 @@ class Terminal:
 
     def _fold(self, line: str) -> list[str]:
         """Fold a line to the terminal's width, below its first word; a pipe gets it whole."""
-        if self._live is None:
+        if not self._is_screen:
             return [line]
         return textwrap.wrap(
             line,

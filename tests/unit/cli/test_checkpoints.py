@@ -107,7 +107,7 @@ def test_all_sound_is_0(out: Path, capsys: Captured) -> None:
     """One checkpoint alone, or all of a directory; what lies aside is not asked."""
     reject_checkpoint(made.plain(out, 60), "bad")
     assert main(["checkpoints", "verify", "out"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 sound"
+    assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 good"
     assert main(["checkpoints", "verify", "out/checkpoint-20"]) == 0
     assert "verified" in capsys.readouterr().out
 
@@ -119,7 +119,7 @@ def test_a_flipped_bit_is_1_and_named(out: Path, capsys: Captured) -> None:
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if "damaged" in line]
     assert "checkpoint-30/model.safetensors does not match its digest" in line
-    assert "3 of 4 sound" in shown
+    assert "3 of 4 good" in shown
     code, value = as_json(capsys, "verify", "out")
     assert (code, value["bad"]) == (1, 1)
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_deleted_is_1(out: Path, capsys: Captured, monkeypatch: p
 def test_one_checkpoint_is_not_pruned(out: Path, capsys: Captured) -> None:
     """Its directory is."""
     assert main(["checkpoints", "prune", "out/checkpoint-10"]) == 2
-    assert "prune its directory" in capsys.readouterr().err
+    assert "give its directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

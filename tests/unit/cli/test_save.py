@@ -37,7 +37,7 @@ def test_the_ranks_are_asked(run: RunDirectory, capsys: Captured) -> None:
 def test_nothing_to_save_is_one_line_and_2(run: RunDirectory, capsys: Captured) -> None:
     """A run that nobody runs; the next one must not find an old request."""
     assert main(["save", "night"]) == 2
-    assert "nothing runs" in capsys.readouterr().err
+    assert "no run is active" in capsys.readouterr().err
     assert Board.open(run.board).requests == (False, 0)
 
 

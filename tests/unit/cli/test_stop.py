@@ -83,7 +83,7 @@ def test_a_supervisor_that_has_just_gone_is_one_line_and_2(
 def test_nothing_to_stop_is_one_line_and_2(sent: list[tuple[int, int]], capsys: Captured) -> None:
     """A run that nobody runs."""
     assert main(["stop", "night"]) == 2
-    assert "nothing runs" in capsys.readouterr().err
+    assert "no run is active" in capsys.readouterr().err
     assert sent == []
 
 

@@ -33,6 +33,7 @@ class Screen:
             file=self.stderr, force_terminal=is_terminal, width=width, highlight=False, markup=False, soft_wrap=True,
             color_system="standard" if is_terminal else None,
         )  # fmt: skip
+        self.terminal._is_screen = is_terminal
 
     def status(self) -> RunStatus:
         """Of the run."""
