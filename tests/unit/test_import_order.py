@@ -1,9 +1,10 @@
-"""The arrows between the folders, and what may be imported where: read from the sources, nothing is run."""
+"""Import rules between and inside the packages, read from the sources; no module is executed."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,34 @@ ALLOWED = {
     "dashboards": {"dashboards", "runtime", "watchdog"},
     "cli": {"cli", "dashboards", "trainers", "runtime", "watchdog"},
 }
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "watchdog": (
+        ("diagnosis",),
+        ("deadlocks",), ("stalls",), ("evidence",),
+        ("causes", "cgroups", "observation", "processes", "rank_names", "verdict"),
+    ),
+    "runtime": (
+        ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("checkpoints",),
+        ("processes",), ("board",), ("errors", "files", "upstream"),
+    ),
+    "trainers": (
+        ("preload", "bootstrap", "recipes", "consensus"),
+        ("hooks",), ("saving",), ("resuming",), ("capture",), ("exact",), ("rank",),
+        ("patches", "upstream"),
+    ),
+    "dashboards": (
+        ("curves", "reward_plot", "terminal"),
+        ("provisioning", "incident_report"), ("metrics",), ("grafana", "prometheus"),
+    ),
+}  # fmt: skip
+"""Layers inside the packages, top first: a folder or module imports its own layer and the layers below it.
+
+A package's own `__init__` is above all of them.
+"""
+INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "evidence"},)}
+"""Folders that do not import one another, although the order of layers would allow it."""
+KNOWN_VIOLATIONS: dict[tuple[str, str], str] = {}
+"""(importer, imported) of violations that are being removed: the folder that owns them, and the date of the entry."""
 PURE = (
     "watchdog.causes",
     "watchdog.deadlocks.collectives",
@@ -61,7 +90,7 @@ OUTSIDE_WORLD = frozenset(
     ]
 )  # fmt: skip
 READS_THE_SCRIPT = {"runtime.launch.script": {"os"}}
-"""`runtime.launch.script` has one function that reads the script's source and one that looks where modules lie."""
+"""`runtime.launch.script` reads the script's source and finds the files of modules."""
 LIGHT = (
     "trainers.hooks.attach",
     "trainers",
@@ -76,11 +105,11 @@ LIGHT = (
     "runtime.record.status",
     "runtime.processes.forkserver",
 )
-"""What must start fast: commands that only look, and what the supervisor needs before its ranks."""
+"""Modules that must import fast: read-only commands, and what the supervisor needs before its ranks."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Every module of ours: dotted name without `grpo_run.`, and its file."""
+    """Yield every module of ours: dotted name without `grpo_run.`, and its file."""
     for folder in ALLOWED:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             parts = path.relative_to(REPOSITORY).with_suffix("").parts
@@ -91,7 +120,7 @@ FILES = dict(sources())
 
 
 def nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
-    """All nodes, or those that run when the module is imported (functions' bodies and type-only blocks left out)."""
+    """Yield all nodes, or only those executed on import (without function bodies and type-checking blocks)."""
     for child in ast.iter_child_nodes(tree):
         if module_level and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -101,8 +130,9 @@ def nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
         yield from nodes(child, module_level=module_level)
 
 
-def imports(name: str, *, module_level: bool = False) -> set[str]:
-    """Dotted names that a module of ours imports; of `from a import b` both `a` and `a.b`."""
+@functools.cache
+def imports(name: str, *, module_level: bool = False) -> frozenset[str]:
+    """Return the dotted names that a module of ours imports; for `from a import b`, both `a` and `a.b`."""
     path = FILES[name]
     package = ["grpo_run", *name.split(".")]
     if path.name != "__init__.py":
@@ -115,11 +145,11 @@ def imports(name: str, *, module_level: bool = False) -> set[str]:
             base = ".".join([*package[: len(package) - node.level + 1], node.module or ""]).strip(".")
             module = base if node.level else (node.module or "")
             found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def loaded_with(name: str) -> set[str]:
-    """Top-level names of everything foreign that importing this module of ours imports, ours followed."""
+    """Return the top-level names of all third-party and standard modules that importing this module loads."""
     seen: set[str] = set()
     foreign: set[str] = set()
     waiting = [name]
@@ -140,29 +170,120 @@ def loaded_with(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_no_arrow_points_the_wrong_way(name: str) -> None:
-    """watchdog <- runtime <- {trainers, dashboards} <- cli, and no other arrow, in functions' bodies too."""
+def test_packages_import_in_one_direction(name: str) -> None:
+    """watchdog <- runtime <- {trainers, dashboards} <- cli, also inside function bodies."""
     folder = name.partition(".")[0]
     reached = {word.split(".")[1] for word in imports(name) if word.startswith("grpo_run.")}
     assert reached <= ALLOWED[folder]
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_nobody_imports_a_bare_folder(name: str) -> None:
-    """`import watchdog` would find another project's package, or a second copy of ours."""
+def test_no_module_imports_a_folder_without_its_package(name: str) -> None:
+    """`import watchdog` would find another project's package or load a second copy of ours."""
     assert {word.partition(".")[0] for word in imports(name)} & set(ALLOWED) == set()
 
 
+def edges(name: str) -> set[str]:
+    """Modules of ours that a module imports, in functions' bodies too; a package's `__init__` only if named."""
+    found = set()
+    for word in imports(name):
+        inner = word.removeprefix("grpo_run.")
+        if word.startswith("grpo_run.") and inner in FILES and inner != name:
+            found.add(inner)
+    # `from package import module` names both; only the module is meant
+    return {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
+
+
+def layer(name: str) -> int:
+    """The position of a module's layer inside its package, counted from the top."""
+    package, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    if not part:
+        return -1
+    found = [index for index, parts in enumerate(LAYERS[package]) if part in parts]
+    assert len(found) == 1, f"{package}/{part} has no layer: add it to LAYERS"
+    return found[0]
+
+
+def upward_imports() -> set[tuple[str, str]]:
+    """(importer, imported) inside one package where the imported module is in a layer above."""
+    found = set()
+    for name in FILES:
+        package = name.partition(".")[0]
+        if package not in LAYERS:
+            continue
+        for imported in edges(name):
+            if imported.partition(".")[0] != package:
+                continue
+            parts = {
+                name.split(".")[1] if "." in name else "",
+                imported.split(".")[1] if "." in imported else "",
+            }
+            separate = any(len(parts & group) == 2 for group in INDEPENDENT.get(package, ()))
+            if layer(imported) < layer(name) or separate:
+                found.add((name, imported))
+    return found
+
+
+def import_circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected groups of more than one module (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    circles = []
+
+    def visit(name: str) -> None:
+        index[name] = lowest[name] = len(index)
+        stack.append(name)
+        for imported in sorted(graph[name]):
+            if imported not in index:
+                visit(imported)
+                lowest[name] = min(lowest[name], lowest[imported])
+            elif imported in stack:
+                lowest[name] = min(lowest[name], index[imported])
+        if lowest[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                circles.append(sorted(group))
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return circles
+
+
+def test_no_import_points_upward_inside_a_package() -> None:
+    """Every import inside a package goes to its own layer or to one below; known violations are listed with an owner."""
+    assert upward_imports() - set(KNOWN_VIOLATIONS) == set()
+
+
+def test_no_known_violation_is_outdated() -> None:
+    """An entry whose violation no longer exists must be removed from the list."""
+    assert set(KNOWN_VIOLATIONS) - upward_imports() == set()
+
+
+def test_there_is_no_import_circle() -> None:
+    """Not even through imports inside functions."""
+    assert import_circles({name: edges(name) for name in FILES}) == []
+
+
+def test_the_check_for_circles_finds_one() -> None:
+    """Also a circle of three modules; a module that only leads to it is not part of it."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set[str]()}
+    assert import_circles(graph) == [["a", "b", "c"]]
+
+
 @pytest.mark.parametrize("name", PURE)
-def test_pure_modules_reach_for_nothing(name: str) -> None:
-    """Decisions are functions of what they are given: no clock, file, process or training library."""
+def test_pure_modules_use_no_outside_resource(name: str) -> None:
+    """Decisions depend on their arguments only: no clock, file, process or training library."""
     tops = {word.partition(".")[0] for word in imports(name)}
     assert tops & (HEAVY | OUTSIDE_WORLD) - READS_THE_SCRIPT.get(name, set()) == set()
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_pure_modules_lean_on_pure_modules_only(name: str) -> None:
-    """A pure module that imported an impure one of ours would be pure in name only."""
+def test_pure_modules_import_pure_modules_only(name: str) -> None:
+    """An impure module imported by a pure one would make it impure."""
     ours = {
         word.removeprefix("grpo_run.") for word in imports(name) if word.removeprefix("grpo_run.") in FILES
     } - {"watchdog", "runtime"}
@@ -171,11 +292,11 @@ def test_pure_modules_lean_on_pure_modules_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*PURE, *LIGHT])
 def test_light_modules_do_not_import_training_libraries(name: str) -> None:
-    """Neither at once nor through another module of ours: torch alone costs seconds."""
+    """Neither directly nor through another module of ours: importing torch takes seconds."""
     assert loaded_with(name) & HEAVY == set()
 
 
-def test_the_closure_sees_through_our_own_modules() -> None:
-    """The check above can fail: the agent does import torch, and the launch command leads to it."""
+def test_the_import_check_follows_our_own_modules() -> None:
+    """The check above can fail: the agent imports torch, and the launch command imports the agent."""
     assert "torch" in loaded_with("runtime.processes.agent")
     assert "torch" in loaded_with("cli.launch")
