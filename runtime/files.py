@@ -1,4 +1,4 @@
-"""File helpers shared by every layer of the runtime: atomic JSON files, fsync, file locks, errnos for a full disk.
+"""File helpers for the whole runtime: atomic JSON files, fsync, file locks, errnos for a full disk.
 
 Imports nothing of this project. Does not know the run directory or checkpoints; callers pass paths.
 """
@@ -107,7 +107,7 @@ def _sync_file(path: Path, progress: Callable[[int], None]) -> None:
 
 
 def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
-    """Write a file's dirty pages in steps of `WRITE_BACK_BYTES`, to report progress before the final fsync.
+    """Write a file's dirty pages in steps of `WRITE_BACK_BYTES`, with progress before the final fsync.
 
     sync_file_range(2) does not make data durable; the fsync that follows does.
     """
@@ -128,7 +128,7 @@ def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
 
 
 def lock_exclusively(descriptor: int, wait_seconds: float = 0.0) -> bool:
-    """Take the exclusive flock(2) of an open file. Return False if another process still holds it at the deadline.
+    """Take the exclusive flock(2) of an open file. Return False if it is still held at the deadline.
 
     Args:
         wait_seconds: how long to keep trying; 0 tries once.

@@ -91,7 +91,7 @@ def explain_world_size_mismatch(
     current_batch: Batch | None,
     ranks: int,
 ) -> str | None:
-    """Return why a checkpoint cannot resume at this world size, with settings that work, or None if it can.
+    """Return why a checkpoint does not fit this world size, with settings that do, or None if it fits.
 
     Args:
         name: the checkpoint's name, for the message.

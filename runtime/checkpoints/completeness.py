@@ -35,7 +35,7 @@ _DEEPSPEED_TAG = re.compile(r"global_step[0-9]+")
 def find_problems(
     path: Path, world_size: int | None = None, layout: str | None = None, *, verify_checksums: bool = False
 ) -> list[str]:
-    """Return what is missing or damaged in a checkpoint directory, one phrase per file; empty if it is complete.
+    """Return one phrase per missing or damaged file of a checkpoint; an empty list if it is complete.
 
     Args:
         path: a directory as transformers writes it.

@@ -1,4 +1,4 @@
-"""Sizes and BLAKE3 digests of a checkpoint's files: compute them, and compare files with recorded ones.
+"""Sizes and BLAKE3 digests of a checkpoint's files: compute and compare them.
 
 Called when a manifest is written and when a checkpoint is verified. Does not read or write manifests.
 """
@@ -80,6 +80,6 @@ def verify_sizes(path: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def is_read_error(error: CheckpointError) -> bool:
-    """Return True if a verification failed because a file could not be read, not because it is missing or differs."""
+    """Return True if verification failed on an unreadable file, not on a missing or different one."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)

@@ -1,4 +1,4 @@
-"""Check single checkpoint files: JSON, torch archives, safetensors headers and torch distributed checkpoint folders.
+"""Check single files of a checkpoint: JSON, torch archives, safetensors and distributed checkpoints.
 
 Called by `completeness.py`. Reads names, sizes and headers, and on request the checksums inside torch's archives.
 Never reads a tensor, and imports neither torch nor safetensors. Safetensors files have no checksums, so a flipped bit
@@ -137,7 +137,7 @@ def read_safetensors_header(path: Path) -> dict[str, SavedTensor]:
 
 
 def check_distributed_folder(folder: Path) -> None:
-    """Check a torch distributed checkpoint folder: `.metadata`, which is written last, and the size of every file.
+    """Check a torch distributed checkpoint: `.metadata`, which is written last, and all file sizes.
 
     Raises:
         DamagedFileError: the folder or one of its files is missing, truncated or changed.

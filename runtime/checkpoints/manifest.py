@@ -102,7 +102,9 @@ class UnknownSchemaError(CheckpointError):
 def write_manifest(
     path: Path, identity: Identity, *, progress: Callable[[int], None] = lambda size_bytes: None
 ) -> Manifest:
-    """Digest and fsync every file under `path`, then write the manifest. All ranks must have finished writing.
+    """Digest and fsync every file under `path`, then write the manifest.
+
+    All ranks must have finished writing.
 
     Args:
         identity: what the checkpoint is. Fields of a subclass are not copied.
@@ -136,7 +138,7 @@ def _write_sealed(path: Path, manifest: Manifest) -> Manifest:
 
 
 def compute_seal(fields: Mapping[str, Any]) -> str:
-    """Return the digest of every manifest field except the seal, including fields that only a later release knows."""
+    """Return the digest of all manifest fields but the seal, including fields of later releases."""
     rest = {key: value for key, value in fields.items() if key != "seal"}
     return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -147,7 +149,7 @@ def mark_finished(path: Path) -> None:
 
 
 def remove_manifest(path: Path) -> None:
-    """Remove the manifest before the directory is overwritten or deleted, so that it no longer counts as published."""
+    """Remove the manifest, before the directory is overwritten or deleted."""
     (path / MANIFEST).unlink(missing_ok=True)
 
 

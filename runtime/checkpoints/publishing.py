@@ -78,7 +78,7 @@ def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
 
 
 def _lock(path: Path, *, create: bool, writing: bool = False) -> int | None:
-    """Lock a partial directory. Return the descriptor, or None if another process holds it or it does not exist.
+    """Lock a partial directory. Return the descriptor, or None if it is locked or does not exist.
 
     Some file systems have no locks (Lustre mounted without `flock`, NFS without its lock service). There, a writer
     proceeds without a lock, and others treat the directory as locked until `UNLOCKED_SECONDS` after its last change.
@@ -201,7 +201,7 @@ def is_abandoned(path: Path) -> bool:
 
 
 def clean_partial_directories(output_dir: Path) -> list[Path]:
-    """Delete abandoned partial directories, and restore checkpoints that a crash left under a replaced name.
+    """Delete abandoned partial directories, and restore checkpoints that a crash left renamed.
 
     Partial directories that are still being written, and replaced directories of the same step, are not touched.
 
@@ -244,7 +244,7 @@ def clean_partial_directories(output_dir: Path) -> list[Path]:
 
 
 def reject_checkpoint(path: Path, reason: str) -> Path | None:
-    """Rename a damaged checkpoint to `rejected-checkpoint-N` and write the reason into it. Deletes nothing.
+    """Rename a damaged checkpoint to `rejected-checkpoint-N` and store the reason. Deletes nothing.
 
     Returns:
         The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip it.

@@ -1,4 +1,4 @@
-"""Delete older checkpoints after a new one is published: the script's `save_total_limit`, and superseded snapshots.
+"""Delete checkpoints over the script's `save_total_limit`, and superseded snapshots, after a save.
 
 Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a loadable
 checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never deletes the
@@ -51,7 +51,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
 
 
 def _has_only_our_files(path: Path, manifest: Manifest) -> bool:
-    """Return True if nothing was added to a snapshot: a script may write files into any of its directories."""
+    """Return True if no files were added. A script may write into any of its directories."""
     ours = {MANIFEST, LOCK, *manifest.files}
     return all(
         str(file.relative_to(path)) in ours

@@ -50,9 +50,9 @@ def step_of(path: Path) -> int | None:
 
 
 def find_candidates(*directories: Path) -> Iterator[Candidate]:
-    """Yield every `checkpoint-N` of `directories`, newest step first; equal steps in the order of `directories`.
+    """Yield every `checkpoint-N` of `directories`, newest step first.
 
-    Directories that cannot be listed are skipped.
+    Equal steps are yielded in the order of `directories`. Directories that cannot be listed are skipped.
     """
     found = []
     for position, directory in enumerate(dict.fromkeys(directories)):

@@ -1,4 +1,4 @@
-"""The staging area: three slots on a memory-backed file system, where one run keeps its newest snapshots.
+"""The staging area: three slots on a memory-backed file system for one run's newest snapshots.
 
     <memory>/grpo-run-<uid>/<run-id>-<digest>/            mode 0700
       slot0/ slot1/ slot2/

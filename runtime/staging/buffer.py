@@ -243,14 +243,14 @@ class SnapshotBufferReader:
 
 
 def _held_bytes(descriptor: int, status: os.stat_result) -> int:
-    """Return the file's size up to its first hole. A rank that died while opening it leaves a hole at the end."""
+    """Return the size up to the first hole. A rank that dies while opening leaves a hole at the end."""
     if status.st_blocks * 512 >= status.st_size:
         return status.st_size
     return os.lseek(descriptor, 0, os.SEEK_HOLE) // GROWTH_BYTES * GROWTH_BYTES
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a regular file of this user. The check is needed because folders like /dev/shm are world-writable."""
+    """Open a regular file of this user. Checked because folders like /dev/shm are world-writable."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:

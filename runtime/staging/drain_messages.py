@@ -1,4 +1,4 @@
-"""Messages between the supervisor and the drain worker. They are pickled and sent over a connection. Pure."""
+"""Messages between the supervisor and the drain worker, pickled and sent over a connection. Pure."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ that the loss of a machine costs."""
 RETRY_SECONDS = 30.0
 """Wait after a failed drain."""
 STALL_SECONDS = 60.0
-"""Time without progress that counts as a stall. A slow device makes some progress; NFS retries first after 60 s (nfs(5),
-timeo=600)."""
+"""Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60 s
+(nfs(5), timeo=600)."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 
@@ -135,7 +135,7 @@ class DrainScheduler:
                 return
 
     def record_published(self, call: int, step: int, *, taken_at: float | None = None) -> None:
-        """Record a checkpoint that a rank wrote to disk itself: recovery snapshots up to it need not be drained.
+        """Record a checkpoint that a rank wrote to disk: recovery snapshots up to it need not be drained.
 
         Args:
             call: the ordinal of its `train()` call.
@@ -165,7 +165,7 @@ class DrainScheduler:
         return self._broken.get(slot.index) == staged
 
     def _is_restored(self, staged: StagedSnapshot) -> bool:
-        """Return True if this snapshot is a checkpoint in memory. Another attempt or call may use the same name."""
+        """Return True if this snapshot, not only one of the same name, is a checkpoint in memory."""
         return staged == self._restored and (self.staging.restore / staged.folder / MANIFEST).is_file()
 
     def _due_to_resume(self) -> tuple[StagedSnapshot, StagingSlot] | None:

@@ -1,4 +1,4 @@
-"""The drain worker: a separate process that drains snapshots at the supervisor's request, and the handle to it.
+"""The drain worker, a separate process that drains snapshots on request, and the handle to it.
 
 Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It dies with
 the supervisor; partial directories it leaves are deleted by the next drain. `DrainProcess` is the supervisor's side,
@@ -128,9 +128,9 @@ def serve(staging_path: str, connection: Connection, parent: int) -> None:
 
 
 class _ProgressReporter:
-    """Send progress messages when called, and when the kernel counts I/O of the writing thread between calls.
+    """Send progress messages when called, and when the writing thread does I/O between calls.
 
-    One call of torch writes a whole record of an archive, which may take minutes.
+    The kernel counts the I/O. One call of torch writes a whole record of an archive, which may take minutes.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Headroom in memory: how much a file in tmpfs may grow, from tmpfs itself, MemAvailable and the cgroup limits.
+"""Headroom in memory: how much a file may grow under the limits of tmpfs, MemAvailable and cgroups.
 
 A write to a mapped page fails with SIGBUS if tmpfs is full, and the kernel kills the process if its memory cgroup is
 full. Neither can be handled, so headroom is checked before memory is taken. Code that writes files without mapping
@@ -56,7 +56,7 @@ class Headroom:
 
 
 def measure_headroom(folder: Path) -> list[Headroom]:
-    """Return the headroom of every limit that applies to a file in `folder`: its file system, memory and cgroups.
+    """Return the headroom of each limit on a file in `folder`: file system, memory and cgroups.
 
     Raises:
         OSError: the file system of `folder` cannot be queried.
@@ -81,7 +81,7 @@ def least_headroom(folder: Path) -> Headroom:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Return True if an error means that a file system is full: by its errno, or by the free space if it has none.
+    """Return True if an error means a full file system: by its errno, or else by the free space.
 
     Args:
         folder: a folder of the file system that was written to.
@@ -96,7 +96,7 @@ def is_full(error: BaseException, folder: Path) -> bool:
 
 
 def machine_headroom(meminfo: bytes) -> Headroom | None:
-    """Return MemAvailable of `/proc/meminfo` (proc(5): memory available without swapping), or None if absent."""
+    """Return MemAvailable of `/proc/meminfo` (proc(5): available without swapping), or None if absent."""
     fields = read_fields(meminfo)
     if "MemAvailable" not in fields or "MemTotal" not in fields:
         return None

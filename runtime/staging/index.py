@@ -1,4 +1,4 @@
-"""The snapshot index: which checkpoint files one rank's snapshot buffer contains, and at which offsets.
+"""The snapshot index: which checkpoint files one rank's snapshot buffer contains, and where.
 
 Built in the rank by `trainers.capture.interception`, stored as JSON, and read by the drain worker, which writes the
 files (`writer.py`). Does not hold the bytes or know whether they are still valid.
@@ -66,7 +66,7 @@ File = Annotated[TorchFile | SafetensorsFile, pydantic.Field(discriminator="kind
 
 
 class SnapshotIndex(pydantic.BaseModel):
-    """The files that one rank contributes to a checkpoint. Each path occurs once, with what was saved last."""
+    """The files that one rank contributes to a checkpoint. Each path occurs once, with its last save."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     schema_version: Literal[1] = 1

@@ -1,4 +1,4 @@
-"""One staging slot: the place for one snapshot in memory, its lock, and the record that declares it complete.
+"""One staging slot: a snapshot in memory, its lock, and the record that declares it complete.
 
 Ranks write a slot (`trainers.saving`), the drain worker reads it. Which slot is used is decided in `area.py`.
 """
@@ -25,7 +25,7 @@ SCHEMA = 1
 
 
 class StagedSnapshot(Identity):
-    """The contents of `STAGED.json`: what a snapshot is, and where and how it becomes a checkpoint on disk.
+    """The contents of `STAGED.json`: what a snapshot is, and where its checkpoint belongs.
 
     A snapshot that is not `scheduled` is written to disk only when it is needed for recovery.
 
@@ -46,7 +46,7 @@ class StagedSnapshot(Identity):
 
     @property
     def order(self) -> tuple[int, int, int, float]:
-        """Sort key, newer is greater. The attempt comes first: a later attempt may repeat an earlier step or call."""
+        """Sort key, newer is greater. The attempt comes first: a later one may repeat steps and calls."""
         return (self.attempt, self.train_call.ordinal, self.step, self.staged_at)
 
 
@@ -110,7 +110,11 @@ class StagingSlot:
 
     @contextmanager
     def locked(self, wait_seconds: float = 0.0) -> Iterator[bool]:
-        """Hold the slot's lock in the block. Yields False if another process still holds it after `wait_seconds`."""
+        """Hold the slot's lock in the block.
+
+        Yields:
+            True, or False if another process still holds the lock after `wait_seconds`.
+        """
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         acquired = False
         try:

@@ -1,4 +1,4 @@
-"""Write the files of a snapshot from its buffer, byte for byte as torch and safetensors would have written them.
+"""Write the files of a snapshot from its buffer, byte for byte as torch and safetensors would.
 
 Called by the drain worker after training has continued. Memory use is bounded: bytes go from the mapped buffer to
 the file. Does not sync, digest or rename files, and does not check whether the buffer is still valid.
