@@ -20,6 +20,8 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, write_json
 
 STAGED = "STAGED.json"
+PREPARED = "STAGED.json.prepared"
+"""The content of `STAGED` before the snapshot is complete."""
 DRAINED = "DRAINED"
 SCHEMA = 1
 
@@ -100,13 +102,18 @@ class StagingSlot:
     def begin_snapshot(self) -> None:
         """Discard the present snapshot before another one is written."""
         (self.path / STAGED).unlink(missing_ok=True)
+        (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
         self.files.mkdir(mode=0o700)
 
-    def complete_snapshot(self, staged: StagedSnapshot) -> None:
-        """Declare the snapshot complete, after all ranks have written."""
-        write_json(self.path / STAGED, staged.model_dump())
+    def prepare_snapshot(self, staged: StagedSnapshot) -> None:
+        """Write what `complete_snapshot` declares, while there is memory for it."""
+        write_json(self.path / PREPARED, staged.model_dump())
+
+    def complete_snapshot(self) -> None:
+        """Declare the prepared snapshot complete, after all ranks have written. Takes no memory."""
+        os.replace(self.path / PREPARED, self.path / STAGED)
 
     @contextmanager
     def locked(self, wait_seconds: float = 0.0) -> Iterator[bool]:

@@ -67,7 +67,8 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
         ]
     )
     slot.index_path(0).write_bytes(index.to_json())
-    slot.complete_snapshot(staged)
+    slot.prepare_snapshot(staged)
+    slot.complete_snapshot()
     return 2 * 150_000 + index.size_bytes
 
 

@@ -53,7 +53,8 @@ def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
             ]
         )
         slot.index_path(rank).write_bytes(index.to_json())
-    slot.complete_snapshot(staged)
+    slot.prepare_snapshot(staged)
+    slot.complete_snapshot()
     return staged
 
 

@@ -93,17 +93,21 @@ class _Votes:
     def __init__(self, peer: socket.socket | None) -> None:
         self._peer = peer
 
-    def maximum(self, value: int) -> int:
+    def maxima(self, values: list[int]) -> list[int]:
         if self._peer is None:
-            return value
+            return values
+        size_bytes = 8 * len(values)
         try:
-            self._peer.sendall(struct.pack("q", value))
-            reply = self._peer.recv(8)
+            self._peer.sendall(struct.pack(f"{len(values)}q", *values))
+            received = self._peer.recv(size_bytes, socket.MSG_WAITALL)
         except OSError:
-            reply = b""
-        if len(reply) < 8:
+            received = b""
+        if len(received) < size_bytes:
             os._exit(3)
-        return max(value, struct.unpack("q", reply)[0])
+        return [max(pair) for pair in zip(values, struct.unpack(f"{len(values)}q", received), strict=True)]
+
+    def maximum(self, value: int) -> int:
+        return self.maxima([value])[0]
 
 
 def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) -> None:
@@ -112,7 +116,8 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     from transformers import set_seed
 
     from grpo_run.runtime.staging.buffer import SnapshotBuffer
-    from grpo_run.trainers.saving.snapshots import TAKEN, Snapshots
+    from grpo_run.trainers.saving.flags import SaveFlags
+    from grpo_run.trainers.saving.snapshots import Snapshots
 
     trainer = _trainer()
     allocate = SnapshotBuffer.allocate
@@ -139,15 +144,16 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
         local_world_size=save.world_size,
         votes=_Votes(peer),
         warn_in_journal=lambda text: None,
-        slot=SimpleNamespace(count=lambda: None),
+        slot=SimpleNamespace(record_work=lambda: None),
     )
     staged = StagedSnapshot(
         run_id=save.run_id, attempt=0, step=save.step, world_size=save.world_size, output_dir=str(save.output),
         train_call=call_in(save.output), scheduled=save.scheduled, limit=save.limit, versions={"torch": "2"},
         staged_at=0.0,
     )  # fmt: skip
-    outcome = Snapshots(session, StagingArea(save.staging)).take(trainer, staged, write)  # type: ignore[arg-type]
-    assert outcome == TAKEN, outcome
+    snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
+    with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
+        assert snapshots.copy(reservation, trainer, staged, write)
 
 
 def drain(staging: Path, index: int) -> None:

@@ -1,7 +1,8 @@
 """Lay out an object in a snapshot buffer, with the bytes that torch or safetensors would write.
 
 Called by `interception.py`; `copying.py` copies the tensors. What cannot be laid out exactly is refused
-(None) before anything is copied, and the library writes it. Does not replace functions or write files."""
+(None) before anything is copied, and the library writes it. Does not replace functions or write files.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +183,8 @@ def _recording_pickle(storages: dict[str, torch.UntypedStorage]) -> Any:
     """Return a replacement for the module `pickle` that records storages in `storages`.
 
     The keys are those that torch gives them. For each save, torch subclasses the module's Pickler and
-    overrides `persistent_id` for storages."""
+    overrides `persistent_id` for storages.
+    """
 
     class Pickler(pickle.Pickler):
         def __init_subclass__(cls, **options: Any) -> None:

@@ -3,7 +3,8 @@
 `transformers` skips the batches of an epoch that were trained before, but draws the order of the epoch again:
 a sampler with its own generator starts from its seed, as in the first epoch. This module records the state of
 the generator at the start of each epoch and restores it before a resumed epoch starts. Called by `state.py`.
-Does not change the order of an uninterrupted run."""
+Does not change the order of an uninterrupted run.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def keep_remainder(trainer: Any) -> None:
     """Set the `remainder` of the loader that skips the trained batches of an epoch.
 
     The remainder is the number of samples in the last batch before padding. accelerate's skipping loader does
-    not keep it; without it, metrics count the padding samples of the last batch twice."""
+    not keep it; without it, metrics count the padding samples of the last batch twice.
+    """
     full = trainer.callback_handler.train_dataloader
     skipping = getattr(getattr(trainer, "accelerator", None), "gradient_state", None)
     skipping = getattr(skipping, "active_dataloader", None)

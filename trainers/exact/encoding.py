@@ -1,7 +1,8 @@
 """Encode Python values as JSON with type tags, and tensors by reference; decode them again.
 
 Decoding executes no code, unlike a pickle: it accepts a closed list of types. Called by the other modules of
-this package through `Encoder` and `Decoder`. Does not read or write files."""
+this package through `Encoder` and `Decoder`. Does not read or write files.
+"""
 
 from __future__ import annotations
 

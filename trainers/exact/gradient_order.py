@@ -7,7 +7,8 @@ uninterrupted run uses the rebuilt ones. So checkpoints contain the order, and `
 buckets before the first resumed step.
 
 Called by `state.py`. Not needed with two ranks, or where DDP never rebuilds its buckets
-(`find_unused_parameters`)."""
+(`find_unused_parameters`).
+"""
 
 from __future__ import annotations
 

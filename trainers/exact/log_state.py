@@ -1,7 +1,8 @@
 """Save and restore what a trainer has accumulated for its next log line and its final average.
 
 Covers the metric and completion tables of TRL, the pending loss of transformers and the count of trained
-tokens. Called by `state.py`. Does not log anything."""
+tokens. Called by `state.py`. Does not log anything.
+"""
 
 from __future__ import annotations
 

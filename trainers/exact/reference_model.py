@@ -2,7 +2,8 @@
 
 TRL's checkpoints do not contain it. Each rank reads and writes what it holds: its shard under ZeRO-3 and
 FSDP, the full model where it is replicated. No collective is needed. Called by `state.py`. Ignores reference
-models that do not change."""
+models that do not change.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 At the end of a rollout, the state is the same on all ranks or belongs to no rank; inside a rollout, each rank
 holds its part. `resharded` is a pure decision. `resuming.choice` decides whether weights and optimizer can be
-resharded. Called by `state.py` and by `resuming`."""
+resharded. Called by `state.py` and by `resuming`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Save and restore stateful reward functions: those with `state_dict` and `load_state_dict`.
 
 Looks through wrappers, including the guard's own. Skips reward models: every `torch.nn.Module` has a state,
-but training does not change theirs. Called by `state.py`."""
+but training does not change theirs. Called by `state.py`.
+"""
 
 from __future__ import annotations
 

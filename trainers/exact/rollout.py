@@ -1,7 +1,8 @@
 """Save and restore the rollout in use: the micro-step counter and the buffered micro-batches.
 
 GRPO and RLOO only. One rollout can serve several optimizer steps, so a checkpoint can lie inside a rollout.
-Called by `state.py`."""
+Called by `state.py`.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ that draw from global generators; `ignore_data_skip`; reward functions whose sta
 numbers, strings and tensors. Not exact, without a warning: random draws inside data-loader workers when an
 epoch is resumed in the middle; the state of environments, tools, rollout functions and servers; the state of
 the script's own callbacks; images logged with completions until the next rollout; the order of a shuffled
-evaluation set read by persistent workers; an epoch that a callback ended early."""
+evaluation set read by persistent workers; an epoch that a callback ended early.
+"""
 
 from __future__ import annotations
 

@@ -98,12 +98,20 @@ class VoteGroup:
 
     def maximum(self, value: int) -> int:
         """Return the largest `value` of all ranks. Collective and blocking."""
+        return self.maxima([value])[0]
+
+    def maxima(self, values: list[int]) -> list[int]:
+        """Return the largest value of all ranks at each position, with one all-reduce. Collective and blocking.
+
+        Args:
+            values: as many on every rank, each below 2**63.
+        """
         assert self._pending is None, "collect the vote first: a collective in between would break its order"
-        vector = torch.tensor([value], dtype=torch.int64)
+        vector = torch.tensor(values, dtype=torch.int64)
         work = self._all_reduce_max(vector)
         if work is not None:
             work.wait()
-        return int(vector.item())
+        return [int(value) for value in vector.tolist()]
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """Return every rank's values, ordered by rank. Collective and blocking.

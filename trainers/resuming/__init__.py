@@ -2,4 +2,5 @@
 
 `choice.py` chooses, `fit.py` decides whether a checkpoint fits the run, `script_argument.py` handles the
 script's own `resume_from_checkpoint`, `agreement.py` sends the choice to the other ranks. Imports `exact`,
-`rank` and `runtime.checkpoints`; imported by `hooks`. Start reading at `choice.py`."""
+`rank` and `runtime.checkpoints`; imported by `hooks`. Start reading at `choice.py`.
+"""

@@ -8,7 +8,8 @@ A call is identified by its ordinal in the script, its trainer's class and its `
 
 A checkpoint with a manifest is verified against its digests; one without must have all required files. A
 checkpoint that is not used is reported. Called through `agreement.py` at the start of each call. Loads no
-weights and moves no files."""
+weights and moves no files.
+"""
 
 from __future__ import annotations
 

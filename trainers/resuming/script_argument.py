@@ -2,7 +2,8 @@
 
 True, or a directory in `output_dir`, means the newest checkpoint there; if it cannot be used, an older one is
 taken. In later attempts it means what existed before this run, not checkpoints that this run left incomplete.
-A directory elsewhere is used or refused, never replaced by another. Called by `choice.py`."""
+A directory elsewhere is used or refused, never replaced by another. Called by `choice.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a trainer's manifest says of its model and of how state and batch are spread over ranks.
+"""Describe a trainer's model, batch and layout, as manifests record them and resuming compares them.
 
-Looked at when a `train()` call begins, before the model is wrapped: wrapping casts, cuts and renames parameters, so
-what is saved and what is resumed are both described as the script had built them. Called by the guard.
+Called at the start of a `train()` call, before the model is wrapped: wrapping casts, shards and renames
+parameters, and checkpoints are described by the model that the script has built.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape, digest
 
 
 def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
-    """Name, whole shape and type of every parameter; empty when the trainer builds its model later."""
+    """Return name, full shape and type of every parameter; empty if the trainer builds its model later."""
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(model, "named_parameters"):
         return ()
     return tuple(
-        # under ZeRO-3 a parameter is empty from its birth and keeps its shape aside
+        # under ZeRO-3 a parameter is empty and its shape is in `ds_shape`
         (
             name,
             tuple(getattr(parameter, "ds_shape", parameter.shape)),
@@ -28,7 +28,7 @@ def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
 
 
 def batch(trainer: Any, world_size: int) -> Batch | None:
-    """How an optimizer step's samples are spread; None when the trainer's arguments do not say."""
+    """Return how the samples of an optimizer step are spread over ranks; None if not known."""
     arguments = getattr(trainer, "args", None)
     per_device = getattr(arguments, "per_device_train_batch_size", None)
     accumulation = getattr(arguments, "gradient_accumulation_steps", None)
@@ -38,7 +38,11 @@ def batch(trainer: Any, world_size: int) -> Batch | None:
 
 
 def layout(trainer: Any) -> str:
-    """`ddp` (also for a single rank), `deepspeed-zero2`, `fsdp1`, `fsdp2` or `tensor-parallel`."""
+    """Return how state is spread over ranks.
+
+    One of `ddp` (also for a single rank), `deepspeed-zero2`, `deepspeed-zero3`, `fsdp1`, `fsdp2`,
+    `tensor-parallel`.
+    """
     accelerator = getattr(trainer, "accelerator", None)
     if getattr(trainer, "is_deepspeed_enabled", False):
         plugin = getattr(getattr(accelerator, "state", None), "deepspeed_plugin", None)
@@ -49,7 +53,7 @@ def layout(trainer: Any) -> str:
 
 
 def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
-    """What `checkpoints.Identity` takes of it; to be kept from the beginning of a call to its saves."""
+    """Return the fields of `Identity` that describe the trainer."""
     spread, shapes = batch(trainer, world_size), named_shapes(trainer)
     return {
         "global_batch": spread.samples if spread else None,
@@ -61,10 +65,10 @@ def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
 
 
 def checkpoint_bytes(trainer: Any) -> int:
-    """About how large a whole checkpoint will be: the weights, and two more of each trained one for Adam.
+    """Return the approximate size of a checkpoint: the weights, and two Adam moments per trained weight.
 
-    0 when the trainer builds its model later. Of a model with adapters (PEFT) only what is trained is saved.
-    Half-precision weights keep their moments in their own type; other optimizers take less or little more.
+    0 if the trainer builds its model later. With adapters (PEFT), only trained weights are saved. Moments
+    have the type of their weights; other optimizers need less or slightly more.
     """
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(model, "parameters"):

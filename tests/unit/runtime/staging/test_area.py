@@ -25,7 +25,8 @@ def test_only_the_user_can_read_the_area(staging: StagingArea) -> None:
     for path in (staging.path, *(slot.path for slot in staging.slots)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     staging.slots[0].begin_snapshot()
-    staging.slots[0].complete_snapshot(snapshot(OUT))
+    staging.slots[0].prepare_snapshot(snapshot(OUT))
+    staging.slots[0].complete_snapshot()
     staging.slots[0].mark_drained()
     assert stat.S_IMODE(staging.slots[0].files.stat().st_mode) == 0o700
     for name in (STAGED, DRAINED):
@@ -37,7 +38,8 @@ def test_a_rewritten_slot_is_not_read_from_the_cache(staging: StagingArea) -> No
     slot = staging.slots[0]
     for step in (5, 6):
         slot.begin_snapshot()
-        slot.complete_snapshot(snapshot(OUT, step))
+        slot.prepare_snapshot(snapshot(OUT, step))
+        slot.complete_snapshot()
         assert [staged.step for staged, _ in staging.snapshots()] == [step]
 
 
@@ -116,7 +118,8 @@ def test_a_needed_slot_is_never_chosen(
                 continue
             there[slot.index] = (step, state)
             slot.begin_snapshot()
-            slot.complete_snapshot(snapshot(OUT, step, scheduled=state["scheduled"]))
+            slot.prepare_snapshot(snapshot(OUT, step, scheduled=state["scheduled"]))
+            slot.complete_snapshot()
             if state["drained"]:
                 slot.mark_drained()
             if state["busy"]:

@@ -24,7 +24,8 @@ def test_a_completed_snapshot_is_read_back(staging: StagingArea) -> None:
     slot = staging.slots[1]
     slot.begin_snapshot()
     assert slot.read_snapshot() is None
-    slot.complete_snapshot(staged)
+    slot.prepare_snapshot(staged)
+    slot.complete_snapshot()
     assert slot.read_snapshot() == staged
     assert StagingArea(staging.path).snapshots() == [(staged, slot)]
 
@@ -178,3 +179,15 @@ def test_locking_waits_until_the_deadline(staging: StagingArea, monkeypatch: pyt
     with slot.locked(wait_seconds=10.0) as acquired:
         assert acquired
     assert 2.0 < now[0] < 2.1
+
+
+def test_a_prepared_snapshot_is_not_complete(staging: StagingArea) -> None:
+    """It is complete only after the declaration, and the next snapshot discards it."""
+    slot = staging.slots[0]
+    slot.begin_snapshot()
+    slot.prepare_snapshot(snapshot(OUT, 5))
+    assert slot.read_snapshot() is None
+    slot.begin_snapshot()
+    with pytest.raises(FileNotFoundError):
+        slot.complete_snapshot()
+    assert slot.read_snapshot() is None

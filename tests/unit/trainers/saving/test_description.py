@@ -1,4 +1,4 @@
-"""What a trainer's manifest says of its model, batch and layout."""
+"""The model, batch and layout of a trainer are described for the manifest."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from grpo_run.trainers.saving import description
 
 
 def trainer(**changes: Any) -> Any:
-    """As much of a trainer as is looked at."""
+    """Return a trainer with the attributes that are read."""
     model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
     arguments = SimpleNamespace(per_device_train_batch_size=4, gradient_accumulation_steps=2)
     return SimpleNamespace(**({"model": model, "args": arguments} | changes))
 
 
-def test_shapes_are_whole_and_types_plain() -> None:
-    """Also where ZeRO-3 keeps the shape aside."""
+def test_full_shapes_and_type_names_are_returned() -> None:
+    """Under ZeRO-3 the shape is in `ds_shape`."""
     made = trainer()
     assert description.named_shapes(made) == (("weight", (2, 3), "bfloat16"), ("bias", (2,), "bfloat16"))
     made.model.weight.ds_shape = torch.Size([20, 30])
     assert description.named_shapes(made)[0][1] == (20, 30)
 
 
-def test_what_a_trainer_does_not_say_is_not_known() -> None:
-    """A model that is built later; arguments of another kind."""
+def test_unknown_facts_are_none() -> None:
+    """Holds for a model that is built later and for other argument types."""
     assert description.named_shapes(trainer(model=None)) == ()
     assert description.batch(trainer(args=SimpleNamespace()), 2) is None
     assert description.batch(None, 2) is None
@@ -40,7 +40,7 @@ def test_what_a_trainer_does_not_say_is_not_known() -> None:
 
 
 def test_the_batch_counts_all_ranks() -> None:
-    """Ranks, samples and accumulation."""
+    """It is the product of ranks, samples per device and accumulation."""
     assert description.batch(trainer(), 3) == Batch(ranks=3, per_device=4, accumulation=2)
     fields = description.manifest_fields(trainer(), 3)
     assert (fields["global_batch"], fields["per_device_train_batch_size"]) == (24, 4)
@@ -65,6 +65,6 @@ def test_the_batch_counts_all_ranks() -> None:
         ({"is_tp_enabled": True}, "tensor-parallel"),
     ],
 )
-def test_the_layout_has_a_name(flags: dict[str, Any], name: str) -> None:
-    """As the trainer's own flags say."""
+def test_the_layout_is_named(flags: dict[str, Any], name: str) -> None:
+    """The trainer's own flags decide."""
     assert description.layout(trainer(**flags)) == name

@@ -1,4 +1,4 @@
-"""When a checkpoint is read: looked up in settings and callbacks, without calling any."""
+"""The save mode follows from settings and overridden callback methods; no callback is called."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 
 from grpo_run.trainers.hooks.callback import GuardCallback
-from grpo_run.trainers.saving.save_mode import QUIET_CALLBACKS, UPLOADS, Reading, reading
+from grpo_run.trainers.saving.save_mode import NON_READING_CALLBACKS, UPLOAD_VARIABLES, SaveMode, save_mode
 
 
 class OnSave(TrainerCallback):
-    """A script's own that reads what was saved."""
+    """A callback of the script that reads each checkpoint."""
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
-        """Read it."""
+        """Read the checkpoint."""
 
 
 class OnTrainEnd(TrainerCallback):
-    """A script's own that reads the last one."""
+    """A callback of the script that reads the last checkpoint."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Read it."""
+        """Read the checkpoint."""
 
 
-class Inherits(OnSave):
-    """Overrides nothing itself."""
+class InheritsOnSave(OnSave):
+    """A callback that inherits the method."""
 
 
 @pytest.fixture(autouse=True)
 def _no_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None in this environment."""
-    for name in UPLOADS:
+    """Remove upload variables from the environment."""
+    for name in UPLOAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 def trainer(*callbacks: type[TrainerCallback], step: int = 5, **arguments: Any) -> Any:
-    """In the midst of a call of ten steps; callbacks are only looked at, so none is made whole."""
+    """Return a trainer in a call of ten steps; callbacks are not initialized, because none is called."""
     return SimpleNamespace(
         args=SimpleNamespace(**{"push_to_hub": False, "metric_for_best_model": None} | arguments),
         state=SimpleNamespace(global_step=step, max_steps=10),
@@ -48,33 +48,36 @@ def trainer(*callbacks: type[TrainerCallback], step: int = 5, **arguments: Any) 
 
 
 @pytest.mark.parametrize("arguments", [{"push_to_hub": True}, {"metric_for_best_model": "loss"}])
-def test_the_trainer_itself_reads_it_within_the_save(arguments: dict[str, Any]) -> None:
-    """Whatever callbacks there are."""
-    assert reading(trainer(OnSave, **arguments)) is Reading.within_the_save
+def test_a_checkpoint_that_the_trainer_reads_is_saved_directly(arguments: dict[str, Any]) -> None:
+    """Holds for any callbacks."""
+    assert save_mode(trainer(OnSave, **arguments)) is SaveMode.directly
 
 
-@pytest.mark.parametrize("callback", [OnSave, Inherits])
-def test_a_callback_that_overrides_on_save_reads_it_after(callback: type[TrainerCallback]) -> None:
-    """Its own or one that it inherits."""
-    assert reading(trainer(PrinterCallback, callback)) is Reading.after_the_save
+@pytest.mark.parametrize("callback", [OnSave, InheritsOnSave])
+def test_a_callback_with_on_save_waits_for_the_disk(callback: type[TrainerCallback]) -> None:
+    """The method can be inherited."""
+    assert save_mode(trainer(PrinterCallback, callback)) is SaveMode.in_memory_then_wait
 
 
-def test_our_own_and_the_libraries_quiet_ones_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a variable asks for an upload."""
-    assert "WandbCallback" in QUIET_CALLBACKS
-    assert reading(trainer(GuardCallback, PrinterCallback, WandbCallback, TrainerCallback)) is Reading.later
+def test_callbacks_of_grpo_run_and_the_libraries_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read the checkpoint only if an upload variable is set."""
+    assert "WandbCallback" in NON_READING_CALLBACKS
+    assert (
+        save_mode(trainer(GuardCallback, PrinterCallback, WandbCallback, TrainerCallback))
+        is SaveMode.in_memory
+    )
     monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
-    assert reading(trainer(WandbCallback)) is Reading.after_the_save
+    assert save_mode(trainer(WandbCallback)) is SaveMode.in_memory_then_wait
 
 
-def test_the_end_of_training_reads_the_last_one() -> None:
-    """Of a script's callbacks; it comes before the supervisor could be waited for."""
-    assert reading(trainer(OnTrainEnd)) is Reading.later
-    assert reading(trainer(OnTrainEnd, step=10)) is Reading.after_the_save
-    assert reading(trainer(WandbCallback, step=10)) is Reading.later
+def test_a_callback_with_on_train_end_waits_for_the_last_checkpoint() -> None:
+    """Applies to the script's callbacks, which run before `finish` could wait."""
+    assert save_mode(trainer(OnTrainEnd)) is SaveMode.in_memory
+    assert save_mode(trainer(OnTrainEnd, step=10)) is SaveMode.in_memory_then_wait
+    assert save_mode(trainer(WandbCallback, step=10)) is SaveMode.in_memory
 
 
-def test_what_one_rank_needs_is_the_greatest() -> None:
-    """Ranks agree by their maximum."""
-    assert max(Reading) is Reading.within_the_save
-    assert min(Reading) is Reading.later
+def test_the_highest_mode_of_any_rank_applies() -> None:
+    """Ranks agree on the maximum."""
+    assert max(SaveMode) is SaveMode.directly
+    assert min(SaveMode) is SaveMode.in_memory

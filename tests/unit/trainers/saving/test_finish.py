@@ -1,0 +1,123 @@
+"""`Saver.finish` returns the durable checkpoint of the last step, or None."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.identities import identity
+from support.saving import Guarded, named
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest, write_manifest
+from grpo_run.watchdog.observation import Phase, Slot
+
+Events = Callable[[], list[dict[str, Any]]]
+
+
+def test_the_last_step_is_saved_if_the_schedule_did_not_save_it(direct: Guarded) -> None:
+    """It is saved once; an existing checkpoint is kept."""
+    direct.trainer.state.global_step = 7
+    path = direct.saver.finish()
+    assert path is not None
+    assert read_manifest(path).step == 7
+    assert direct.trainer.seen == [(direct.trainer.model_wrapped, None, None)]
+    assert direct.saver.finish() == path
+    assert len(direct.trainer.seen) == 1
+
+
+def test_finish_waits_until_the_last_step_is_durable(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
+    """The call is marked as finished only when its checkpoint is on disk."""
+    staged.save(5)
+    polls += [lambda: None, staged.drain, lambda: None]
+    path = staged.saver.finish()
+    assert path is not None
+    assert read_manifest(path).step == 5
+    assert len(staged.trainer.seen) == 1
+    assert staged.session.notified == []
+
+
+def test_an_unsaved_last_step_is_saved_and_awaited(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
+    """It is saved as a scheduled checkpoint."""
+    staged.save(5)
+    staged.trainer.state.global_step = 7
+    polls += [staged.drain, lambda: None]
+    path = staged.saver.finish()
+    assert path is not None
+    assert path.name == "checkpoint-7"
+    assert read_manifest(path).scheduled
+
+
+def test_a_last_step_with_only_an_unscheduled_snapshot_is_saved(
+    staged: Guarded, polls: list[Callable[[], Any]]
+) -> None:
+    """An unscheduled snapshot may stay in memory, so waiting for it could take forever."""
+    staged.step(5)
+    assert staged.staged == [(5, False)]
+    polls += [staged.drain, lambda: None]
+    path = staged.saver.finish()
+    assert path is not None
+    assert read_manifest(path).scheduled
+
+
+def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
+    staged: Guarded, polls: list[Callable[[], Any]], events: Events
+) -> None:
+    """The script continues, and the user is warned."""
+    staged.save(5)
+    polls += [lambda: staged.snapshots.staging.set_trouble("the disk is full")]
+    assert staged.saver.finish() is None
+    assert "is not on disk yet" in staged.session.notified[0]
+    assert len(named(events, "warning")) == 1
+
+
+def test_a_durable_last_step_is_not_saved_again(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
+    """It was drained or saved directly."""
+    staged.trainer.args.metric_for_best_model = "reward"
+    path = staged.save(5)
+    assert staged.saver.finish() == path
+    assert len(staged.trainer.seen) == 1
+
+
+@pytest.mark.parametrize("other", [{"run_id": "run-0"}, {"ordinal": 2}])
+def test_a_checkpoint_of_another_run_or_call_is_not_the_end(
+    direct: Guarded, call: TrainCall, other: dict[str, Any]
+) -> None:
+    """It has the same step number and directory."""
+    path = Path(call.output_dir) / "checkpoint-7"
+    path.mkdir(parents=True)
+    (path / "old.bin").write_bytes(b"old")
+    write_manifest(path, identity(call.output_dir, 7, **other))
+    direct.trainer.state.global_step = 7
+    assert direct.saver.finish() == path
+    manifest = read_manifest(path)
+    assert (manifest.run_id, manifest.train_call.ordinal) == ("run-1", 1)
+
+
+def test_a_non_finite_last_step_has_no_checkpoint(either: Guarded, events: Events) -> None:
+    """The call is not marked as finished."""
+    either.make_non_finite()
+    either.trainer.state.global_step = 7
+    assert either.saver.finish() is None
+    assert either.trainer.seen == []
+    assert len(named(events, "checkpoint_rejected")) == 1
+
+
+def test_finish_is_shown_as_the_checkpoint_phase(direct: Guarded, reading: Callable[[], Slot]) -> None:
+    """The phase ends when `finish` returns."""
+    during: list[Phase | None] = []
+    direct.trainer.during = lambda path: during.append(reading().phase)
+    direct.saver.finish()
+    assert during == [Phase.checkpoint]
+    assert reading().phases == ()
+
+
+def test_the_output_directory_contains_only_checkpoints(staged: Guarded, tmp_path: Path) -> None:
+    """Holds for saves and for snapshots."""
+    staged.save(5)
+    staged.drain()
+    staged.step(6)
+    staged.drain()
+    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-5", "checkpoint-6"]

@@ -1,0 +1,143 @@
+"""Save a checkpoint directly to disk: all ranks write, then rank 0 publishes it with a manifest.
+
+Used where a snapshot is not possible: several nodes, no memory, or something reads the checkpoint during the
+save. The manifest is written last, and older checkpoints are removed only after it. Called by `saver.py`,
+which decides.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import Identity, remove_manifest, write_manifest
+from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.trainers.rank.session import Session
+
+
+class DirectSaves:
+    """The direct saves of one `train()` call.
+
+    Args:
+        output: the absolute `output_dir`.
+        checkpoint_bytes: approximate size of a checkpoint, 0 if not known.
+    """
+
+    def __init__(self, trainer: Any, session: Session, output: Path, *, checkpoint_bytes: int) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._output = output
+        self._last_bytes: int | None = None
+        """Size of the run's newest checkpoint on disk; None before the first. Known on rank 0 only."""
+        self._warned_of_space = False
+        if session.is_main:
+            self._warn_if_disk_will_be_full(checkpoint_bytes)
+            self._last_bytes = self._newest_bytes()
+
+    def _warn_if_disk_will_be_full(self, checkpoint_bytes: int) -> None:
+        folder = self._output
+        while not folder.exists():
+            folder = folder.parent
+        free_bytes, limit = _free_bytes(folder), self._trainer.args.save_total_limit
+        # one more than the limit, because an older one is removed only after the newer is complete
+        needed_bytes = checkpoint_bytes * ((limit or 1) + 1)
+        if free_bytes < needed_bytes:
+            needs = f"save_total_limit={limit} needs" if limit else "two need"
+            self._session.warn(
+                f"{folder} has {free_bytes / 1e9:.1f} GB free, and a checkpoint of this model takes about"
+                f" {checkpoint_bytes / 1e9:.1f} GB: {needs} {needed_bytes / 1e9:.1f} GB"
+            )
+
+    def _newest_bytes(self) -> int | None:
+        for found in find_checkpoints(self._output):
+            if found.manifest.run_id == self._session.config.run_id:
+                return found.manifest.size_bytes
+        return None
+
+    def disk_is_short(self) -> bool:
+        """Whether the disk has less free space than the last checkpoint took. Not collective.
+
+        Always False on other ranks than 0. The last checkpoint of a call is always tried, because the run was
+        made for it.
+        """
+        if self._last_bytes is None or self._trainer.control.should_training_stop:
+            return False
+        return _free_bytes(self._output) < self._last_bytes
+
+    def report_short_disk(self, step: int) -> None:
+        """Journal that a checkpoint is not saved for lack of space; warn once until there is space again."""
+        if not self._session.is_main:
+            return
+        assert self._last_bytes is not None, "the disk is short of a known size"
+        path, free_bytes = self._output / f"checkpoint-{step}", _free_bytes(self._output)
+        sentence = (
+            f"{path} is not saved: {free_bytes / 1e9:.1f} GB are free, and the last checkpoint took"
+            f" {self._last_bytes / 1e9:.1f} GB. Training continues, and a fault loses the work since the last"
+            " checkpoint."
+        )
+        self._session.journal.write(
+            "checkpoint_failed", rank=0, step=step, cause="disk_full", reason=sentence
+        )
+        if not self._warned_of_space:
+            self._session.warn(sentence)
+        self._warned_of_space = True
+
+    def save(
+        self,
+        identity: Identity,
+        write: Callable[[Path], Any],
+        *,
+        best: Callable[[], str | None],
+        began: float,
+    ) -> Any:
+        """Write and publish a checkpoint. Collective: one all-reduce, after all ranks have written.
+
+        Args:
+            identity: of the checkpoint; equal on every rank. write: saves this rank's part; called with the
+            checkpoint's directory. best: returns the directory name of the script's best checkpoint; called
+            after the save, which may find it. began: `time.perf_counter()` at the start of the save, for the
+            journal.
+
+        Returns:
+            What `write` returns.
+        """
+        self._warned_of_space = False
+        path = self._output / identity.folder
+        if self._session.is_main:
+            remove_manifest(path)
+        result = write(path)
+        self._session.votes.maximum(0)
+        if self._session.is_main:
+            self._publish(identity, path, best(), began)
+        return result
+
+    def _publish(self, identity: Identity, path: Path, best: str | None, began: float) -> None:
+        manifest = write_manifest(path, identity)
+        self._last_bytes = manifest.size_bytes
+        self._session.journal.write(
+            "checkpoint_published",
+            rank=self._session.rank,
+            step=identity.step,
+            path=str(path),
+            verified=True,
+            train_call=identity.train_call.ordinal,
+            scheduled=True,
+            durable=True,
+            size_bytes=self._last_bytes,
+            seconds=time.perf_counter() - began,
+        )
+        self._session.journal.sync()
+        rotate(self._output, newest=path, limit=self._trainer.args.save_total_limit, best=best)
+
+
+def _free_bytes(folder: Path) -> float:
+    """Return the free space, or infinity if the file system does not answer: the save meets the error."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return math.inf

@@ -1,0 +1,132 @@
+"""Reserve a slot for a snapshot: the first of its two all-reduces.
+
+Rank 0 chooses, locks and empties a slot before the vote; the vote tells all ranks the slot and the maximum of
+their `SaveFlags`. Further votes are needed only while rank 0 waits for a slot. Called by `snapshots.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.headroom import least_headroom
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving.flags import SaveFlags
+
+WAIT_SECONDS = 1800.0
+"""Maximum wait for the disk to take an earlier checkpoint that the script has scheduled."""
+SLICE_SECONDS = 30.0
+"""While rank 0 waits, the ranks vote this often, because a vote has a timeout of its own."""
+POLL_SECONDS = 0.01
+
+NO_SLOT, WAITING, NO_MEMORY, FIRST_SLOT = 0, 1, 2, 3
+"""Rank 0's decision in `SaveFlags.slot`; a slot is encoded as `FIRST_SLOT` plus its index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """What all ranks have agreed on before the copy."""
+
+    flags: SaveFlags
+    """The maximum over all ranks."""
+    slot: StagingSlot | None
+    """An empty slot that rank 0 has locked, or None."""
+    began: float
+    """`time.perf_counter()` when this rank stopped waiting for a slot."""
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a slot was free, but there is no headroom for the checkpoint."""
+        return self.flags.slot == NO_MEMORY and not self.flags.forbid_snapshot
+
+
+class Reserver:
+    """Reserves slots, on one rank.
+
+    Args:
+        staging: the run's staging area.
+    """
+
+    def __init__(self, session: Session, staging: StagingArea) -> None:
+        self._session = session
+        self._staging = staging
+
+    @contextmanager
+    def reserve(self, staged: StagedSnapshot, flags: SaveFlags, expected_bytes: int) -> Iterator[Reservation]:
+        """Agree on a slot, which stays locked during the block. Collective.
+
+        Without headroom for the complete checkpoint no slot is reserved: a rank that runs out of memory
+        during the copy would make all ranks copy in vain.
+
+        Args:
+            staged: the snapshot to take; equal on every rank.
+            flags: of this rank.
+            expected_bytes: approximate size of the checkpoint over all ranks.
+        """
+        deadline = time.monotonic() + (WAIT_SECONDS if staged.scheduled else 0.0)
+        all_allow = False
+        with ExitStack() as lock:
+            while True:
+                decision = NO_SLOT
+                if self._session.is_main and not flags.forbid_snapshot:
+                    slot = self._wait_for_slot(lock, deadline, may_discard=all_allow)
+                    began = time.perf_counter()
+                    decision = slot if isinstance(slot, int) else self._empty(slot, staged, expected_bytes)
+                agreed = replace(flags, slot=decision).maximum(self._session.votes)
+                if agreed.forbid_snapshot or agreed.slot != WAITING:
+                    break
+                all_allow = True
+            if agreed.forbid_snapshot or agreed.slot < FIRST_SLOT:
+                lock.close()
+                yield Reservation(flags=agreed, slot=None, began=time.perf_counter())
+                return
+            yield Reservation(
+                flags=agreed,
+                slot=self._staging.slots[agreed.slot - FIRST_SLOT],
+                began=began if self._session.is_main else time.perf_counter(),
+            )
+
+    def _wait_for_slot(self, lock: ExitStack, deadline: float, *, may_discard: bool) -> StagingSlot | int:
+        """Choose and lock a slot, on rank 0. Return `NO_SLOT`, or `WAITING` if all ranks must vote first.
+
+        Args:
+            may_discard: if the disk is in trouble, discard a scheduled snapshot that is not on disk. All
+                ranks must have allowed the new snapshot before.
+        """
+        vote_at = min(deadline, time.monotonic() + SLICE_SECONDS)
+        try:
+            while True:
+                troubled = self._staging.troubled
+                slot = self._staging.choose_slot(sacrifice=troubled and may_discard)
+                if slot is not None and lock.enter_context(slot.locked()):
+                    return slot
+                if troubled and not may_discard:
+                    return WAITING
+                if time.monotonic() >= vote_at:
+                    return NO_SLOT if vote_at == deadline else WAITING
+                self._session.slot.record_work()  # the watchdog sees that this rank waits on purpose
+                time.sleep(POLL_SECONDS)
+        except OSError as error:  # the staging area was removed
+            self._session.warn_in_journal(f"no snapshot: {error}")
+            return NO_SLOT
+
+    def _empty(self, slot: StagingSlot, staged: StagedSnapshot, expected_bytes: int) -> int:
+        """Empty the slot before any rank writes, on rank 0. Return the decision to vote on."""
+        try:
+            slot.begin_snapshot()
+            (slot.files / staged.folder).mkdir(parents=True)
+            headroom = least_headroom(slot.path)
+            if expected_bytes > slot.size_bytes() + headroom.usable_bytes:
+                needed = f"about {expected_bytes >> 20} MiB are needed"
+                raise OSError(errno.ENOSPC, f"{needed}, and {headroom.sentence}")
+            # after the copy there may be no memory left to declare the snapshot complete
+            slot.prepare_snapshot(staged)
+        except OSError as error:
+            self._session.warn_in_journal(f"no snapshot: {error}")
+            return NO_MEMORY
+        return FIRST_SLOT + slot.index
