@@ -1,18 +1,15 @@
-"""Notes every collective that a rank issues from Python: what, where in the code, and whether a thread waits for it.
+"""Logs every collective that this rank issues from Python: operation, source line, and whether a thread waits for it.
 
-Installed by the session once `torch.distributed` is there. Wraps the methods of torch's process group and `Work.wait`
-and calls through; collectives that C++ issues (DDP's gradients) are known to torch's Flight Recorder alone,
-so the guard notes DDP's backward as a whole. Also starts torch's worker server, which hands the Flight Recorder
-out from C++ threads while Python is stuck. Does not change what a collective does.
+Installed by the session when `torch.distributed` is imported. Wraps the methods of torch's process group and
+`Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight Recorder;
+`backward` logs each DDP backward pass as a whole. Does not change what a collective does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -23,99 +20,115 @@ from grpo_run.trainers import upstream
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 
-MAX_UNWAITED = 256
-"""Collectives whose `Work` may be kept for a later `wait`; the oldest are forgotten."""
+MAX_TRACKED = 256
+"""Number of `Work` handles that are tracked until their `wait`; the oldest are dropped first."""
 MAX_FRAMES = 60
+"""Number of frames that are searched for the caller."""
 MAX_TENSORS = 4
-"""Of more, sizes are not noted: a coalesced call of hundreds would take longer to write down than to do."""
+"""Sizes of more tensors are not logged, because logging hundreds would take longer than the collective."""
 
 
 class Recorder:
-    """Writes one slot's notes.
+    """Writes the collective log of this rank's slot.
 
     Args:
-        slot: of this rank.
-        warn: told once of a collective that could not be noted.
+        warn: called once if a collective cannot be logged.
     """
 
     def __init__(self, slot: SlotWriter, warn: Callable[[str], None] = lambda text: None) -> None:
         self._slot = slot
         self._warn = warn
         self._warned = False
-        self._notes = slot.collective_log
-        self._plain: dict[CodeType, bool] = {}
+        self._log = slot.collective_log
+        self._is_caller: dict[CodeType, bool] = {}
         self._groups: dict[str, tuple[int, bool, bool]] = {}
-        self._unwaited: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
+        self._tracked: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
 
     def install(self, c10d: Any) -> None:
-        """Wrap what torch's process groups do. `c10d` is `torch._C._distributed_c10d`."""
+        """Wrap torch's process group methods and `Work.wait`.
+
+        Args:
+            c10d: the module `torch._C._distributed_c10d`.
+        """
         for name in upstream.COLLECTIVE_METHODS:
             if hasattr(c10d.ProcessGroup, name):
-                setattr(c10d.ProcessGroup, name, self._noting(getattr(c10d.ProcessGroup, name), name))
+                setattr(c10d.ProcessGroup, name, self._logging(getattr(c10d.ProcessGroup, name), name))
         original_wait = c10d.Work.wait
 
         @functools.wraps(original_wait)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             key = id(work)
-            number, on_host, followed = self._unwaited.get(key, (0, True, None))
-            # another's, at the address of one that is gone; or with a timeout of its own, which means to come back
-            if followed is None or followed() is not work or args or kwargs:
+            number, on_host, tracked = self._tracked.get(key, (0, True, None))
+            # a new handle at the address of a freed one; or a wait with a time limit, which will return
+            if tracked is None or tracked() is not work or args or kwargs:
                 return original_wait(work, *args, **kwargs)
-            self._notes.mark(number, CollectiveProgress.waiting)
+            self._log.mark(number, CollectiveProgress.waiting)
             try:
                 result = original_wait(work)
             except BaseException:
-                self._notes.mark(
-                    number, CollectiveProgress.enqueued
-                )  # it never completed, and nobody waits any more
+                # not completed, but no thread waits any more
+                self._log.mark(number, CollectiveProgress.enqueued)
                 raise
-            self._unwaited.pop(key, None)
-            # on a device `wait` only orders streams: the host goes on, and the recorder knows when it is done
-            self._notes.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
+            self._tracked.pop(key, None)
+            # on a device, wait() only orders streams and returns; the Flight Recorder knows when the work is done
+            self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 
         c10d.Work.wait = wait
 
-    def _noting(self, original: Any, name: str) -> Any:
+    def _logging(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            number, on_host = self._try_note(group, name, args)
+            number, on_host = self._try_log(group, name, args)
             work = original(group, *args, **kwargs)
             if work is not None and number:
-                self._try_follow(work, number, on_host)
+                self._try_track(work, number, on_host)
             return work
 
         return issue
 
-    def _try_note(self, group: Any, name: str, args: tuple[Any, ...]) -> tuple[int, bool]:
-        """Note it if it can be noted: a collective is never kept from happening. The number is 0 if not."""
+    def _try_log(self, group: Any, name: str, args: tuple[Any, ...]) -> tuple[int, bool]:
+        """Log a collective; return number 0 if that fails, as logging must not prevent the collective."""
         try:
-            return self.note(group, name, args)
-        except Exception as error:  # noqa: BLE001 - a process group of somebody else's making may raise anything
-            self._give_up(name, error)
+            return self.log(group, name, args)
+        except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
+            self._warn_once(name, error)
             return 0, True
 
-    def _try_follow(self, work: Any, number: int, on_host: bool) -> None:
+    def _try_track(self, work: Any, number: int, on_host: bool) -> None:
         try:
-            self.follow(work, number, on_host)
-        except Exception as error:  # noqa: BLE001 - nor is its handle kept from whoever asked for it
-            self._give_up("a handle", error)
+            self.track(work, number, on_host)
+        except Exception as error:  # noqa: BLE001 - the caller must get its handle
+            self._warn_once("a Work handle", error)
 
-    def _give_up(self, what: str, error: Exception) -> None:
+    def _warn_once(self, what: str, error: Exception) -> None:
         if not self._warned:
             self._warned = True
             self._warn(
-                f"{what} could not be noted ({type(error).__name__}: {error}); others may not be either"
+                f"{what} could not be logged ({type(error).__name__}: {error}); other collectives may be missing too"
             )
 
-    def follow(self, work: Any, number: int, on_host: bool) -> None:
-        """Mark the note when somebody waits for `work`."""
-        if len(self._unwaited) >= MAX_UNWAITED:
-            self._unwaited.pop(next(iter(self._unwaited)), None)
-        self._unwaited[id(work)] = (number, on_host, weakref.ref(work))
+    def track(self, work: Any, number: int, on_host: bool) -> None:
+        """Mark the log entry as waiting while a thread waits for `work`.
 
-    def note(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
-        """Note a collective about to be issued on a torch process group; returns its number, and whether it runs on the host."""
+        Args:
+            number: of the log entry.
+            on_host: whether the collective runs on the host, so that `wait` returns when it is complete.
+        """
+        if len(self._tracked) >= MAX_TRACKED:
+            self._tracked.pop(next(iter(self._tracked)), None)
+        self._tracked[id(work)] = (number, on_host, weakref.ref(work))
+
+    def log(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
+        """Log a collective that is about to be issued on a torch process group.
+
+        Args:
+            operation: name of the process group method.
+            args: its positional arguments.
+
+        Returns:
+            The number of the log entry, and whether the collective runs on the host.
+        """
         name = group.group_name
         known = self._groups.get(name)
         if known is None:
@@ -144,7 +157,7 @@ class Recorder:
     ) -> int:
         frame = self._caller(sys._getframe(1))
         few = len(tensors) <= MAX_TENSORS
-        return self._notes.add(
+        return self._log.add(
             group=group,
             sequence=sequence,
             operation=operation,
@@ -156,50 +169,62 @@ class Recorder:
             step=self._slot.step + 1,
             members=members,
             on_device=on_device,
-            point_to_point=ambiguous,  # its numbers are not shared either
+            point_to_point=ambiguous,  # sequence numbers of several backends are not comparable, as with point-to-point operations
         )
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame that belongs neither to torch and its wrappers, nor to Python, nor to us."""
+        """Return the innermost frame outside torch, its wrappers, Python and grpo-run."""
         for _ in range(MAX_FRAMES):
             if frame is None:
                 return None
             code = frame.f_code
-            plain = self._plain.get(code)
-            if plain is None:
-                plain = self._plain[code] = is_outside_frameworks(code.co_filename)
-            if plain:
+            known = self._is_caller.get(code)
+            if known is None:
+                known = self._is_caller[code] = is_outside_frameworks(code.co_filename)
+            if known:
                 return frame
             frame = frame.f_back
         return None
 
-    def vote(
+    def log_own(
         self, group: str, sequence: int, operation: str, tensor: Any, work: Any, *, members: int
     ) -> None:
-        """Note one of our own votes, on a group torch's Python layer does not know."""
+        """Log a collective of grpo-run's own groups, which torch's Python layer does not know.
+
+        Args:
+            work: the handle that torch returned.
+            members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
+        """
         try:
             number = self._add(group, sequence, operation, [tensor], members)
-        except Exception as error:  # noqa: BLE001 - a vote that could not be noted is still a vote
-            self._give_up("a vote", error)
+        except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
+            self._warn_once("a vote", error)
             return
-        self._try_follow(work, number, True)
+        self._try_track(work, number, True)
 
     @contextlib.contextmanager
     def backward(self, model: Any) -> Iterator[None]:
-        """Note DDP's backward: the gradients' all-reduces, from the group's next sequence number on."""
+        """Log a DDP backward pass as one entry, which starts at the group's next sequence number.
+
+        Other models are not logged: FSDP has a process group too, but issues its collectives from Python.
+        """
         number = 0
-        # FSDP has a process group as well, and other habits
         if type(model).__name__ == "DistributedDataParallel":
-            number, _ = self._try_note(model.process_group, "backward", ())
+            number, _ = self._try_log(model.process_group, "backward", ())
         try:
             yield
         finally:
             if number:
-                self._notes.mark(number, CollectiveProgress.completed)
+                self._log.mark(number, CollectiveProgress.completed)
 
 
 def _facts(group: Any) -> tuple[int, bool, bool]:
-    """(global ranks as bits, 0 beyond 64 ranks; whether its default work runs on the host; several backends)."""
+    """Return facts about a torch process group.
+
+    Returns:
+        Its global ranks as a bit mask (0 beyond 64 ranks), whether its default backend runs on the host, and
+        whether it has several backends.
+    """
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
@@ -220,41 +245,9 @@ _DTYPES = {
     "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long",
     "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
 }  # fmt: skip
-"""Torch's C++ names, as the Flight Recorder writes them."""
+"""Torch's C++ names of dtypes, as in the Flight Recorder."""
 
 
 def _dtype(tensor: Any) -> str:
     name = str(tensor.dtype).rpartition(".")[2]
     return _DTYPES.get(name, name)
-
-
-def start_worker_server(path: str) -> Any:
-    """Start torch's worker server on a unix socket; keep what is returned alive.
-
-    Its first line is a warning to the person at the terminal, which says nothing to them.
-    """
-    from torch._C import _distributed_c10d
-
-    sys.stderr.flush()
-    kept, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(silent, 2)
-        return getattr(_distributed_c10d, upstream.WORKER_SERVER)(path)
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(silent)
-
-
-def start_heartbeat(slot: SlotWriter, seconds: float) -> threading.Thread:
-    """Keep saying that the interpreter runs, from a thread that needs nothing but the interpreter."""
-    pause = threading.Event()
-
-    def run() -> None:
-        while True:
-            slot.heartbeat()
-            pause.wait(seconds)
-
-    thread = threading.Thread(target=run, daemon=True, name="grpo-run-heartbeat")
-    thread.start()
-    return thread

@@ -19,8 +19,10 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
-from grpo_run.trainers.rank.recorder import Recorder, start_heartbeat, start_worker_server
+from grpo_run.trainers.rank.recorder import Recorder
+from grpo_run.trainers.rank.worker_server import start_worker_server
 
 if TYPE_CHECKING:
     from grpo_run.trainers.rank.vote_group import VoteGroup
@@ -75,7 +77,7 @@ class Session:
     def on_collective(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
         """Log a collective of one of grpo-run's own groups, which have all ranks as members."""
         members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
-        self.recorder.vote(group, sequence, operation, tensor, work, members=members)
+        self.recorder.log_own(group, sequence, operation, tensor, work, members=members)
 
     @property
     def votes(self) -> VoteGroup:

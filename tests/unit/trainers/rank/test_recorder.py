@@ -1,4 +1,4 @@
-"""What a rank notes of its collectives: on a real Gloo group of one, and with stand-ins for what that cannot show."""
+"""The log of a rank's collectives, on a real Gloo group of one rank and with fakes for what that cannot show."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.recorder import (
     MAX_TENSORS,
-    MAX_UNWAITED,
+    MAX_TRACKED,
     Recorder,
-    start_heartbeat,
-    start_worker_server,
 )
+from grpo_run.trainers.rank.worker_server import start_worker_server
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
@@ -41,7 +40,7 @@ from grpo_run.watchdog.deadlocks.recording import parse_recording
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    """The default group: Gloo, of this process alone."""
+    """The default process group: Gloo, with this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -49,19 +48,19 @@ def group() -> Iterator[None]:
 
 @pytest.fixture
 def warnings() -> list[str]:
-    """What the recorder warned of."""
+    """The warnings of the recorder."""
     return []
 
 
 @pytest.fixture
 def recorder(slot: SlotWriter, warnings: list[str]) -> Recorder:
-    """Writes into the slot."""
+    """A recorder that writes to the slot."""
     return Recorder(slot, warnings.append)
 
 
 @pytest.fixture
 def installed(recorder: Recorder, group: None, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """In torch's own classes, which get their methods back."""
+    """The recorder, installed in torch's classes, whose methods are restored."""
     for name in upstream.COLLECTIVE_METHODS:
         monkeypatch.setattr(c10d.ProcessGroup, name, getattr(c10d.ProcessGroup, name))
     monkeypatch.setattr(c10d.Work, "wait", c10d.Work.wait)
@@ -69,48 +68,48 @@ def installed(recorder: Recorder, group: None, monkeypatch: pytest.MonkeyPatch) 
     return recorder
 
 
-def notes(board: Board) -> tuple[Collective, ...]:
-    """What a reader sees."""
+def entries(board: Board) -> tuple[Collective, ...]:
+    """Return the log as a reader sees it."""
     return board.collective_log(0)
 
 
 class Handle:
-    """Stands for a `Work`: weak references may be taken of it."""
+    """A fake `Work` that supports weak references."""
 
 
 class DistributedDataParallel:
-    """Known to the recorder by its name, as torch's own."""
+    """The recorder recognizes torch's class by this name."""
 
     def __init__(self) -> None:
         self.process_group = dist.group.WORLD
 
 
 def here() -> int:
-    """The caller's line."""
+    """Return the caller's line number."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
     return frame.f_back.f_lineno
 
 
-def test_a_collective_is_noted_with_the_users_line(
+def test_a_collective_is_logged_with_the_users_line(
     installed: Recorder, board: Board, slot: SlotWriter
 ) -> None:
-    """Operation, shape, members and step, through all of torch's own frames."""
+    """Operation, sizes, members and step; torch's own frames are skipped."""
     slot.step = 7
     tensor = torch.ones(2, 3)
     line = here() + 1
     dist.all_reduce(tensor)
-    (note,) = notes(board)
-    assert (note.group, note.operation, note.step) == ("0", "all_reduce", 8)
-    assert (note.sizes, note.dtypes, note.members) == (((2, 3),), ("Float",), (0,))
-    assert note.location is not None
-    assert (Path(note.location.file).name, note.location.line) == (Path(__file__).name, line)
-    assert "test_a_collective_is_noted_with_the_users_line".startswith(note.location.function)
+    (entry,) = entries(board)
+    assert (entry.group, entry.operation, entry.step) == ("0", "all_reduce", 8)
+    assert (entry.sizes, entry.dtypes, entry.members) == (((2, 3),), ("Float",), (0,))
+    assert entry.location is not None
+    assert (Path(entry.location.file).name, entry.location.line) == (Path(__file__).name, line)
+    assert "test_a_collective_is_logged_with_the_users_line".startswith(entry.location.function)
 
 
-def test_results_are_what_they_were(installed: Recorder) -> None:
-    """The recorder looks on."""
+def test_results_are_unchanged(installed: Recorder) -> None:
+    """The recorder does not change what a collective does."""
     tensor = torch.arange(3.0)
     dist.all_reduce(tensor)
     gathered = [torch.zeros(3)]
@@ -123,43 +122,43 @@ def test_results_are_what_they_were(installed: Recorder) -> None:
     assert objects == [{"a": 1}]
 
 
-def test_a_collective_that_was_waited_for_is_complete(installed: Recorder, board: Board) -> None:
-    """Synchronous ones at once; asynchronous ones when their handle is waited for."""
+def test_a_collective_is_complete_after_its_wait(installed: Recorder, board: Board) -> None:
+    """A synchronous collective at once; an asynchronous one when its handle has been waited for."""
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert notes(board)[-1].progress is CollectiveProgress.enqueued
+    assert entries(board)[-1].progress is CollectiveProgress.enqueued
     work.wait()
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
-def test_a_note_says_waiting_while_a_thread_waits(
+def test_an_entry_is_waiting_while_a_thread_waits(
     recorder: Recorder, board: Board, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen from inside the wait itself, with the thread's id."""
+    """With the thread's id, as seen from inside the wait."""
     seen: list[CollectiveProgress] = []
     waiters: list[str] = []
 
     class Work:
-        """A handle whose wait looks at the board."""
+        """A handle whose wait reads the board."""
 
         def wait(self) -> bool:
-            seen.append(notes(board)[-1].progress)
-            waiters.append(notes(board)[-1].waiter)
+            seen.append(entries(board)[-1].progress)
+            waiters.append(entries(board)[-1].waiter)
             return True
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    number, on_host = recorder.note(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
-    recorder.follow(work, number, on_host)
+    number, on_host = recorder.log(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
+    recorder.track(work, number, on_host)
     assert work.wait() is True
     assert seen == [CollectiveProgress.waiting]
     assert waiters == [str(threading.get_ident())]
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
-def test_a_wait_that_fails_leaves_the_note_open_and_nobody_waiting(recorder: Recorder, board: Board) -> None:
-    """A peer was gone: it never completed, the thread goes on, and the error is torch's own."""
+def test_a_failed_wait_leaves_the_entry_incomplete_and_not_waiting(recorder: Recorder, board: Board) -> None:
+    """As when a peer is gone. The error is torch's own."""
 
     class Work:
         """A handle whose peer is gone."""
@@ -169,17 +168,17 @@ def test_a_wait_that_fails_leaves_the_note_open_and_nobody_waiting(recorder: Rec
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="closed by peer"):
         work.wait()
-    assert notes(board)[-1].progress is CollectiveProgress.enqueued
+    assert entries(board)[-1].progress is CollectiveProgress.enqueued
 
 
-def test_on_a_device_a_wait_completes_nothing(recorder: Recorder, board: Board) -> None:
-    """It orders streams and returns: when the work is done, torch's recorder knows."""
+def test_a_wait_on_a_device_does_not_complete_the_entry(recorder: Recorder, board: Board) -> None:
+    """It orders streams and returns; the Flight Recorder knows when the work is done."""
 
     class Work:
-        """A handle of a device's work."""
+        """A handle of work on a device."""
 
         def wait(self) -> bool:
             return True
@@ -187,13 +186,13 @@ def test_on_a_device_a_wait_completes_nothing(recorder: Recorder, board: Board) 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
     number = recorder._add("0", 1, "allreduce", [], 0b11)
-    recorder.follow(work, number, False)
+    recorder.track(work, number, False)
     work.wait()
-    assert notes(board)[-1].progress is CollectiveProgress.enqueued
+    assert entries(board)[-1].progress is CollectiveProgress.enqueued
 
 
 def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None:
-    """A second one on the same handle returns at once; a handle nobody followed is let through."""
+    """A second wait on the same handle returns at once. A handle that is not tracked is passed through."""
 
     class Work:
         """A handle."""
@@ -203,15 +202,15 @@ def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0)
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0)
     assert work.wait()
     assert work.wait()
     assert Work().wait()
-    assert [note.progress for note in notes(board)] == [CollectiveProgress.completed]
+    assert [entry.progress for entry in entries(board)] == [CollectiveProgress.completed]
 
 
-def test_sequence_numbers_are_torchs(installed: Recorder, board: Board) -> None:
-    """Both sources are joined by them: each kind of collective counts one."""
+def test_sequence_numbers_equal_those_of_torch(installed: Recorder, board: Board) -> None:
+    """Entries and Flight Recorder records are joined by them."""
     before = upstream.sequence_number(dist.group.WORLD)
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
@@ -222,8 +221,8 @@ def test_sequence_numbers_are_torchs(installed: Recorder, board: Board) -> None:
     dist.all_gather_single(torch.ones(2), tensor)
     dist.scatter(tensor, [torch.ones(2)], src=0)
     dist.gather(tensor, [torch.ones(2)], dst=0)
-    made = notes(board)
-    assert [note.sequence for note in made] == list(range(before + 1, before + 9))
+    made = entries(board)
+    assert [entry.sequence for entry in made] == list(range(before + 1, before + 9))
     expected = [
         "all_reduce",
         "all_gather",
@@ -234,37 +233,37 @@ def test_sequence_numbers_are_torchs(installed: Recorder, board: Board) -> None:
         "scatter",
         "gather",
     ]
-    assert [note.operation for note in made] == expected
+    assert [entry.operation for entry in made] == expected
     assert upstream.sequence_number(dist.group.WORLD) == before + 8
 
 
-def test_inputs_are_noted_where_outputs_come_first(installed: Recorder, board: Board) -> None:
-    """As torch's recorder does: outputs differ from inputs in size."""
+def test_input_sizes_are_logged_if_outputs_come_first(installed: Recorder, board: Board) -> None:
+    """As in the Flight Recorder; outputs differ from inputs in size."""
     dist.reduce_scatter(torch.zeros(5), [torch.ones(5)])
     dist.all_gather_single(torch.zeros(6), torch.ones(6))
-    assert [note.sizes for note in notes(board)] == [((5,),), ((6,),)]
+    assert [entry.sizes for entry in entries(board)] == [((5,),), ((6,),)]
 
 
-def test_another_groups_collectives_are_its_own(installed: Recorder, board: Board) -> None:
-    """By name, with its own count."""
+def test_each_group_has_its_own_sequence(installed: Recorder, board: Board) -> None:
+    """Entries carry the name of the group."""
     other = dist.new_group([0])
     dist.all_reduce(torch.ones(1), group=other)
-    note = notes(board)[-1]
-    assert note.group == other.group_name != "0"
-    assert (note.sequence, note.members) == (1, (0,))
+    entry = entries(board)[-1]
+    assert entry.group == other.group_name != "0"
+    assert (entry.sequence, entry.members) == (1, (0,))
     dist.destroy_process_group(other)
 
 
-def test_a_collective_that_cannot_be_issued_raises_as_it_did(installed: Recorder, board: Board) -> None:
-    """Torch's own words; the next one goes well."""
+def test_a_collective_that_cannot_be_issued_raises_torchs_error(installed: Recorder, board: Board) -> None:
+    """The next collective works."""
     with pytest.raises((RuntimeError, ValueError, TypeError)):
         dist.all_gather_single(torch.ones(3), torch.ones(2))
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
 def nameless_group() -> Any:
-    """A Gloo group that torch's Python layer did not make, without even a name."""
+    """A Gloo group without a name, which torch's Python layer does not know."""
     group = c10d.ProcessGroup(dist.HashStore(), 0, 1)
     gloo = c10d.ProcessGroupGloo(dist.HashStore(), 0, 1)
     group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
@@ -273,104 +272,104 @@ def nameless_group() -> Any:
 
 
 def named_group() -> Any:
-    """One that has a name, which torch's Python layer does not know."""
+    """A Gloo group with a name that torch's Python layer does not know."""
     group = nameless_group()
     group._set_group_name("mine")
     return group
 
 
 @pytest.mark.parametrize("make", [nameless_group, named_group])
-def test_a_collective_of_a_foreign_group_happens_without_a_note(
+def test_a_collective_of_a_foreign_group_is_issued_without_an_entry(
     installed: Recorder, board: Board, warnings: list[str], make: Callable[[], Any]
 ) -> None:
-    """A library may make its own; one warning says so, however many collectives follow."""
+    """There is one warning, however many collectives follow."""
     foreign = make()
     for _ in range(3):
         tensor = torch.full((2,), 5.0)
         foreign.allreduce([tensor]).wait()
         assert torch.equal(tensor, torch.full((2,), 5.0))
-    assert notes(board) == ()
+    assert entries(board) == ()
     (warning,) = warnings
-    assert "allreduce could not be noted (" in warning
+    assert "allreduce could not be logged (" in warning
     dist.all_reduce(torch.ones(1))
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
-def test_a_collective_of_a_backend_that_does_not_count_happens_without_a_note(
+def test_a_collective_of_a_backend_without_sequence_numbers_is_issued_without_an_entry(
     installed: Recorder, board: Board, warnings: list[str]
 ) -> None:
-    """Without sequence numbers it could be compared with nothing."""
+    """It could not be compared with those of other ranks."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     fake = dist.new_group([0], backend="fake")
-    before = len(notes(board))
+    before = len(entries(board))
     for _ in range(2):
         dist.all_reduce(torch.ones(1), group=fake)
-    assert len(notes(board)) == before
+    assert len(entries(board)) == before
     assert len(warnings) == 1
     dist.destroy_process_group(fake)
 
 
-def test_a_collective_without_inputs_is_noted_without_sizes(
+def test_a_collective_without_inputs_is_logged_without_sizes(
     recorder: Recorder, board: Board, group: None
 ) -> None:
-    """Its outputs are no inputs."""
-    recorder.note(dist.group.WORLD, "gather", ([[torch.ones(1)]],))
-    (note,) = notes(board)
-    assert (note.operation, note.sizes, note.dtypes) == ("gather", (), ())
+    """Its outputs are not inputs."""
+    recorder.log(dist.group.WORLD, "gather", ([[torch.ones(1)]],))
+    (entry,) = entries(board)
+    assert (entry.operation, entry.sizes, entry.dtypes) == ("gather", (), ())
 
 
 @pytest.mark.parametrize("many", [MAX_TENSORS, MAX_TENSORS + 1])
-def test_sizes_of_many_tensors_are_all_noted_or_none(
+def test_sizes_of_many_tensors_are_logged_completely_or_not_at_all(
     recorder: Recorder, board: Board, group: None, many: int
 ) -> None:
-    """Part of them would compare unequal to the whole."""
-    recorder.note(dist.group.WORLD, "allreduce_coalesced", ([torch.ones(3)] * many,))
-    (note,) = notes(board)
-    whole = many <= MAX_TENSORS
-    assert note.sizes == (((3,),) * many if whole else ())
-    assert set(note.dtypes) == ({"Float"} if whole else set())
+    """A part of them would differ from the complete."""
+    recorder.log(dist.group.WORLD, "allreduce_coalesced", ([torch.ones(3)] * many,))
+    (entry,) = entries(board)
+    complete = many <= MAX_TENSORS
+    assert entry.sizes == (((3,),) * many if complete else ())
+    assert set(entry.dtypes) == ({"Float"} if complete else set())
 
 
 @pytest.mark.parametrize("name", upstream.COLLECTIVE_METHODS)
-def test_no_methods_name_is_too_long_for_a_note(board: Board, slot: SlotWriter, name: str) -> None:
-    """Half a name would be another operation."""
+def test_every_method_name_fits_an_entry(board: Board, slot: SlotWriter, name: str) -> None:
+    """A truncated name would be another operation."""
     slot.collective_log.add(
         group="0", sequence=1, operation=name, sizes="3", dtypes="Float", file="t.py", line=1, function="f", step=1
     )  # fmt: skip
-    assert notes(board)[0].operation == operation_name(name)
+    assert entries(board)[0].operation == operation_name(name)
 
 
-def test_handles_nobody_waits_for_are_forgotten(recorder: Recorder) -> None:
-    """A script may drop them for ever: the oldest go first."""
-    works = [Handle() for _ in range(MAX_UNWAITED + 10)]
+def test_the_oldest_tracked_handles_are_dropped(recorder: Recorder) -> None:
+    """A script may never wait for some."""
+    works = [Handle() for _ in range(MAX_TRACKED + 10)]
     for number, work in enumerate(works, 1):
-        recorder.follow(work, number, True)
-    assert len(recorder._unwaited) == MAX_UNWAITED
-    assert id(works[0]) not in recorder._unwaited
-    number, on_host, followed = recorder._unwaited[id(works[-1])]
-    assert (number, on_host, followed()) == (len(works), True, works[-1])
+        recorder.track(work, number, True)
+    assert len(recorder._tracked) == MAX_TRACKED
+    assert id(works[0]) not in recorder._tracked
+    number, on_host, tracked = recorder._tracked[id(works[-1])]
+    assert (number, on_host, tracked()) == (len(works), True, works[-1])
 
 
-def test_a_handle_at_the_address_of_one_that_is_gone_is_another(recorder: Recorder, board: Board) -> None:
-    """The note of a vote whose handle was dropped must not be marked by a send's, which nobody follows."""
+def test_a_new_handle_at_the_address_of_a_freed_one_is_not_tracked(recorder: Recorder, board: Board) -> None:
+    """Its wait must not mark the entry of the freed handle."""
 
     class Work:
-        """A handle whose wait looks at the board."""
+        """A handle whose wait reads the board."""
 
         def wait(self) -> CollectiveProgress:
-            return notes(board)[-1].progress
+            return entries(board)[-1].progress
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     dropped, send = Work(), Work()
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), dropped, members=0)
-    recorder._unwaited[id(send)] = recorder._unwaited.pop(id(dropped))
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), dropped, members=0)
+    recorder._tracked[id(send)] = recorder._tracked.pop(id(dropped))
     del dropped
     assert send.wait() is CollectiveProgress.enqueued
-    assert notes(board)[-1].progress is CollectiveProgress.enqueued
+    assert entries(board)[-1].progress is CollectiveProgress.enqueued
 
 
-def test_following_keeps_nothing_alive(installed: Recorder) -> None:
-    """A handle holds its tensors: keeping it would cost the device's memory."""
+def test_tracking_keeps_no_tensor_alive(installed: Recorder) -> None:
+    """A handle refers to its tensors, which occupy device memory."""
     tensor = torch.ones(1)
     before = sys.getrefcount(tensor)
     dist.all_reduce(tensor, async_op=True)
@@ -378,71 +377,63 @@ def test_following_keeps_nothing_alive(installed: Recorder) -> None:
     assert sys.getrefcount(tensor) == before
 
 
-def test_a_vote_is_noted_under_its_own_group(recorder: Recorder, board: Board) -> None:
+def test_a_vote_is_logged_under_its_own_group(recorder: Recorder, board: Board) -> None:
     """Torch's Python layer does not know that group."""
-    recorder.vote("grpo_run/vote", 7, "allreduce", torch.ones(8), Handle(), members=0b101)
-    (note,) = notes(board)
-    assert (note.group, note.sequence, note.operation) == ("grpo_run/vote", 7, "all_reduce")
-    assert (note.members, note.sizes, note.dtypes) == ((0, 2), ((8,),), ("Float",))
+    recorder.log_own("grpo_run/vote", 7, "allreduce", torch.ones(8), Handle(), members=0b101)
+    (entry,) = entries(board)
+    assert (entry.group, entry.sequence, entry.operation) == ("grpo_run/vote", 7, "all_reduce")
+    assert (entry.members, entry.sizes, entry.dtypes) == ((0, 2), ((8,),), ("Float",))
 
 
-def test_a_backward_is_noted_from_begin_to_end(recorder: Recorder, board: Board, group: None) -> None:
-    """With the sequence number its first all-reduce will have, and no wait of its own."""
+def test_a_backward_is_logged_from_start_to_end(recorder: Recorder, board: Board, group: None) -> None:
+    """With the sequence number of its first all-reduce. No thread counts as waiting."""
     expected = upstream.sequence_number(dist.group.WORLD) + 1
     with recorder.backward(DistributedDataParallel()):
-        (note,) = notes(board)
-        assert (note.operation, note.sequence, note.progress) == (
+        (entry,) = entries(board)
+        assert (entry.operation, entry.sequence, entry.progress) == (
             BACKWARD,
             expected,
             CollectiveProgress.enqueued,
         )
-    assert notes(board)[0].progress is CollectiveProgress.completed
+    assert entries(board)[0].progress is CollectiveProgress.completed
 
 
 @pytest.mark.parametrize("kind", ["Linear", "FullyShardedDataParallel"])
-def test_a_model_that_is_not_ddps_has_no_backward_to_note(
+def test_only_a_ddp_model_has_its_backward_logged(
     recorder: Recorder, board: Board, group: None, kind: str
 ) -> None:
-    """One rank, or DeepSpeed; FSDP has a group as well, and gathers in its backward."""
+    """A single rank and DeepSpeed have no such group; FSDP's backward issues other collectives."""
     model = type(kind, (), {"process_group": dist.group.WORLD})()
     with recorder.backward(model):
         pass
-    assert notes(board) == ()
+    assert entries(board) == ()
 
 
-def test_a_backward_that_cannot_be_noted_happens(
+def test_a_backward_that_cannot_be_logged_runs(
     recorder: Recorder, board: Board, warnings: list[str], group: None
 ) -> None:
-    """Of a group of somebody else's making, say."""
+    """As with a foreign process group."""
     model = DistributedDataParallel()
     model.process_group = c10d.ProcessGroup(dist.HashStore(), 0, 1)
     happened = False
     with recorder.backward(model):
         happened = True
     assert happened
-    assert notes(board) == ()
+    assert entries(board) == ()
     assert len(warnings) == 1
 
 
-def test_a_backward_that_fails_is_over(recorder: Recorder, board: Board, group: None) -> None:
-    """A script that goes on after running out of memory is not in it for ever; the error goes on."""
+def test_a_failed_backward_is_complete(recorder: Recorder, board: Board, group: None) -> None:
+    """A script may continue after an out-of-memory error. The error is raised unchanged."""
     with pytest.raises(ZeroDivisionError), recorder.backward(DistributedDataParallel()):
         raise ZeroDivisionError
-    assert notes(board)[0].progress is CollectiveProgress.completed
+    assert entries(board)[0].progress is CollectiveProgress.completed
 
 
-def test_the_beat_goes_on_by_itself(slot: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a thread that does not hold the process up."""
-    beaten = threading.Semaphore(0)
-    thread = start_heartbeat(SimpleNamespace(heartbeat=beaten.release), 0.001)  # type: ignore[arg-type]
-    assert thread.daemon
-    assert all(beaten.acquire(timeout=10) for _ in range(3))
-
-
-def test_the_server_hands_out_what_torch_recorded(
+def test_the_worker_server_serves_the_flight_recorder(
     installed: Recorder, board: Board, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Asked as the supervisor asks it; its warning is kept from the user, whose own words are not."""
+    """To the client that the supervisor uses. Its own warning is suppressed, output of the script is not."""
     folder = tempfile.mkdtemp(dir="/tmp", prefix="g")
     server = start_worker_server(f"{folder}/s")
     try:
@@ -459,8 +450,8 @@ def test_the_server_hands_out_what_torch_recorded(
     assert "listening" not in said
 
 
-def test_a_server_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    """As a RuntimeError, with standard error given back."""
+def test_a_worker_server_that_cannot_start_raises(capfd: pytest.CaptureFixture[str]) -> None:
+    """A RuntimeError; standard error is restored."""
     with pytest.raises(RuntimeError):
         start_worker_server("/nowhere/at/all/s")
     print("heard", file=sys.stderr)
@@ -468,7 +459,7 @@ def test_a_server_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -
 
 
 class Waited:
-    """A handle; `after` says what each wait does, the last one for ever."""
+    """A handle. `after` lists what each wait does; the last entry repeats."""
 
     def __init__(self, board: Board, *after: Exception | None) -> None:
         self.board, self.after, self.seen, self.given = (
@@ -479,8 +470,8 @@ class Waited:
         )
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
-        """Looks at the board, and fails if it is to."""
-        self.seen.append(notes(self.board)[-1].progress)
+        """Read the board, and raise if `after` says so."""
+        self.seen.append(entries(self.board)[-1].progress)
         self.given.append((args, kwargs))
         error = self.after.pop(0) if self.after else None
         if error is not None:
@@ -490,86 +481,86 @@ class Waited:
 
 @pytest.fixture
 def waited(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> type[Waited]:
-    """Installed in its stead of torch's `Work`; gets its own `wait` back."""
+    """The class, installed in place of torch's `Work`; its own `wait` is restored."""
     monkeypatch.setattr(Waited, "wait", Waited.wait)
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Waited))
     return Waited
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((3.0,), {}), ((), {"timeout": 3.0})])
-def test_a_wait_with_a_timeout_is_no_wait_for_ever(
+def test_a_wait_with_a_time_limit_is_not_marked(
     recorder: Recorder, board: Board, waited: type[Waited], args: Any, kwargs: Any
 ) -> None:
-    """It means to come back, so it is not marked; a plain wait afterwards is."""
+    """It will return. A wait without a limit afterwards is marked."""
     work = waited(board, RuntimeError("timed out"))
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="timed out"):
         work.wait(*args, **kwargs)
     work.wait()
     assert work.given == [(args, kwargs), ((), {})]
     assert work.seen == [CollectiveProgress.enqueued, CollectiveProgress.waiting]
-    assert notes(board)[-1].progress is CollectiveProgress.completed
+    assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
 def test_a_second_wait_after_a_failed_one_is_marked_too(
     recorder: Recorder, board: Board, waited: type[Waited]
 ) -> None:
-    """The first was interrupted, say; once it is over the handle is let go of."""
+    """The first one may have been interrupted. The handle is released when a wait returns."""
     work = waited(board, RuntimeError("interrupted"))
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
     with pytest.raises(RuntimeError, match="interrupted"):
         work.wait()
-    assert notes(board)[-1].progress is CollectiveProgress.enqueued
+    assert entries(board)[-1].progress is CollectiveProgress.enqueued
     work.wait()
     assert work.seen == [CollectiveProgress.waiting, CollectiveProgress.waiting]
-    assert notes(board)[-1].progress is CollectiveProgress.completed
-    assert recorder._unwaited == {}
+    assert entries(board)[-1].progress is CollectiveProgress.completed
+    assert recorder._tracked == {}
 
 
 class OddError(Exception):
-    """No kind of error that anybody counts on."""
+    """An error that no caller expects."""
 
 
-def test_a_vote_that_cannot_be_noted_happens(
+def test_a_vote_that_cannot_be_logged_is_issued(
     recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises; warned of once."""
+    """Whatever the error; there is one warning."""
 
     def fail(*args: Any) -> int:
         raise OddError("no")
 
     monkeypatch.setattr(recorder, "_add", fail)
     for sequence in (1, 2):
-        recorder.vote("grpo_run/vote", sequence, "allreduce", torch.ones(8), Handle(), members=0b11)
-    assert warnings == ["a vote could not be noted (OddError: no); others may not be either"]
-    assert recorder._unwaited == {}
+        recorder.log_own("grpo_run/vote", sequence, "allreduce", torch.ones(8), Handle(), members=0b11)
+    assert warnings == ["a vote could not be logged (OddError: no); other collectives may be missing too"]
+    assert recorder._tracked == {}
 
 
-def test_a_handle_that_cannot_be_followed_is_returned(recorder: Recorder, warnings: list[str]) -> None:
-    """A collective whose group raises anything at all, and whose handle takes no weak references, is as it was."""
+def test_a_handle_that_cannot_be_tracked_is_returned(recorder: Recorder, warnings: list[str]) -> None:
+    """A handle may not support weak references."""
 
     class Slotted:
-        """No weak references."""
+        """A handle that does not support weak references."""
 
         __slots__ = ()
 
-    recorder.vote("grpo_run/vote", 1, "allreduce", torch.ones(8), Slotted(), members=0b11)
+    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), Slotted(), members=0b11)
     assert len(warnings) == 1
-    assert "a handle could not be noted (TypeError" in warnings[0]
+    assert "a Work handle could not be logged (TypeError" in warnings[0]
 
 
-def test_a_group_that_raises_anything_issues_all_the_same(
+def test_a_collective_of_a_group_that_raises_is_issued(
     recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only what torch's own raise."""
+    """Whatever error its attributes raise."""
     work = Handle()
     odd = type("ProcessGroup", (), {"allreduce": lambda self, tensors: work})
 
     def fail(*args: Any) -> Any:
         raise OddError("no")
 
-    monkeypatch.setattr(recorder, "note", fail)
+    monkeypatch.setattr(recorder, "log", fail)
     recorder.install(SimpleNamespace(ProcessGroup=odd, Work=type("Work", (), {"wait": lambda self: True})))
     assert odd().allreduce([]) is work  # type: ignore[attr-defined]
-    assert warnings == ["allreduce could not be noted (OddError: no); others may not be either"]
-    assert notes(board) == ()
+    assert warnings == ["allreduce could not be logged (OddError: no); other collectives may be missing too"]
+    assert entries(board) == ()

@@ -54,5 +54,5 @@ def test_a_warning_of_one_rank_is_journaled_by_that_rank(
         rank(number).recorder.install(SimpleNamespace(ProcessGroup=group, Work=work))
         group().barrier()
     assert [(event["event"], event["rank"]) for event in events()] == [("warning", 0), ("warning", 1)]
-    assert all("barrier could not be noted" in event["text"] for event in events())
+    assert all("barrier could not be logged" in event["text"] for event in events())
     assert capfd.readouterr().err == ""

@@ -1,0 +1,25 @@
+"""The heartbeat of a rank's interpreter, from a thread that needs nothing but the interpreter.
+
+Started by the session. A missing heartbeat tells the watchdog that the interpreter is stuck, for example because
+native code holds its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from grpo_run.runtime.board.slot_writer import SlotWriter
+
+
+def start_heartbeat(slot: SlotWriter, interval_seconds: float) -> threading.Thread:
+    """Write a heartbeat to the slot every `interval_seconds`, from a daemon thread."""
+    pause = threading.Event()
+
+    def run() -> None:
+        while True:
+            slot.heartbeat()
+            pause.wait(interval_seconds)
+
+    thread = threading.Thread(target=run, daemon=True, name="grpo-run-heartbeat")
+    thread.start()
+    return thread
