@@ -79,6 +79,7 @@ PURE = (
     "runtime.launch.config",
     "runtime.launch.script",
     "runtime.checkpoints.compatibility",
+    "runtime.staging.drain_messages",
 )
 HEAVY = frozenset(
     {"torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "numpy", "matplotlib"}

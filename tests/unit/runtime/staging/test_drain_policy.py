@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import snapshot
 
-from grpo_run.runtime.staging.drain_policy import next_to_drain
+from grpo_run.runtime.staging.drain_policy import PublishedCheckpoints, next_to_drain
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 
 FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
@@ -44,3 +44,19 @@ def test_a_done_snapshot_is_never_next(flags: list[tuple[bool, bool]], newest_fi
         assert due == wanted[-1]
     else:
         assert due == snapshots[0]
+
+
+def test_a_checkpoint_on_disk_supersedes_recovery_snapshots_up_to_its_step() -> None:
+    """Not scheduled ones, later steps, other calls, or snapshots taken after it."""
+    published = PublishedCheckpoints()
+    out = Path("/out")
+    recovery = {"scheduled": False, "staged_at": 1000.0}
+    assert not published.supersede(snapshot(out, 5, **recovery))
+    published.record(1, 6, taken_at=1000.0)
+    published.record(1, 9, taken_at=500.0)  # an older state with a higher step
+    assert published.supersede(snapshot(out, 5, **recovery))
+    assert published.supersede(snapshot(out, 6, **recovery))
+    assert not published.supersede(snapshot(out, 7, **recovery))
+    assert not published.supersede(snapshot(out, 5, scheduled=True))
+    assert not published.supersede(snapshot(out, 5, ordinal=2, **recovery))
+    assert not published.supersede(snapshot(out, 5, scheduled=False, staged_at=1001.0))
