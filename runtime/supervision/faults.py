@@ -103,9 +103,10 @@ class FaultHandler:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
         restart = decision.action in RESTARTS
-        # other ranks print only that they lost their connection to the culprit
-        on_terminal = restart and verdict.culprit in self._config.shown_ranks
-        if verdict.traceback and verdict.culprit is not None and not stopping and not on_terminal:
+        # if the terminal shows other ranks only, their connection errors would look like the cause
+        shown = self._config.shown_ranks
+        wanted = bool(shown) and verdict.culprit not in shown if restart else not stopping
+        if verdict.traceback and verdict.culprit is not None and wanted:
             self._reporter.notify(verdict.traceback.rstrip())
         if restart:
             return Resolution(restart=True)
