@@ -1,11 +1,11 @@
-"""Two trainers in one script: a warm start with SFT, then GRPO on the same model.
+"""Two trainers in one script: a warm start with SFT, then GRPO with the same model.
 
     grpo-run launch --nproc-per-node 2 examples/sft_then_grpo.py
     torchrun --nproc-per-node 2 examples/sft_then_grpo.py
 
-The model is shown numbers reversed, half of them wrongly, and then paid for the right ones: the reward climbs
-from about 0.5 to about 0.9, in half a minute on a CPU. Nothing in it knows about grpo-run. If a rank dies
-during GRPO, `grpo-run launch` does not do the warm start again.
+The warm start demonstrates how to reverse a number, with half of the demonstrations wrong. GRPO then rewards correct
+answers, and the reward rises from about 0.5 to about 0.9, within half a minute on a CPU. The script does not use
+grpo-run. If a rank dies during GRPO, `grpo-run launch` does not repeat the warm start.
 """
 
 import random
@@ -17,19 +17,19 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 
 def reversed_number(completions: list[str], answer: list[str], **columns: object) -> list[float]:
-    """1 for the number read backwards, else 0."""
+    """Return 1 if the completion is the reversed number, else 0."""
     return [float(text == expected) for text, expected in zip(completions, answer, strict=True)]
 
 
-def demonstration(chance: random.Random) -> dict[str, str]:
-    """A number and its reversal; every second one is left as it was."""
-    number = str(chance.randrange(10, 100))
-    return {"prompt": f"{number}>", "completion": number[::-1] if chance.random() < 0.5 else number}
+def demonstration(rng: random.Random) -> dict[str, str]:
+    """Return a number and, with probability 0.5, its reversal; otherwise the number again."""
+    number = str(rng.randrange(10, 100))
+    return {"prompt": f"{number}>", "completion": number[::-1] if rng.random() < 0.5 else number}
 
 
 def main() -> None:
     model, tokenizer = tiny("0123456789>")
-    chance = random.Random(0)
+    rng = random.Random(0)
     cpu = not torch.accelerator.is_available()
     shared = {
         "logging_steps": 1,
@@ -50,11 +50,11 @@ def main() -> None:
             save_steps=60,
             **shared,
         ),
-        train_dataset=Dataset.from_list([demonstration(chance) for _ in range(7680)]),
+        train_dataset=Dataset.from_list([demonstration(rng) for _ in range(7680)]),
         processing_class=tokenizer,
     ).train()
 
-    numbers = [str(chance.randrange(10, 100)) for _ in range(2000)]
+    numbers = [str(rng.randrange(10, 100)) for _ in range(2000)]
     GRPOTrainer(
         model=model,
         reward_funcs=reversed_number,

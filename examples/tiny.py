@@ -1,6 +1,6 @@
-"""A model of 70,000 parameters and a character tokenizer, made on the spot, so that the examples need no network.
+"""A randomly initialized model of 70,000 parameters and a character tokenizer, so that the examples need no network.
 
-Imported by the examples next to it. In a script of yours, `from_pretrained` stands in its place.
+Imported by the examples in this folder. Your own script would call `from_pretrained` instead.
 """
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -8,12 +8,12 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 
 
 def tiny(characters: str, seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """A model with random weights, and a tokenizer with one token for each of the characters."""
+    """Return a model with random weights, and a tokenizer with one token for each character."""
     backend = Tokenizer(
-        models.WordLevel({token: number for number, token in enumerate(["<pad>", "<end>", *characters])})
+        models.WordLevel({token: index for index, token in enumerate(["<pad>", "<end>", *characters])})
     )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()  # else decoded characters have spaces between them
+    backend.decoder = decoders.Fuse()  # without it, decoded characters are separated by spaces
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", padding_side="left"
     )

@@ -1,9 +1,8 @@
 """Code that runs inside a rank: the bootstrap that runs the user's script, and the guard of its Trainers.
 
 May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
-`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `hooks`, `saving`, `resuming`, `capture`, `exact`,
-`rank`, then `consensus`, `patches` and `upstream`; `recipes` is a client of TRL and of none of these. Importing this
-package imports neither torch nor TRL.
+`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes` and `consensus`; `hooks`; `saving`;
+`resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports neither torch nor TRL.
 """
 
 from __future__ import annotations
