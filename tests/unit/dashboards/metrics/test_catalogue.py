@@ -16,7 +16,7 @@ from grpo_run.dashboards.metrics.catalogue import (
     LABELS,
     RUN_METRICS,
 )
-from grpo_run.dashboards.metrics.labels import CAUSES, INCIDENT_CAUSES, RUN_STATES
+from grpo_run.dashboards.metrics.labels import CAUSES, DECIDED_ACTIONS, INCIDENT_CAUSES, RUN_STATES
 from grpo_run.dashboards.metrics.metric import Metric, Observation
 from grpo_run.runtime.record.history import Recovery
 from grpo_run.runtime.record.status import RunStatus
@@ -40,19 +40,33 @@ def samples(name: str, observation: Observation) -> dict[tuple[str, ...], float 
     return dict(pairs)
 
 
-def members_used(enum: str, folder: str) -> Iterator[str]:
-    """Names of the members of an enum that the functions and tables of a folder use."""
-    for path in (REPOSITORY / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == enum:
-                yield node.attr
+def members_used(tree: ast.AST, enum: str) -> Iterator[str]:
+    """Names of the members of an enum to which the source refers."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == enum:
+            yield node.attr
+
+
+def sources(*folders: str) -> Iterator[ast.Module]:
+    """The syntax trees of all modules in these folders."""
+    for folder in folders:
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            yield ast.parse(path.read_text(encoding="utf-8"))
 
 
 def test_every_cause_of_a_verdict_is_exported_and_no_other() -> None:
     """A cause that no verdict uses has no series."""
-    folders = ("watchdog", "runtime/detection", "runtime/supervision")
-    used = {name for folder in folders for name in members_used("Cause", folder)}
+    trees = sources("watchdog", "runtime/detection", "runtime/supervision")
+    used = {name for tree in trees for name in members_used(tree, "Cause")}
     assert used == {cause.name for cause in INCIDENT_CAUSES}
+
+
+def test_every_action_that_is_decided_is_exported_and_no_other() -> None:
+    """An action that no function of the supervision decides has no series."""
+    nodes = (node for tree in sources("runtime/supervision") for node in ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    used = {name for function in functions for name in members_used(function, "Action")}
+    assert used == {action.name for action in DECIDED_ACTIONS}
 
 
 def test_names_are_unique() -> None:
