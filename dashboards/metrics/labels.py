@@ -1,8 +1,8 @@
 """Labels of the metrics and their closed sets of values.
 
 Every label is either a closed set or one value per local rank, so no content of a journal or board can add
-series. Causes and actions are listed here only if the code can produce them; `catalogue.py` and `readings.py`
-use the sets, and a unit test compares them with the sources.
+series. Causes and actions are listed here only if the code can produce them; unit tests compare the lists
+with the sources. Used by `catalogue.py` and `readings.py`.
 """
 
 from __future__ import annotations
