@@ -1,4 +1,4 @@
-"""The board: what a rank writes is what a reader sees, or nothing is."""
+"""The board: a reader sees exactly what a rank has written, or nothing."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ FIELDS = {
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    """A board of two slots."""
+    """A board with two slots."""
     return Board.create(tmp_path / "board.mmap", 2)
 
 
 @pytest.fixture
 def writer(board: Board) -> SlotWriter:
-    """Local rank 1's slot, signed by rank 5."""
+    """The slot of local rank 1, which is global rank 5."""
     return board.writer(1, rank=5, pid=4711, attempt=3)
 
 
 @pytest.fixture
 def often_switching() -> Iterator[None]:
-    """The interpreter changes threads as often as it can."""
+    """Make the interpreter switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -62,14 +62,14 @@ def often_switching() -> Iterator[None]:
 
 
 def seen(board: Board, index: int = 1) -> Slot:
-    """A reading that must be there."""
+    """Return a reading that must exist."""
     slot = board.read(index)
     assert slot is not None
     return slot
 
 
-def test_a_slot_is_signed(board: Board, writer: SlotWriter) -> None:
-    """By global rank, local rank, pid and attempt, from its first moment on."""
+def test_a_slot_identifies_its_rank(board: Board, writer: SlotWriter) -> None:
+    """By global rank, local rank, pid and attempt, from its creation on."""
     slot = seen(board)
     assert (slot.rank, slot.local_rank, slot.pid, slot.attempt) == (5, 1, 4711, 3)
     assert slot.state is RankState.starting
@@ -77,16 +77,16 @@ def test_a_slot_is_signed(board: Board, writer: SlotWriter) -> None:
 
 
 def test_a_slot_never_written_is_unknown(board: Board) -> None:
-    """Not a healthy rank at step 0."""
+    """It is not read as a healthy rank at step 0."""
     assert board.read(0) is None
     assert board.read_all() == [None, None]
 
 
 @given(values=st.fixed_dictionaries(FIELDS))
-def test_every_field_comes_back_as_it_was_written(
+def test_every_field_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
 ) -> None:
-    """Over the whole range of each."""
+    """Over the whole range of each field."""
     board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=1, attempt=0)
     for name, value in values.items():
@@ -97,7 +97,7 @@ def test_every_field_comes_back_as_it_was_written(
 
 
 def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
-    """A field added to the reading and forgotten in the writer would stay zero for ever."""
+    """A field that is missing in the writer would stay zero."""
     clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
     stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued"}
@@ -123,7 +123,7 @@ def test_a_gauge_never_set_is_nan(board: Board, writer: SlotWriter, name: str) -
 
 
 def test_phases_nest(board: Board, writer: SlotWriter) -> None:
-    """Outermost first, each with the time it began; leaving uncovers the one around."""
+    """Outermost first, each with its start; leaving one makes the enclosing one current."""
     writer.enter(Phase.data)
     writer.enter(Phase.score)
     writer.enter(Phase.reward)
@@ -134,8 +134,8 @@ def test_phases_nest(board: Board, writer: SlotWriter) -> None:
     assert seen(board).phase is Phase.score
 
 
-def test_leaving_closes_what_was_left_open_inside(board: Board, writer: SlotWriter) -> None:
-    """An exception may skip the inner end."""
+def test_leaving_a_phase_closes_the_phases_inside_it(board: Board, writer: SlotWriter) -> None:
+    """An exception may skip the end of an inner phase."""
     for phase in (Phase.data, Phase.score, Phase.reward):
         writer.enter(phase)
     writer.leave(Phase.data)
@@ -143,7 +143,7 @@ def test_leaving_closes_what_was_left_open_inside(board: Board, writer: SlotWrit
 
 
 def test_leaving_the_same_phase_twice_nested_closes_the_inner_one(board: Board, writer: SlotWriter) -> None:
-    """Rewards may call rewards."""
+    """A reward function may call another."""
     writer.enter(Phase.reward)
     writer.enter(Phase.reward)
     writer.leave(Phase.reward)
@@ -151,22 +151,22 @@ def test_leaving_the_same_phase_twice_nested_closes_the_inner_one(board: Board, 
 
 
 def test_leaving_a_phase_that_is_not_open_changes_nothing(board: Board, writer: SlotWriter) -> None:
-    """`replace` may have closed it before its own end came."""
+    """`replace` may have closed it already."""
     writer.enter(Phase.data)
     writer.leave(Phase.vote)
     assert [entry.phase for entry in seen(board).phases] == [Phase.data]
 
 
-def test_replacing_closes_everything(board: Board, writer: SlotWriter) -> None:
-    """The top level of a step."""
+def test_replacing_closes_all_open_phases(board: Board, writer: SlotWriter) -> None:
+    """It sets the outermost phase of a step."""
     writer.enter(Phase.data)
     writer.enter(Phase.generate)
     writer.replace(Phase.optimizer)
     assert [entry.phase for entry in seen(board).phases] == [Phase.optimizer]
 
 
-def test_more_phases_than_there_is_room_for_keep_the_innermost(board: Board, writer: SlotWriter) -> None:
-    """And none is forgotten by the writer: leaving uncovers the outer ones again."""
+def test_only_the_innermost_phases_are_published(board: Board, writer: SlotWriter) -> None:
+    """The writer remembers the others: leaving makes them visible again."""
     phases = [Phase(1 + index % len(Phase)) for index in range(MAX_OPEN_PHASES + 3)]
     for phase in phases:
         writer.enter(phase)
@@ -177,21 +177,21 @@ def test_more_phases_than_there_is_room_for_keep_the_innermost(board: Board, wri
 
 
 def test_state_is_published_with_a_phase(board: Board, writer: SlotWriter) -> None:
-    """A change of state does not wait for the next `touch`."""
+    """A change of state does not wait for the next `publish`."""
     writer.state = RankState.training
     writer.enter(Phase.data)
     assert seen(board).state is RankState.training
 
 
 def test_writes_are_counted(board: Board, writer: SlotWriter) -> None:
-    """A rank that writes is a rank that runs."""
+    """A rank that writes is running."""
     before = seen(board).writes
     writer.enter(Phase.data)
     assert seen(board).writes > before
 
 
-def test_slots_do_not_touch_each_other(board: Board, writer: SlotWriter) -> None:
-    """A neighbour's write changes nothing here."""
+def test_slots_are_independent(board: Board, writer: SlotWriter) -> None:
+    """A write to one slot does not change another."""
     writer.reward = 0.25
     writer.publish()
     before = repr(seen(board))
@@ -212,10 +212,10 @@ def test_a_write_under_way_is_not_read(board: Board, writer: SlotWriter, tmp_pat
             assert (board.read(1) is not None) is readable
 
 
-def test_a_reading_that_a_write_overtook_is_thrown_away(
+def test_a_reading_that_overlaps_a_write_is_repeated(
     board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number changed between its two looks: read again."""
+    """The sequence number changed during the reading."""
     numbers = iter([2, 4, 6, 6])
     sequence = board_module.SEQUENCE
 
@@ -233,7 +233,7 @@ def test_a_reading_that_a_write_overtook_is_thrown_away(
     assert next(numbers, None) is None
 
 
-def test_a_reader_beside_a_writer_sees_consistent_slots_only(
+def test_a_concurrent_reader_sees_consistent_slots_only(
     board: Board, writer: SlotWriter, often_switching: None
 ) -> None:
     """Fields that are always written equal are always read equal."""
@@ -291,7 +291,7 @@ def test_an_interrupted_write_does_not_make_the_slot_unreadable(
 
 
 def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
-    """Another mapping reads what was written, after the writer's mapping is gone."""
+    """Another mapping reads it after the writer's mapping is closed."""
     path = tmp_path / "board.mmap"
     created = Board.create(path, 1)
     rank = Board.open(path, writable=True)
@@ -305,7 +305,7 @@ def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:
-    """0600, whatever the umask."""
+    """Its mode is 0600 for any umask."""
     before = os.umask(0)
     try:
         Board.create(tmp_path / "board.mmap", 1)
@@ -315,7 +315,7 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 
 
 def test_creating_replaces_by_rename(tmp_path: Path) -> None:
-    """A reader of the old board keeps its mapping; no temporary file is left."""
+    """A reader of the old board keeps its mapping; no temporary file remains."""
     path = tmp_path / "board.mmap"
     old = Board.create(path, 1)
     old.writer(0, rank=0, pid=1, attempt=0)
@@ -326,7 +326,7 @@ def test_creating_replaces_by_rename(tmp_path: Path) -> None:
 
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
-    """The commands that look map the file read-only."""
+    """Read-only commands map the file read-only."""
     Board.create(tmp_path / "board.mmap", 1)
     with pytest.raises(TypeError):
         Board.open(tmp_path / "board.mmap").request_stop()
@@ -342,28 +342,28 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
         (b"GRPOBRD2" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
     ],
 )
-def test_what_is_no_board_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    """Empty, foreign, cut short or of another layout: one line, no traceback of struct."""
+def test_a_file_that_is_no_board_is_rejected(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Empty, foreign, truncated or of another layout: the error is one line."""
     (tmp_path / "board.mmap").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=reason):
         Board.open(tmp_path / "board.mmap")
 
 
-def test_a_missing_board_is_refused(tmp_path: Path) -> None:
-    """The path is named."""
+def test_a_missing_board_is_rejected(tmp_path: Path) -> None:
+    """The error names the path."""
     with pytest.raises(RunDirectoryError, match=str(tmp_path / "board.mmap")):
         Board.open(tmp_path / "board.mmap")
 
 
-def test_a_slot_that_is_not_there_cannot_be_had(board: Board) -> None:
-    """A wrong local rank must not write into a neighbour or past the end."""
+def test_a_slot_index_out_of_range_is_rejected(board: Board) -> None:
+    """A wrong local rank must not write to another slot or past the end."""
     for index in (-1, 2):
         with pytest.raises(IndexError):
             board.writer(index, rank=0, pid=1, attempt=0)
 
 
 def test_requests_reach_every_mapping(tmp_path: Path) -> None:
-    """A command asks, the ranks read."""
+    """A command writes them, the ranks read them."""
     path = tmp_path / "board.mmap"
     Board.create(path, 1)
     rank = Board.open(path, writable=True)
@@ -376,8 +376,8 @@ def test_requests_reach_every_mapping(tmp_path: Path) -> None:
     assert rank.requests == (True, 2)
 
 
-def test_a_request_does_not_touch_the_slots(board: Board, writer: SlotWriter) -> None:
-    """Header and slots lie apart."""
+def test_a_request_does_not_change_the_slots(board: Board, writer: SlotWriter) -> None:
+    """Header and slots are separate."""
     before = repr(seen(board))
     board.request_save()
     board.request_stop()
@@ -385,7 +385,7 @@ def test_a_request_does_not_touch_the_slots(board: Board, writer: SlotWriter) ->
 
 
 def test_a_new_attempt_starts_with_an_empty_board(board: Board, writer: SlotWriter) -> None:
-    """Slots are unknown again, the stop request is forgotten, the number is the new one."""
+    """Slots are unknown, the stop request is cleared, and the attempt's number is the new one."""
     board.request_stop()
     board.begin_attempt(4)
     assert board.read_all() == [None, None]
@@ -393,8 +393,8 @@ def test_a_new_attempt_starts_with_an_empty_board(board: Board, writer: SlotWrit
     assert board.attempt == 4
 
 
-def test_saves_are_counted_over_attempts(board: Board) -> None:
-    """A rank compares with the number it started from; a count that fell back would hide the next request."""
+def test_requested_saves_are_counted_over_attempts(board: Board) -> None:
+    """A rank compares with the count at its start; a smaller count would hide the next request."""
     board.request_save()
     before = board.requests[1]
     board.begin_attempt(1)
@@ -402,8 +402,8 @@ def test_saves_are_counted_over_attempts(board: Board) -> None:
     assert board.requests[1] > before
 
 
-def test_a_beat_and_a_count_are_seen_and_are_no_writes(board: Board, writer: SlotWriter) -> None:
-    """Any thread may say them: they leave the seqlock alone, and each other."""
+def test_heartbeat_and_work_are_no_writes(board: Board, writer: SlotWriter) -> None:
+    """Any thread may stamp them, so they do not use the seqlock."""
     before = seen(board)
     assert (before.heartbeat_seconds > 0, before.last_work_seconds) == (True, 0.0)
     writer.record_work()
@@ -416,10 +416,8 @@ def test_a_beat_and_a_count_are_seen_and_are_no_writes(board: Board, writer: Slo
 
 
 @pytest.mark.parametrize("name", ["tokens_generated", "rewards_scored"])
-def test_what_was_counted_is_progress_and_a_mere_touch_is_not(
-    board: Board, writer: SlotWriter, name: str
-) -> None:
-    """A rank that only writes its slot again has done nothing."""
+def test_measured_work_is_progress_and_publishing_is_not(board: Board, writer: SlotWriter, name: str) -> None:
+    """A rank that only publishes its slot again has done no work."""
     writer.publish()
     assert seen(board).last_work_seconds == 0.0
     setattr(writer, name, 5)
@@ -430,8 +428,8 @@ def test_what_was_counted_is_progress_and_a_mere_touch_is_not(
     assert seen(board).last_work_seconds == counted
 
 
-def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWriter) -> None:
-    """The reading tells how many there are; a neighbour has none; the slot's own fields stay as they were."""
+def test_the_collective_log_belongs_to_its_slot(board: Board, writer: SlotWriter) -> None:
+    """The reading has the number of entries; another slot has none; the other fields do not change."""
     before = repr(seen(board)).replace("collectives_issued=0", "collectives_issued=300")
     for sequence in range(1, 301):
         writer.collective_log.add(
@@ -444,7 +442,7 @@ def test_notes_of_one_slot_are_read_by_its_place(board: Board, writer: SlotWrite
     assert board.read(0) is None
 
 
-def note(
+def log_collective(
     writer: SlotWriter,
     *,
     operation: str = "allreduce",
@@ -458,13 +456,13 @@ def note(
     )  # fmt: skip
 
 
-def test_a_wait_is_seen_whatever_was_noted_after_it(board: Board, writer: SlotWriter) -> None:
-    """Also in a note that is not the last; once it is over, the rank is in no collective any more."""
+def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> None:
+    """Once it is over, the rank is in no collective."""
     assert not board.may_be_in_collective(1, seen(board).collectives_issued)
-    waited = note(writer)
+    waited = log_collective(writer)
     assert not board.may_be_in_collective(1, seen(board).collectives_issued)  # it goes on, and may wait later
     for _ in range(3):
-        note(writer)
+        log_collective(writer)
     writer.collective_log.mark(waited, CollectiveProgress.waiting)
     assert board.may_be_in_collective(1, seen(board).collectives_issued)
     assert not board.may_be_in_collective(0, 0)
@@ -473,38 +471,38 @@ def test_a_wait_is_seen_whatever_was_noted_after_it(board: Board, writer: SlotWr
 
 
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
-    """The first, the last, and after it went around; one that was overwritten is over."""
+    """In the first and the last entry and after the ring has wrapped; an overwritten entry no longer counts."""
     for _ in range(ENTRIES + 2):
-        number = note(writer)
+        number = log_collective(writer)
         writer.collective_log.mark(number, CollectiveProgress.waiting)
         assert board.may_be_in_collective(1, seen(board).collectives_issued)
         writer.collective_log.mark(number, CollectiveProgress.completed)
         assert not board.may_be_in_collective(1, seen(board).collectives_issued)
-    writer.collective_log.mark(note(writer), CollectiveProgress.waiting)
+    writer.collective_log.mark(log_collective(writer), CollectiveProgress.waiting)
     for _ in range(ENTRIES - 1):
-        note(writer)
+        log_collective(writer)
         assert board.may_be_in_collective(1, seen(board).collectives_issued)
-    note(writer)
+    log_collective(writer)
     assert not board.may_be_in_collective(1, seen(board).collectives_issued)
 
 
 @pytest.mark.parametrize("progress", list(CollectiveProgress))
-def test_the_last_note_of_work_on_a_device_may_be_under_way(
+def test_the_last_entry_on_a_device_may_be_in_progress(
     board: Board, writer: SlotWriter, progress: CollectiveProgress
 ) -> None:
-    """The host does not see when it is done; one on the host that came after it shows that the rank went on."""
-    note(writer, on_device=True, progress=progress)
+    """The host does not see when it completes; a later entry on the host shows that the rank has continued."""
+    log_collective(writer, on_device=True, progress=progress)
     assert board.may_be_in_collective(1, seen(board).collectives_issued)
-    note(writer, progress=CollectiveProgress.completed)
+    log_collective(writer, progress=CollectiveProgress.completed)
     assert board.may_be_in_collective(1, seen(board).collectives_issued) is (
         progress is CollectiveProgress.waiting
     )
 
 
-def test_what_a_forked_child_writes_goes_nowhere(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
-    """It has the rank's slot in its memory, and is not the rank: not one byte of the board changes."""
+def test_a_forked_child_does_not_change_the_board(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
+    """It inherits the rank's mapping and is not the rank."""
     writer.replace(Phase.data)
-    number = note(writer, progress=CollectiveProgress.waiting)
+    number = log_collective(writer, progress=CollectiveProgress.waiting)
     before = (tmp_path / "board.mmap").read_bytes()
     writer.detach()
     writer.heartbeat()
@@ -516,13 +514,13 @@ def test_what_a_forked_child_writes_goes_nowhere(board: Board, writer: SlotWrite
     for _ in range(2):
         writer.replace(Phase.generate)
     writer.collective_log.mark(number, CollectiveProgress.completed)
-    writer.collective_log.mark(note(writer), CollectiveProgress.completed)
+    writer.collective_log.mark(log_collective(writer), CollectiveProgress.completed)
     assert (tmp_path / "board.mmap").read_bytes() == before
     assert seen(board).phase is Phase.data
 
 
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(board: Board, writer: SlotWriter) -> None:
-    """Another thread held the log's lock at the moment of the fork."""
+    """Another thread held the log's lock at the time of the fork."""
     writing, resume = threading.Event(), threading.Event()
 
     class Slow(str):
@@ -534,12 +532,12 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(board: Board, w
             return super().encode(encoding, errors)
 
     parent = threading.Thread(
-        target=note, args=(writer,), kwargs={"operation": Slow("all_reduce")}, daemon=True
+        target=log_collective, args=(writer,), kwargs={"operation": Slow("all_reduce")}, daemon=True
     )
     parent.start()
     assert writing.wait(10)
     writer.detach()
-    child = threading.Thread(target=note, args=(writer,), daemon=True)
+    child = threading.Thread(target=log_collective, args=(writer,), daemon=True)
     child.start()
     child.join(10)
     assert not child.is_alive()
@@ -548,7 +546,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(board: Board, w
 
 
 def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWriter) -> None:
-    """Left, closed with the one around it, or replaced; open ones are not counted yet."""
+    """Left, closed with an enclosing phase, or replaced; open phases are not counted."""
     for _ in range(3):
         writer.replace(Phase.data)
         writer.enter(Phase.score)
@@ -563,8 +561,8 @@ def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWrit
     assert board.phase_histograms(0) == {}
 
 
-def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotWriter) -> None:
-    """Nor does a slot that is taken again in the same one."""
+def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWriter) -> None:
+    """Neither does a slot that is claimed again in the same attempt."""
 
     def fill(writer: SlotWriter) -> None:
         writer.replace(Phase.data)
@@ -581,8 +579,8 @@ def test_a_new_attempt_has_neither_notes_nor_tallies(board: Board, writer: SlotW
     assert (board.collective_log(1), board.phase_histograms(1)) == ((), {})
 
 
-def test_whoever_listens_is_told_of_a_phase_that_is_on_the_board(board: Board, writer: SlotWriter) -> None:
-    """Entered or replaced; leaving is no news."""
+def test_on_enter_is_called_after_the_phase_is_on_the_board(board: Board, writer: SlotWriter) -> None:
+    """For `enter` and `replace`, not for `leave`."""
     told: list[tuple[Phase, Phase | None]] = []
     writer.on_enter = lambda phase: told.append((phase, seen(board).phase))
     writer.replace(Phase.data)
@@ -591,8 +589,8 @@ def test_whoever_listens_is_told_of_a_phase_that_is_on_the_board(board: Board, w
     assert told == [(Phase.data, Phase.data), (Phase.generate, Phase.generate)]
 
 
-def test_a_listener_that_raises_leaves_the_phase_open(board: Board, writer: SlotWriter) -> None:
-    """A planted fault happens in the phase it was asked for; the slot stays readable."""
+def test_on_enter_that_raises_leaves_the_phase_open(board: Board, writer: SlotWriter) -> None:
+    """An injected fault happens in the requested phase; the slot stays readable."""
 
     def fault(phase: Phase) -> None:
         raise RuntimeError("planted")
@@ -603,8 +601,8 @@ def test_a_listener_that_raises_leaves_the_phase_open(board: Board, writer: Slot
     assert seen(board).phase is Phase.reward
 
 
-def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
-    """Touching the mapping past the file's end would be a SIGBUS; a file that was moved away is whole still."""
+def test_a_truncated_file_does_not_have_its_full_size(tmp_path: Path) -> None:
+    """Access beyond its end would raise SIGBUS; a file that was renamed has its full size."""
     path = tmp_path / "board.mmap"
     board = Board.create(path, 2)
     assert board.has_full_size
@@ -614,10 +612,10 @@ def test_a_file_that_was_cut_short_is_not_intact(tmp_path: Path) -> None:
     assert not board.has_full_size
 
 
-def test_a_full_disk_is_said_before_anything_is_mapped(
+def test_a_full_disk_is_reported_before_the_file_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hole would kill the supervisor by SIGBUS later; the descriptor is not kept."""
+    """A hole would raise SIGBUS in the supervisor later; the descriptor is closed."""
     path = tmp_path / "board.mmap"
     opened: list[int] = []
 
@@ -633,8 +631,8 @@ def test_a_full_disk_is_said_before_anything_is_mapped(
         os.fstat(opened[0])
 
 
-def test_every_byte_of_a_new_board_has_a_place_on_the_disk(tmp_path: Path) -> None:
-    """And it is as long as its slots."""
+def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
+    """The file is as long as header and slots."""
     path = tmp_path / "board.mmap"
     Board.create(path, 3)
     told = path.stat()

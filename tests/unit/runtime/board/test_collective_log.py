@@ -1,4 +1,4 @@
-"""A rank's notes: what was written is what is read, newest last, and never half of one."""
+"""The collective log: entries are read as they were written, oldest first, and never partially."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ OFFSET, NUMBER_AT = 64, 8
 
 @pytest.fixture
 def memory() -> mmap.mmap:
-    """Zeroed memory with room for one ring and a neighbour."""
+    """Zeroed memory for one log, with other data on both sides."""
     return mmap.mmap(-1, OFFSET + LOG_BYTES + ENTRY_BYTES)
 
 
 @pytest.fixture
 def writer(memory: mmap.mmap) -> CollectiveLogWriter:
-    """Its writer."""
+    """Writer of the log."""
     return CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
 
 
 def add(writer: CollectiveLogWriter, **changes: Any) -> int:
-    """A note of an all-reduce of two tensors."""
+    """Log an all-reduce of two tensors."""
     fields: dict[str, Any] = {
         "group": "0", "sequence": 41, "operation": "allreduce", "sizes": "2,3;7", "dtypes": "Float;Long",
         "file": "/home/user/train.py", "line": 88, "function": "reward", "step": 8, "members": 0b1011,
@@ -45,8 +45,8 @@ def add(writer: CollectiveLogWriter, **changes: Any) -> int:
     return writer.add(**(fields | changes))
 
 
-def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """Every field, the operation under its one name."""
+def test_an_entry_is_read_as_it_was_written(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """Every field; the operation under its normalized name."""
     add(writer, point_to_point=True, progress=CollectiveProgress.waiting)
     (note,) = read_collective_log(memory, OFFSET)
     assert (note.group, note.sequence, note.operation, note.step) == ("0", 41, "all_reduce", 8)
@@ -55,25 +55,23 @@ def test_a_note_comes_back_as_it_was_written(memory: mmap.mmap, writer: Collecti
     assert (note.progress, note.point_to_point) == (CollectiveProgress.waiting, True)
 
 
-def test_an_empty_ring_holds_nothing(memory: mmap.mmap) -> None:
-    """Zeroed memory is no note."""
+def test_an_empty_log_has_no_entries(memory: mmap.mmap) -> None:
+    """Zeroed memory is no entry."""
     assert read_collective_log(memory, OFFSET) == ()
 
 
-def test_the_number_is_where_a_reader_looks_for_movement(
-    memory: mmap.mmap, writer: CollectiveLogWriter
-) -> None:
-    """Without reading the ring."""
+def test_the_last_number_is_stored_outside_the_log(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """A reader detects new entries without reading the log."""
     for expected in (1, 2, 3):
         assert add(writer) == expected
         assert struct.unpack_from("<Q", memory, NUMBER_AT) == (expected,)
 
 
 @pytest.mark.parametrize("many", [ENTRIES - 1, ENTRIES, ENTRIES + 1, 2 * ENTRIES + 5])
-def test_the_ring_keeps_the_newest_in_order(
+def test_the_log_keeps_the_newest_entries_in_order(
     memory: mmap.mmap, writer: CollectiveLogWriter, many: int
 ) -> None:
-    """Oldest first, as many as there is room for; nothing outside the ring is touched."""
+    """Oldest first, as many as fit; nothing outside the log is written."""
     before, behind = memory[:NUMBER_AT], memory[OFFSET + LOG_BYTES :]
     for sequence in range(1, many + 1):
         add(writer, sequence=sequence)
@@ -83,7 +81,7 @@ def test_the_ring_keeps_the_newest_in_order(
 
 
 @pytest.mark.parametrize("progress", list(CollectiveProgress))
-def test_progress_is_marked_on_its_own_note(
+def test_progress_is_marked_on_its_own_entry(
     memory: mmap.mmap, writer: CollectiveLogWriter, progress: CollectiveProgress
 ) -> None:
     """And on no other."""
@@ -94,10 +92,10 @@ def test_progress_is_marked_on_its_own_note(
     assert second == 2
 
 
-def test_the_thread_that_waits_is_named_while_it_waits(
+def test_the_waiting_thread_is_recorded_while_it_waits(
     memory: mmap.mmap, writer: CollectiveLogWriter
 ) -> None:
-    """Another than the one that issued it may; afterwards nobody does."""
+    """It may differ from the thread that issued the collective."""
     number = add(writer)
     assert read_collective_log(memory, OFFSET)[0].waiter == ""
     waiting: list[int] = []
@@ -114,8 +112,8 @@ def test_the_thread_that_waits_is_named_while_it_waits(
     assert read_collective_log(memory, OFFSET)[0].waiter == ""
 
 
-def test_a_waiter_goes_with_its_note(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """Whatever takes its place in the ring was waited for by nobody yet."""
+def test_a_new_entry_has_no_waiter(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """The waiter of the entry that it overwrites is removed."""
     writer.mark(add(writer), CollectiveProgress.waiting)
     for _ in range(ENTRIES):
         add(writer, progress=CollectiveProgress.waiting)
@@ -145,8 +143,8 @@ def test_an_entry_written_during_another_does_not_deadlock(
     ]
 
 
-def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """A handle waited for very late must not mark whatever took its place."""
+def test_a_mark_on_an_overwritten_entry_is_ignored(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """A late wait must not mark the entry that has replaced it."""
     first = add(writer)
     for _ in range(ENTRIES):
         add(writer)
@@ -154,16 +152,16 @@ def test_a_mark_on_an_overwritten_note_is_lost(memory: mmap.mmap, writer: Collec
     assert {note.progress for note in read_collective_log(memory, OFFSET)} == {CollectiveProgress.enqueued}
 
 
-def test_a_note_under_way_is_not_read(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """Its rank was killed in the middle: the number, written last, is still 0."""
+def test_an_incomplete_entry_is_not_read(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """Its rank was killed during the write: the number, which is written last, is still 0."""
     add(writer, sequence=1)
     add(writer, sequence=2)
     struct.pack_into("<Q", memory, OFFSET, 0)
     assert [note.sequence for note in read_collective_log(memory, OFFSET)] == [2]
 
 
-def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """What fails on its way leaves no note behind, and the movement's number as it was."""
+def test_the_number_is_written_after_the_entry(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """A failed write leaves no entry and does not change the last number."""
     for _ in range(ENTRIES):
         add(writer)
     with pytest.raises(struct.error):
@@ -184,10 +182,10 @@ def test_the_number_is_written_after_the_note(memory: mmap.mmap, writer: Collect
         ("2,3;u1", ()),
     ],
 )
-def test_sizes_are_whole_or_left_out(
+def test_sizes_are_complete_or_omitted(
     memory: mmap.mmap, writer: CollectiveLogWriter, sizes: str, read: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Part of them would compare unequal to the whole; a scalar among others is one; a symbol is no size."""
+    """A truncated list would compare unequal; a scalar among others has a size; a symbolic size is omitted."""
     add(writer, sizes=sizes)
     assert read_collective_log(memory, OFFSET)[0].sizes == read
 
@@ -200,22 +198,22 @@ def test_sizes_are_whole_or_left_out(
         (";".join(["BFloat16"] * 4), ()),
     ],
 )
-def test_dtypes_are_whole_or_left_out(
+def test_dtypes_are_complete_or_omitted(
     memory: mmap.mmap, writer: CollectiveLogWriter, dtypes: str, read: tuple[str, ...]
 ) -> None:
-    """The front half of one is no dtype."""
+    """A truncated name is no dtype."""
     add(writer, sizes="3;3;3;3", dtypes=dtypes)
     assert read_collective_log(memory, OFFSET)[0].dtypes == read
 
 
-def test_a_note_without_a_line_has_no_location(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """Not line 0 of a file without a name."""
+def test_an_entry_without_a_line_has_no_location(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """It is not line 0 of an unnamed file."""
     add(writer, file="", line=0, function="")
     assert read_collective_log(memory, OFFSET)[0].location is None
 
 
-def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """The file's name tells more than the file system's root."""
+def test_a_long_path_keeps_its_end(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
+    """The file name is more useful than the root directory."""
     add(writer, file="/very" * 30 + "/train.py")
     place = read_collective_log(memory, OFFSET)[0].location
     assert place is not None
@@ -223,8 +221,8 @@ def test_of_a_long_path_the_end_is_kept(memory: mmap.mmap, writer: CollectiveLog
 
 
 @given(file=st.text(max_size=120), function=st.text(max_size=60), group=st.text("abc019:/_", max_size=60))
-def test_no_name_breaks_a_note(file: str, function: str, group: str) -> None:
-    """Whatever a script calls its files and functions: bounded, readable, and the numbers beside it intact."""
+def test_any_name_can_be_logged(file: str, function: str, group: str) -> None:
+    """Names of files and functions are limited in size and stay readable; other fields are not affected."""
     memory = mmap.mmap(-1, OFFSET + LOG_BYTES)
     writer = CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
     add(writer, file=file, function=function, group=group)
@@ -233,6 +231,6 @@ def test_no_name_breaks_a_note(file: str, function: str, group: str) -> None:
 
 
 def test_a_surrogate_in_a_path_is_replaced(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """File names may hold bytes that are no UTF-8."""
+    """File names may contain bytes that are not UTF-8."""
     add(writer, file="/home/\udcff/train.py")
     assert read_collective_log(memory, OFFSET)[0].location is not None

@@ -1,4 +1,4 @@
-"""A rank's tally: every phase is counted once, and the first of its kind apart."""
+"""Phase histograms: every phase is counted once, and first occurrences are stored separately."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OFFSET = 128
 
 @pytest.fixture
 def memory() -> mmap.mmap:
-    """Zeroed memory with a neighbour on each side."""
+    """Zeroed memory with other data on both sides."""
     return mmap.mmap(-1, OFFSET + HISTOGRAMS_BYTES + OFFSET)
 
 
 @given(seconds=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=30), phase=st.sampled_from(Phase))
-def test_what_is_read_is_what_durations_would_make_of_it(seconds: list[float], phase: Phase) -> None:
-    """The same first, the same longest, the same counts; every other phase is absent."""
+def test_a_histogram_equals_the_durations_of_its_phases(seconds: list[float], phase: Phase) -> None:
+    """The same first and longest duration and the same counts; other phases are absent."""
     memory = mmap.mmap(-1, OFFSET + HISTOGRAMS_BYTES)
     writer = PhaseHistogramWriter(memory, OFFSET)
     for value in seconds:
@@ -37,18 +37,18 @@ def test_what_is_read_is_what_durations_would_make_of_it(seconds: list[float], p
 
 
 def test_a_phase_never_ended_is_absent(memory: mmap.mmap) -> None:
-    """Not one that took no time."""
+    """It is not a phase of zero length."""
     assert read_phase_histograms(memory, OFFSET) == {}
 
 
-def test_a_first_occurrence_that_took_no_time_is_an_occurrence(memory: mmap.mmap) -> None:
-    """A clock may stand still between two calls."""
+def test_a_first_occurrence_of_zero_length_counts(memory: mmap.mmap) -> None:
+    """The clock may not advance between two calls."""
     PhaseHistogramWriter(memory, OFFSET).add(Phase.vote, 0.0)
     assert set(read_phase_histograms(memory, OFFSET)) == {Phase.vote}
 
 
-def test_phases_do_not_touch_each_other_nor_what_lies_beside(memory: mmap.mmap) -> None:
-    """Each has its own counters, and the last ones end where the tallies do."""
+def test_phases_have_separate_counters(memory: mmap.mmap) -> None:
+    """Nothing outside the histograms is written."""
     memory[:] = b"\xff" * OFFSET + bytes(HISTOGRAMS_BYTES) + b"\xff" * OFFSET
     writer = PhaseHistogramWriter(memory, OFFSET)
     for number, phase in enumerate(Phase, 1):
@@ -60,7 +60,7 @@ def test_phases_do_not_touch_each_other_nor_what_lies_beside(memory: mmap.mmap) 
     assert memory[:OFFSET] == memory[OFFSET + HISTOGRAMS_BYTES :] == b"\xff" * OFFSET
 
 
-def test_two_writers_on_two_slots_count_for_themselves() -> None:
+def test_two_slots_have_separate_histograms() -> None:
     """Ranks share a file."""
     memory = mmap.mmap(-1, 2 * HISTOGRAMS_BYTES)
     first, second = PhaseHistogramWriter(memory, 0), PhaseHistogramWriter(memory, HISTOGRAMS_BYTES)

@@ -1,4 +1,4 @@
-"""Signs of life: what counts as getting on, in which phase, and what does not."""
+"""Activity of ranks: what counts as progress in which phase."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORK = sorted(set(Phase) - SESSION_PHASES)
 
 
 class Session:
-    """What /proc tells of one rank; changed by the test."""
+    """The /proc readings of one rank; changed by the test."""
 
     def __init__(self) -> None:
         self.thread: MainThread | None = MainThread(state="S", cpu_seconds=1.0)
@@ -29,7 +29,7 @@ class Session:
         self.readable = True
 
     def usage(self, pid: int, members: object = None) -> SessionUsage | None:
-        """Of the session."""
+        """Return the usage of the session."""
         assert pid == PID
         if not self.readable:
             return None
@@ -68,8 +68,8 @@ def within(slot: Slot, *phases: Phase) -> Slot:
     return replace(slot, phases=tuple(OpenPhase(phase=phase, since_seconds=1.0) for phase in phases))
 
 
-def test_a_rank_never_seen_to_do_anything_was_never_alive(session: Session, slot: Slot) -> None:
-    """The first look has nothing to compare with, and a missing slot tells nothing."""
+def test_a_rank_without_activity_was_never_active(session: Session, slot: Slot) -> None:
+    """The first scan has nothing to compare with, and a missing slot says nothing."""
     activity = RankActivity()
     activity.record({0: slot, 1: None}, 100.0)
     look(activity, 0, within(slot, Phase.data), PID, 100.0)
@@ -78,7 +78,7 @@ def test_a_rank_never_seen_to_do_anything_was_never_alive(session: Session, slot
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_collective_is_progress_in_every_phase(slot: Slot, phase: Phase) -> None:
-    """Of the rank that issued it, when it was seen; the same number again is none."""
+    """For the rank that issued it, at the time of the scan; the same number again is no progress."""
     activity = RankActivity()
     here = within(slot, phase)
     activity.record({0: replace(here, collectives_issued=5), 1: here}, 100.0)
@@ -90,10 +90,10 @@ def test_a_collective_is_progress_in_every_phase(slot: Slot, phase: Phase) -> No
 
 @pytest.mark.parametrize("what", ["cpu", "io"])
 @pytest.mark.parametrize("phase", [None, *sorted(SESSION_PHASES)])
-def test_a_session_that_works_gets_on_in_an_open_ended_phase(
+def test_a_working_session_is_active_in_a_session_phase(
     session: Session, slot: Slot, phase: Phase | None, what: str
 ) -> None:
-    """Also before the first phase; a child's work counts, for sums are over the session."""
+    """Also before the first phase; a child's work counts, because sums are over the session."""
     activity = RankActivity()
     here = within(slot, phase) if phase is not None else within(slot)
     look(activity, 0, here, PID, 100.0)
@@ -108,10 +108,8 @@ def test_a_session_that_works_gets_on_in_an_open_ended_phase(
 
 
 @pytest.mark.parametrize("phase", WORK)
-def test_computing_is_no_progress_in_the_trainers_own_work(
-    session: Session, slot: Slot, phase: Phase
-) -> None:
-    """A regular expression that never ends computes too; the innermost phase decides."""
+def test_computing_is_no_activity_in_other_phases(session: Session, slot: Slot, phase: Phase) -> None:
+    """An endless regular expression computes too; the innermost phase decides."""
     activity = RankActivity()
     here = within(slot, Phase.data, phase)
     look(activity, 0, here, PID, 100.0)
@@ -121,8 +119,8 @@ def test_computing_is_no_progress_in_the_trainers_own_work(
     assert activity.active_at(0) == 0.0
 
 
-def test_an_open_ended_phase_inside_other_work_is_open_ended(session: Session, slot: Slot) -> None:
-    """A user's callback in the middle of a step, say."""
+def test_a_session_phase_inside_another_phase_counts(session: Session, slot: Slot) -> None:
+    """For example a user's callback in the middle of a step."""
     activity = RankActivity()
     here = within(slot, Phase.forward_backward, Phase.idle)
     look(activity, 0, here, PID, 100.0)
@@ -131,8 +129,8 @@ def test_an_open_ended_phase_inside_other_work_is_open_ended(session: Session, s
     assert activity.active_at(0) == 110.0
 
 
-def test_the_beat_of_an_idle_interpreter_is_no_progress(session: Session, slot: Slot) -> None:
-    """A tenth of a percent of a core is what a hung rank uses."""
+def test_the_heartbeat_of_an_idle_interpreter_is_no_activity(session: Session, slot: Slot) -> None:
+    """A hung rank uses 0.1 % of a core."""
     activity = RankActivity()
     here = within(slot, Phase.data)
     for number in range(20):
@@ -144,8 +142,8 @@ def test_the_beat_of_an_idle_interpreter_is_no_progress(session: Session, slot: 
     assert activity.active_at(0) == 300.0
 
 
-def test_without_a_slot_work_is_no_progress(session: Session) -> None:
-    """Nobody knows what it is."""
+def test_without_a_slot_work_is_no_activity(session: Session) -> None:
+    """The phase is unknown."""
     activity = RankActivity()
     look(activity, 0, None, PID, 100.0)
     session.cpu_seconds += 100.0
@@ -153,8 +151,8 @@ def test_without_a_slot_work_is_no_progress(session: Session) -> None:
     assert activity.active_at(0) == 0.0
 
 
-def test_ranks_are_told_apart(session: Session, slot: Slot) -> None:
-    """One that is first looked at later is not compared with another's past."""
+def test_ranks_are_compared_with_themselves_only(session: Session, slot: Slot) -> None:
+    """A rank that is first scanned later is not compared with another rank's past."""
     activity = RankActivity()
     here = within(slot, Phase.data)
     look(activity, 0, here, PID, 100.0)
@@ -165,7 +163,7 @@ def test_ranks_are_told_apart(session: Session, slot: Slot) -> None:
 
 @pytest.mark.parametrize("gone", ["no process", "main thread", "session"])
 def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, gone: str) -> None:
-    """And a look that failed is not the past of the next one."""
+    """A failed scan is not compared with the next one."""
     activity = RankActivity()
     here = within(slot, Phase.data)
     look(activity, 0, here, PID, 100.0)
@@ -179,7 +177,7 @@ def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, 
 
 
 def test_facts_are_the_ranks_state_and_its_sessions_sums(session: Session, slot: Slot) -> None:
-    """The age of a beat that never was is unknown; bytes that cannot be read are not counted."""
+    """Without a heartbeat its age is NaN; unreadable I/O counts as 0."""
     activity = RankActivity()
     session.thread = MainThread(state="D", cpu_seconds=1.0)
     facts = look(activity, 0, replace(slot, heartbeat_seconds=97.0), PID, 100.0)

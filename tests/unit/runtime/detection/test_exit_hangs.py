@@ -1,4 +1,4 @@
-"""After the last line: who leaves, who still works, who may wait for an answer, and who hangs."""
+"""Exit hangs: which processes are reported after the last line of every script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = DeadlineSettings(exit_seconds=8.0, exit_connected_seconds=300.0)
 
 
 class End:
-    """Two ranks whose scripts have ended, and which sleep; time passes when it is told to."""
+    """Two ranks whose scripts have ended and whose processes sleep; time advances on request."""
 
     def __init__(self, slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class End:
         monkeypatch.setattr(processes, "has_remote_connection", self._connected)
 
     def wait(self, seconds: float, *, busy: int | None = None) -> tuple[float, Stall] | None:
-        """Looks ten times a second for so long; ends with the first that hangs, and when that was."""
+        """Scan ten times per second for this long; return the time and the stall of the first finding."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
             if busy is not None:
@@ -62,7 +62,7 @@ class End:
 
 @pytest.fixture
 def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> End:
-    """Nobody is connected."""
+    """Two ranks without remote connections."""
     board = Board.create(tmp_path / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=900, attempt=0)
     writer.state = RankState.done
@@ -72,8 +72,8 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> End:
     return End(slot, monkeypatch)
 
 
-def test_processes_that_do_nothing_are_found_after_the_deadline(end: End) -> None:
-    """Not before; the sentence names them, how long it was, and that no work was lost."""
+def test_inactive_processes_are_found_after_the_deadline(end: End) -> None:
+    """Not before. The sentence names the ranks and the time, and says that training was complete."""
     assert end.wait(8.0) is None
     found = end.wait(1.0)
     assert found is not None
@@ -87,8 +87,8 @@ def test_processes_that_do_nothing_are_found_after_the_deadline(end: End) -> Non
     )
 
 
-def test_only_what_is_left_is_named(end: End) -> None:
-    """The other has gone."""
+def test_only_remaining_processes_are_named(end: End) -> None:
+    """The other rank has exited."""
     del end.pids[0]
     found = end.wait(10.0)
     assert found is not None
@@ -96,15 +96,15 @@ def test_only_what_is_left_is_named(end: End) -> None:
     assert found[1].sentence.startswith("Rank 1 did not exit")
 
 
-def test_processes_are_looked_at_twice_a_second(end: End) -> None:
-    """However often the watch asks."""
+def test_processes_are_checked_twice_per_second(end: End) -> None:
+    """However often the detector scans."""
     end.wait(2.0)
     assert end.looked == 2 * 4
 
 
 @pytest.mark.parametrize("what", ["cpu", "io", "unreadable bytes", "zombie", "not done", "no slot"])
-def test_one_that_works_or_is_not_known_is_no_hang(end: End, what: str) -> None:
-    """Of a rank that is alone."""
+def test_a_process_that_works_or_is_unknown_is_no_hang(end: End, what: str) -> None:
+    """For a single rank."""
     del end.pids[0]
     done = end.slots[1]
     assert done is not None
@@ -122,8 +122,8 @@ def test_one_that_works_or_is_not_known_is_no_hang(end: End, what: str) -> None:
         assert end.wait(5.0, busy=901 if what == "cpu" else None) is None
 
 
-def test_silence_is_counted_from_the_last_sign(end: End) -> None:
-    """Sums that fall, a child's end, are one too."""
+def test_inactivity_is_counted_from_the_last_activity(end: End) -> None:
+    """Sums that decrease because a child has exited are activity too."""
     del end.pids[0]
     assert end.wait(6.0) is None
     end.cpu_seconds[901] -= 5.0
@@ -131,8 +131,8 @@ def test_silence_is_counted_from_the_last_sign(end: End) -> None:
     assert end.wait(2.0) is not None
 
 
-def test_a_connected_one_is_given_the_long_deadline(end: End) -> None:
-    """An upload may wait for its answer, and the kernel does not count what sockets carry; not for ever."""
+def test_a_connected_process_gets_the_long_deadline(end: End) -> None:
+    """An upload may wait for its answer, and /proc does not count bytes on sockets; the deadline is still finite."""
     end.connected = {901}
     began = end.now
     assert end.wait(299.0) is None
@@ -142,16 +142,16 @@ def test_a_connected_one_is_given_the_long_deadline(end: End) -> None:
     assert found[1].waited_seconds >= 300.0
 
 
-def test_a_connection_that_ends_ends_the_patience(end: End) -> None:
-    """What was silent all the time hangs now."""
+def test_the_end_of_a_connection_ends_the_long_deadline(end: End) -> None:
+    """A process that was inactive all the time is reported at once."""
     end.connected = {901}
     assert end.wait(60.0) is None
     end.connected = set()
     assert end.wait(1.0) is not None
 
 
-def test_connections_are_asked_for_only_of_the_quiet_after_the_deadline(end: End) -> None:
-    """It is a walk through /proc; one that has gone has none."""
+def test_connections_are_read_only_for_inactive_processes_after_the_deadline(end: End) -> None:
+    """Reading them is expensive; a process that has exited has none."""
     assert end.wait(7.5) is None
     assert end.asked == []
     end.connected = {900, 901}
@@ -159,8 +159,8 @@ def test_connections_are_asked_for_only_of_the_quiet_after_the_deadline(end: End
     assert set(end.asked) == {900}
 
 
-def test_a_gap_in_looking_is_not_silence(end: End) -> None:
-    """Who did not look cannot say that nothing happened."""
+def test_a_pause_of_the_supervisor_is_not_inactivity(end: End) -> None:
+    """Nothing is known about the time between two distant scans."""
     assert end.wait(6.0) is None
     end.detector.restart()
     assert end.wait(7.5) is None

@@ -1,4 +1,4 @@
-"""Asking worker servers for their records: every kind of answer, and none, under one deadline."""
+"""Fetching Flight Recorders: every kind of answer, and none, under one deadline."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def silent(connection: socket.socket) -> None:
 
 
 def test_every_ranks_answer_is_fetched(serve: Serve) -> None:
-    """Bodies by rank, without their heads."""
+    """Bodies by rank, without HTTP headers."""
     paths = {rank: serve(answering(OK + b'{"rank": %d}' % rank)) for rank in (0, 3, 5)}
     answers, failures = fetch(paths, PATIENT)
     assert answers == {rank: b'{"rank": %d}' % rank for rank in paths}
@@ -91,28 +91,28 @@ def test_every_ranks_answer_is_fetched(serve: Serve) -> None:
 
 
 def test_an_answer_may_come_in_parts(serve: Serve) -> None:
-    """Cut anywhere, also inside the head; a body may hold an empty line."""
+    """Split anywhere, also inside the header; a body may contain an empty line."""
     parts = [OK[:7], OK[7:-1], OK[-1:] + b"{", b"\r\n\r\n", b"}" * 200_000]
     answers, failures = fetch({0: serve(answering(*parts))}, PATIENT)
     assert answers == {0: b"{\r\n\r\n" + b"}" * 200_000}
     assert failures == {}
 
 
-def test_nobody_to_ask_is_no_failure() -> None:
-    """And is not waited for."""
+def test_fetching_from_no_rank_is_no_failure() -> None:
+    """It returns at once."""
     assert fetch({}, PATIENT) == ({}, {})
 
 
-def test_a_silent_server_costs_the_deadline_and_no_other_rank(serve: Serve) -> None:
-    """Its rank is stopped, say; the others' answers are had."""
+def test_a_silent_server_does_not_affect_other_ranks(serve: Serve) -> None:
+    """Its rank may be stopped; the fetch takes until the deadline and returns the other answers."""
     paths = {0: serve(silent), 1: serve(answering(OK + b"{}"))}
     answers, failures = fetch(paths, 0.05)
     assert answers == {1: b"{}"}
     assert failures == {0: "no answer within 0.05 s"}
 
 
-def test_a_server_that_never_ends_its_answer_is_given_up(serve: Serve) -> None:
-    """Half an answer is none."""
+def test_an_incomplete_answer_is_a_failure(serve: Serve) -> None:
+    """The server never closes the connection."""
 
     def half(connection: socket.socket) -> None:
         connection.sendall(OK + b'{"entries"')
@@ -121,8 +121,8 @@ def test_a_server_that_never_ends_its_answer_is_given_up(serve: Serve) -> None:
     assert fetch({0: serve(half)}, 0.05) == ({}, {0: "no answer within 0.05 s"})
 
 
-def test_a_huge_answer_is_refused(serve: Serve) -> None:
-    """Memory is bounded, and the rank named with the bound."""
+def test_an_answer_above_the_limit_is_a_failure(serve: Serve) -> None:
+    """Memory is limited; the failure names the limit."""
     answers, failures = fetch({0: serve(answering(OK, b"x" * (MAX_ANSWER_BYTES + 2**20)))}, PATIENT)
     assert answers == {}
     assert failures == {0: f"answer longer than {MAX_ANSWER_BYTES} bytes"}
@@ -139,15 +139,15 @@ def test_a_huge_answer_is_refused(serve: Serve) -> None:
     ],
 )
 def test_any_other_answer_is_a_failure(serve: Serve, answer: bytes, reason: str) -> None:
-    """Told with its beginning; closing at once is one of them."""
+    """The failure quotes its beginning; closing the connection at once is a failure too."""
     answers, failures = fetch({0: serve(answering(answer))}, PATIENT)
     assert answers == {}
     assert reason in failures[0]
     assert len(failures[0]) < 200
 
 
-def test_a_server_that_is_not_there_is_named_by_its_path(folder: str) -> None:
-    """Never made, no socket, or nobody behind it any more."""
+def test_a_missing_server_is_named_by_its_path(folder: str) -> None:
+    """The file does not exist, is no socket, or no server listens."""
     orphan = socket.socket(socket.AF_UNIX)
     orphan.bind(f"{folder}/orphan")
     orphan.close()
@@ -161,14 +161,14 @@ def test_a_server_that_is_not_there_is_named_by_its_path(folder: str) -> None:
 
 
 def test_a_server_that_resets_is_a_failure(serve: Serve) -> None:
-    """It closed with the request unread."""
+    """It closed the connection without reading the request."""
     answers, failures = fetch({0: serve(lambda connection: None)}, PATIENT)
     assert answers == {}
     assert set(failures) == {0}
 
 
 def test_no_connection_outlives_the_fetch(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answered, refused or given up: ten looks a second would run out of descriptors."""
+    """After an answer, a failure or the deadline: repeated polls would otherwise run out of descriptors."""
     opened: list[socket.socket] = []
 
     class Noted(socket.socket):
@@ -185,8 +185,8 @@ def test_no_connection_outlives_the_fetch(serve: Serve, monkeypatch: pytest.Monk
     assert [connection.fileno() for connection in opened] == [-1, -1, -1]
 
 
-def test_no_descriptor_left_is_a_failure_of_that_rank(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those asked before it still answer."""
+def test_a_failed_socket_is_a_failure_of_its_rank(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that were asked before it still answer."""
     made: list[socket.socket] = []
 
     class Scarce(socket.socket):
