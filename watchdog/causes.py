@@ -1,7 +1,7 @@
 """The closed set of causes of a failure.
 
-A cause is a metric label, a journal field and the title of a report, so the set is closed: a failure that cannot be
-classified is `unknown`. Does not decide which cause applies (`watchdog.diagnosis`).
+A cause is a metric label, a journal field and the title of a report, so the set is closed: a failure that
+cannot be classified is `unknown`. Does not decide which cause applies (`watchdog.diagnosis`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory cgroups of a process, versions 1 and 2: which files hold limit, usage and reclaimable cache.
 
-Used for the headroom of files in memory (`runtime.staging.headroom`) and for the evidence (`evidence/node_memory.py`). Reads a few
-small files; sets nothing and does not judge.
+Used for the headroom of files in memory (`runtime.staging.headroom`) and for the evidence
+(`evidence/node_memory.py`). Reads a few small files; sets nothing and does not judge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCgroup:
-    """One memory cgroup: its folder and, by version, the names of its files and of the cache's field in `memory.stat`."""
+    """One memory cgroup: its folder, and the names of its files and of the cache's field in `memory.stat`."""
 
     folder: Path
     limit_file: str

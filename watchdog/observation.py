@@ -1,7 +1,7 @@
 """What the supervisor observes of a rank: its slot on the board and how its process exited.
 
-Plain data. Filled by `runtime.board` (slots) and `runtime.processes.ranks` (exits); read by every detector, metric
-and page. Does not interpret what it holds and does no I/O.
+Plain data. Filled by `runtime.board` (slots) and `runtime.processes.ranks` (exits); read by every detector,
+metric and page. Does not interpret what it holds and does no I/O.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class OpenPhase:
 class Slot:
     """One consistent reading of a rank's slot. All times are seconds of this machine's monotonic clock.
 
-    Steps count optimizer steps of the current `train()` call, like `TrainerState.global_step`. `step` is the last completed
-    optimizer step, `voted_step` the last step this rank voted on (at `voted_at_seconds`), and `committed_step` the last
-    step that it knows every rank voted on. A gauge that was never set is NaN. `heartbeat_seconds` is when a thread of
-    the interpreter last ran; `last_work_seconds` is when measurable work (a forward pass, tokens, scores) was last done; 0
-    means never. `collectives_issued` counts the collectives issued from Python. `writes` counts updates of the slot.
+    Steps count optimizer steps of the current `train()` call, like `TrainerState.global_step`. `step` is the
+    last completed optimizer step, `voted_step` the last step this rank voted on (at `voted_at_seconds`), and
+    `committed_step` the last step that it knows every rank voted on. A gauge that was never set is NaN.
+    `heartbeat_seconds` is when a thread of the interpreter last ran; `last_work_seconds` is when measurable
+    work (a forward pass, tokens, scores) was last done; 0 means never. `collectives_issued` counts the
+    collectives issued from Python. `writes` counts updates of the slot.
     """
 
     rank: int
@@ -120,8 +121,8 @@ class RankError:
 class Exit:
     """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
 
-    `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed` says that the
-    script ran its last line.
+    `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed`
+    says that the script ran its last line.
     """
 
     rank: int

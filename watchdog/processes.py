@@ -1,9 +1,9 @@
-"""Facts about processes from /proc: state and CPU time of the main thread, and CPU time and I/O of a whole session.
+"""Facts about processes from /proc: state and CPU time of the main thread, CPU time and I/O of a session.
 
-Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the evidence; see proc(5)
-for the files. psutil takes 1.5 to 5 times as long for these, so it reads connections only. A rank leads its own
-session, so its `pid` identifies the session as well. What is gone or may not be read is None, "unknown": never an
-exception and never a zero. Does not judge.
+Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the
+evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these, so it reads connections
+only. A rank leads its own session, so its `pid` identifies the session as well. What is gone or may not be
+read is None, "unknown": never an exception and never a zero. Does not judge.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class MainThread:
 class SessionUsage:
     """CPU time and I/O of all processes of a session so far.
 
-    `cpu_seconds` and `io_bytes` (bytes read and written, without `send` and `recv`) are sums over the running members, so they
-    decrease when a member exits. `io_bytes` is None if that of any member could not be read.
+    `cpu_seconds` and `io_bytes` (bytes read and written, without `send` and `recv`) are sums over the running
+    members, so they decrease when a member exits. `io_bytes` is None if that of any member could not be read.
     """
 
     members: tuple[int, ...]
@@ -50,13 +50,13 @@ def read_main_thread(pid: int) -> MainThread | None:
 
 
 def read_state(pid: int) -> str | None:
-    """Return the main thread's state (`R`, `S`, `D` uninterruptible, `T` stopped, `t` traced, `Z`, …), or None."""
+    """Return the main thread's state (`R`, `S`, `D` uninterruptible, `T` stopped, `t` traced, …), or None."""
     thread = read_main_thread(pid)
     return thread.state if thread is not None else None
 
 
 def read_wchan(pid: int) -> str | None:
-    """Return the kernel function in which the main thread sleeps; "" if it does not or is hidden; None if unknown."""
+    """Return the kernel function that the main thread sleeps in; "" if none or hidden; None if unknown."""
     content = read_file(f"/proc/{pid}/wchan")
     if content is None:
         return None
@@ -65,7 +65,7 @@ def read_wchan(pid: int) -> str | None:
 
 
 def read_io_bytes(pid: int) -> int | None:
-    """Return the bytes a process has read and written (`rchar` + `wchar`: with page cache, without sockets), or None."""
+    """Return the bytes read and written (`rchar` + `wchar`: with page cache, without sockets), or None."""
     content = read_file(f"/proc/{pid}/io")
     if content is None:
         return None

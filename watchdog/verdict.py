@@ -1,7 +1,7 @@
 """A verdict: the cause of an incident, the culprits, the confidence, and advice for the user.
 
-Made by `watchdog.diagnosis`, written to `verdict.json` by `evidence/incident_files.py`, read by the recovery policy and
-the report. Plain data; decides nothing.
+Made by `watchdog.diagnosis`, written to `verdict.json` by `evidence/incident_files.py`, read by the recovery
+policy and the report. Plain data; decides nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Location:
 class Verdict:
     """What is known about one incident.
 
-    `confidence` is `proved` (by exits or collective records), `deadline` (a learned deadline was missed) or `unknown`.
-    `locations` holds the line of user code of each culprit and waiter, as far as known. `uninterruptible` says that a
-    culprit was in uninterruptible sleep when its state was read. Two incidents with the same `signature` are the same failure
-    at the same place, so the policy does not repeat a restart that cannot help.
+    `confidence` is `proved` (by exits or collective records), `deadline` (a learned deadline was missed) or
+    `unknown`. `locations` holds the line of user code of each culprit and waiter, as far as known.
+    `uninterruptible` says that a culprit was in uninterruptible sleep when its state was read. Two incidents
+    with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
+    that cannot help.
     """
 
     cause: Cause

@@ -1,9 +1,9 @@
 """The board file: a header and one slot per local rank, memory-mapped and readable after a rank's death.
 
-The supervisor creates and reads it; each rank writes its own slot (`slot_writer.py`). A reader that sees an odd or changed
-sequence number reads again. This relies on the stores of one x86-64 thread becoming visible in order; under a weaker memory
-model a torn reading is still detected unless every field tore in the same way. Does not interpret slots and does
-not notify: readers poll.
+The supervisor creates and reads it; each rank writes its own slot (`slot_writer.py`). A reader that sees an
+odd or changed sequence number reads again. This relies on the stores of one x86-64 thread becoming visible in
+order; under a weaker memory model a torn reading is still detected unless every field tore in the same way.
+Does not interpret slots and does not notify: readers poll.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, slots: int) -> Board:
-        """Create a zeroed board with `slots` slots at `path` (mode 0600), replacing an existing one by rename.
+        """Create a zeroed board of `slots` slots at `path` (mode 0600), replacing an existing one by rename.
 
         Raises:
             RunDirectoryError: the file system has no space for it.
@@ -125,11 +125,11 @@ class Board:
 
     @property
     def has_full_size(self) -> bool:
-        """Whether the file still has its original size; access beyond the end of a mapped file raises SIGBUS."""
+        """Whether the file has its original size; access beyond the end of a mapped file raises SIGBUS."""
         return self._descriptor is None or os.fstat(self._descriptor).st_size >= len(self._memory)
 
     def writer(self, index: int, *, rank: int, pid: int, attempt: int) -> SlotWriter:
-        """Return the writer of the slot of local rank `index`; the slot is zeroed and identified by `rank` and `pid`."""
+        """Return the writer of local rank `index`'s slot; the slot is zeroed and gets `rank` and `pid`."""
         if not 0 <= index < self.slots:
             raise IndexError(f"local rank {index} on a board of {self.slots}")
         offset = _slot_offset(index)
@@ -138,7 +138,8 @@ class Board:
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
 
-        None means unknown: the slot was never written, the file was truncated, or a write overlapped every attempt.
+        None means unknown: the slot was never written, the file was truncated, or a write overlapped every
+        attempt.
         """
         if not self.has_full_size:
             return None

@@ -1,9 +1,9 @@
 """Collective log in a rank's slot: a ring of the collectives that the rank issued from Python.
 
-Torch's Flight Recorder records every collective, but no source line, and its records are lost when the process dies. The
-collective log has the source line, the step and whether a thread is blocked, and outlives the rank.
-`trainers.rank.recorder` writes it; the hang detector reads it. An entry's number is written last, so that a reader never
-accepts an entry that is being written. Does not judge.
+Torch's Flight Recorder records every collective, but no source line, and its records are lost when the
+process dies. The collective log has the source line, the step and whether a thread is blocked, and outlives
+the rank. `trainers.rank.recorder` writes it; the hang detector reads it. An entry's number is written last,
+so that a reader never accepts an entry that is being written. Does not judge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTRIES = 238
 LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, 0, line, members, waiting thread, then the texts
+_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, 0, line, members, waiting thread, texts
     "<QIiBBHIQQ40s32s24s32s64s24s"
 )
 assert _ENTRY.size == ENTRY_BYTES
@@ -37,7 +37,8 @@ class CollectiveLogWriter:
     Args:
         memory: the board's mapping.
         offset: where the slot's log begins.
-        number_at: where the number of the last entry is stored, so that a reader detects new entries without the log.
+        number_at: where the number of the last entry is stored, so that a reader detects new entries without
+            the log.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int, number_at: int) -> None:
@@ -103,14 +104,20 @@ class CollectiveLogWriter:
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:
-        """Set the progress of an entry and the calling thread as its waiter. Ignore an entry that was overwritten."""
+        """Set the progress of an entry and the calling thread as its waiter.
+
+        Ignore an entry that was overwritten.
+        """
         at = self._entry_at(number)
         if _NUMBER.unpack_from(self._memory, at)[0] == number:
             _NUMBER.pack_into(self._memory, at + _WAITER_AT, threading.get_ident())
             self._memory[at + _PROGRESS_AT] = progress
 
     def detach(self, private: mmap.mmap) -> None:
-        """Write to `private` from now on. Replaces the lock, which another thread may have held during the fork."""
+        """Write to `private` from now on.
+
+        Replaces the lock, which another thread may have held during the fork.
+        """
         self._memory, self._lock = private, threading.RLock()
 
     def _entry_at(self, number: int) -> int:

@@ -1,7 +1,8 @@
 """Histograms of phase durations in a rank's slot: logarithmic counters, the first occurrence and the longest.
 
-Short phases end between two scans of the supervisor, so the rank counts them itself, in about 1 µs per phase. Written by
-`slot_writer.py`, read by the hang detector. Does not decide how long is too long (`watchdog.stalls.deadlines`).
+Short phases end between two scans of the supervisor, so the rank counts them itself, in about 1 µs per phase.
+Written by `slot_writer.py`, read by the hang detector. Does not decide how long is too long
+(`watchdog.stalls.deadlines`).
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     64     open phases                    1024    phase histograms
     256    integer fields                 4352    collective log
 
-To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs, the writer
-(`slot_writer.py`) and `read_slot` derive from the table. Fields must not move: a running supervisor and its ranks may be of
-different versions of this file. Does not read or write the board itself.
+To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
+the writer (`slot_writer.py`) and `read_slot` derive from the table. Fields must not move: a running
+supervisor and its ranks may be of different versions of this file. Does not read or write the board itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 SLOT_BYTES = 65536
 READING_BYTES = 512
-"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective log."""
+"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective
+log."""
 MAX_OPEN_PHASES = 8
 
 SEQUENCE = struct.Struct("<Q")
@@ -55,7 +56,8 @@ def _stored(code: str, default: float) -> Any:
 class SlotFields:
     """The table: every field that a rank publishes, in the order and with the format that it has in the slot.
 
-    A name that ends in `_ns` holds nanoseconds of the monotonic clock and is read as `_seconds`. NaN means never set.
+    A name that ends in `_ns` holds nanoseconds of the monotonic clock and is read as `_seconds`. NaN means
+    never set.
     """
 
     train_call: int = _stored("i", 0)

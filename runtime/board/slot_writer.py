@@ -1,7 +1,8 @@
 """Writer of one rank's slot. Created by the rank's session; called by the hooks at every phase and step.
 
-A write is a few `struct.pack_into` calls between two increments of a sequence number (a seqlock: the number is odd during
-a write). It takes no lock and no system call, and costs 1 to 2 µs. Does not notify readers; they poll.
+A write is a few `struct.pack_into` calls between two increments of a sequence number (a seqlock: the number
+is odd during a write). It takes no lock and no system call, and costs 1 to 2 µs. Does not notify readers;
+they poll.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from grpo_run.watchdog.observation import Phase, RankState
 class SlotWriter(SlotFields):
     """The only writer of one slot. One thread of a rank uses it at a time; it never blocks.
 
-    Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`. `on_enter` is called
-    with each phase that begins, after the phase is on the board.
+    Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`.
+    `on_enter` is called with each phase that begins, after the phase is on the board.
 
     Args:
         memory: the board's writable mapping.
@@ -75,7 +76,10 @@ class SlotWriter(SlotFields):
             self.on_enter(phase)
 
     def leave(self, phase: Phase) -> None:
-        """Close the innermost open `phase` and every phase still open inside it. Ignore a phase that is not open."""
+        """Close the innermost open `phase` and every phase still open inside it.
+
+        Ignore a phase that is not open.
+        """
         now = time.monotonic_ns()
         for depth in range(len(self._open_phases) - 1, -1, -1):
             if self._open_phases[depth][0] == phase:

@@ -1,9 +1,9 @@
 """Activity of ranks inside long phases: collectives that they issue, and CPU time and I/O of their sessions.
 
-A slow rank is not a hung one. A rank that issues collectives is active in any phase. During data loading, saving,
-evaluation and the user's own code, a rank is also active while its session computes, reads or writes. This does not hold for
-generation, rewards and steps: an endless regular expression computes as well. Called by `stall_detector.py`.
-Reads /proc; does not judge.
+A slow rank is not a hung one. A rank that issues collectives is active in any phase. During data loading,
+saving, evaluation and the user's own code, a rank is also active while its session computes, reads or writes.
+This does not hold for generation, rewards and steps: an endless regular expression computes as well. Called
+by `stall_detector.py`. Reads /proc; does not judge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.stall import ProcessFacts
 
 SESSION_PHASES = frozenset({Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle})
-"""Phases in which CPU time and I/O of the session count as activity: other code or other processes do the work."""
+"""Phases in which CPU time and I/O of the session count as activity: other code or other processes do the
+work."""
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
 BUSY_SECONDS = 0.03

@@ -1,7 +1,8 @@
 """The collectives of each rank: Flight Recorder answers joined with the collective logs on the board.
 
-Used by the deadlock and stall detectors, and by the incident investigation for the evidence. Reads sockets and shared memory;
-does not judge. What cannot be read is listed in `unavailable` and is never treated as proof.
+Used by the deadlock and stall detectors, and by the incident investigation for the evidence. Reads sockets
+and shared memory; does not judge. What cannot be read is listed in `unavailable` and is never treated as
+proof.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CollectiveRecords:
         return recorded
 
     def may_be_blocked(self, rank: int, slot: Slot | None) -> bool:
-        """Whether the rank's slot says that it waits for other ranks, or that it may do so inside a backward pass."""
+        """Whether the rank's slot says that it waits for other ranks, or may do so in a backward pass."""
         if slot is None:
             return False
         place = self._ranks.places[rank]
@@ -65,7 +66,7 @@ class CollectiveRecords:
     def is_blocked(
         self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None
     ) -> bool | None:
-        """Whether the rank is blocked in a collective; None if only its Flight Recorder can tell and did not answer."""
+        """Whether the rank is blocked in a collective; None if only a missing Flight Recorder can tell."""
         if slot is None:
             return None
         if self._ranks.board.is_blocked(self._ranks.places[rank]):

@@ -1,8 +1,8 @@
 """Deadlock detection: polls the Flight Recorders while ranks stand still, and asks for a proof.
 
-A rank is polled only if its slot has not changed for 0.3 s and it may be in a collective. The second poll follows after 0.1 s, later
-ones at growing intervals. Two unchanged polls are passed to `watchdog.deadlocks.proof`. Called by `detector.py` at
-every scan. Does not decide what proves a deadlock.
+A rank is polled only if its slot has not changed for 0.3 s and it may be in a collective. The second poll
+follows after 0.1 s, later ones at growing intervals. Two unchanged polls are passed to
+`watchdog.deadlocks.proof`. Called by `detector.py` at every scan. Does not decide what proves a deadlock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ IDLE_CPU_SECONDS = 0.011
 
 @dataclass(kw_only=True)
 class Poll:
-    """What one poll saw. `movement` are the signatures of the slots; two equal polls are the input of a proof."""
+    """What one poll saw.
+
+    `movement` are the signatures of the slots; two equal polls are the input of a proof.
+    """
 
     movement: tuple[object, ...]
     recorded: Recorded

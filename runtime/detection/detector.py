@@ -5,9 +5,9 @@
     stalls         `stall_detector.py`, twice per second
     exit hangs     `exit_hangs.py`, once every script has run its last line
 
-Called by the supervisor. Every decision is a pure function of what was read; this file composes the detectors and resets
-them when an attempt begins. What cannot be observed is listed in `blind` and is never a reason to act. Terminates no process
-and writes nothing.
+Called by the supervisor. Every decision is a pure function of what was read; this file composes the detectors
+and resets them when an attempt begins. What cannot be observed is listed in `blind` and is never a reason to
+act. Terminates no process and writes nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class HangDetector:
         sockets: Mapping[int, str],
         world_size: int,
     ) -> None:
-        """Discard everything observed in the last attempt. `places` (slot indices), `pids` and `sockets` are by rank."""
+        """Discard everything observed in the last attempt.
+
+        `places` (slot indices), `pids` and `sockets` are by rank.
+        """
         now = self._clock()
         self._ranks = LocalRanks(
             board=board, places=dict(places), pids=dict(pids), sockets=dict(sockets), world_size=world_size

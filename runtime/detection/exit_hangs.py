@@ -1,8 +1,8 @@
 """Detection of processes that do not exit after every script has run its last line.
 
-No rank waits for such a process, and its work may matter (an upload, a last write). It is therefore reported only when its
-whole session has been inactive for a while, and much later if it is connected to another machine. Called by `detector.py`,
-twice per second. Reads /proc; terminates nothing.
+No rank waits for such a process, and its work may matter (an upload, a last write). It is therefore reported
+only when its whole session has been inactive for a while, and much later if it is connected to another
+machine. Called by `detector.py`, twice per second. Reads /proc; terminates nothing.
 """
 
 from __future__ import annotations

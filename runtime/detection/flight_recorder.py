@@ -1,7 +1,7 @@
 """Client of the Flight Recorders: fetches all ranks' records in parallel, under one deadline.
 
-Torch's worker servers listen on one unix socket per rank and answer from C++ threads, even while Python is stuck. Used by
-`collective_records.py`. Returns bytes; does not interpret them.
+Torch's worker servers listen on one unix socket per rank and answer from C++ threads, even while Python is
+stuck. Used by `collective_records.py`. Returns bytes; does not interpret them.
 """
 
 from __future__ import annotations

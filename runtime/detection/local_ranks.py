@@ -11,8 +11,8 @@ from grpo_run.runtime.board.board import Board
 class LocalRanks:
     """Where to read each rank of this node; all mappings are by global rank.
 
-    `places` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a rank when its process
-    exits. `world_size` counts the ranks of all nodes.
+    `places` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a rank
+    when its process exits. `world_size` counts the ranks of all nodes.
     """
 
     board: Board

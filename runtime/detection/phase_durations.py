@@ -1,7 +1,8 @@
 """Durations of phases over all ranks and attempts of this run, from which deadlines are learned.
 
-Called by `stall_detector.py`, and by the supervisor for the journal and the stragglers. Reads the phase histograms on the
-board. Does not judge (`watchdog.stalls`), and keeps nothing beyond this process (the journal does).
+Called by `stall_detector.py`, and by the supervisor for the journal and the stragglers. Reads the phase
+histograms on the board. Does not judge (`watchdog.stalls`), and keeps nothing beyond this process (the
+journal does).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class PhaseDurations:
         return merged
 
     def current(self, now: float) -> LearnedPhases:
-        """Return merged durations and completed phases, at most `REFRESH_SECONDS` old at `now` (monotonic seconds)."""
+        """Return durations and completed phases, at most `REFRESH_SECONDS` old at `now` (monotonic seconds)."""
         if self._cached is None or now >= self._cached[0] + REFRESH_SECONDS:
             completed = {rank: frozenset(histogram) for rank, histogram in self.by_rank().items()}
             self._cached = now, LearnedPhases(self.merged(), completed)

@@ -8,7 +8,10 @@ from grpo_run.watchdog.observation import Slot
 
 
 class SlotMovement:
-    """Signatures of slots over successive scans. `unreadable` holds the reason for each slot that could not be read."""
+    """Signatures of slots over successive scans.
+
+    `unreadable` holds the reason for each slot that could not be read.
+    """
 
     def __init__(self) -> None:
         self._moved: dict[int, tuple[object, float]] = {}

@@ -1,8 +1,8 @@
 """Stall detection: compares open phases with their learned deadlines, twice per second.
 
-The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is overdue under the
-assumption that no rank waits. A stall is reported after two checks in a row found one. Called by `detector.py` at every scan. The
-decision is `watchdog.stalls.detection.find_stall`.
+The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is
+overdue under the assumption that no rank waits. A stall is reported after two checks in a row found one.
+Called by `detector.py` at every scan. The decision is `watchdog.stalls.detection.find_stall`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class StallDetector:
 
         Args:
             now: monotonic seconds.
-            last_poll: the deadlock detector's last poll, which saves a fetch while the slots have not changed since.
+            last_poll: the deadlock detector's last poll, which saves a fetch while the slots have not changed
+                since.
         """
         if now < self._next_check_at:
             return None
@@ -109,7 +110,10 @@ class StallDetector:
         facts: Mapping[int, ProcessFacts | None],
         recorded: Recorded | None,
     ) -> Stall | None:
-        """Apply `find_stall`. With `recorded` None, every rank counts as working unless it is known to wait."""
+        """Apply `find_stall`.
+
+        With `recorded` None, every rank counts as working unless it is known to wait.
+        """
         learned = self._durations.current(now)
         blocked = {
             rank: self._records.is_blocked(rank, slot, recorded.get(rank) if recorded is not None else ())

@@ -1,9 +1,9 @@
-"""A collective operation as one rank enqueued it: one type for Gloo's and NCCL's records and for the collective log.
+"""A collective operation of one rank: one type for Gloo's and NCCL's records and for the collective log.
 
-A record comes from torch's Flight Recorder (every collective, also those issued by C++, without a source line) or from the
-collective log on the board (those issued from Python, with the source line and whether a thread is blocked). Both are identified
-by process group and by the group's sequence number. Says whether two operations can complete one another, not which rank is
-at fault.
+A record comes from torch's Flight Recorder (every collective, also those issued by C++, without a source
+line) or from the collective log on the board (those issued from Python, with the source line and whether a
+thread is blocked). Both are identified by process group and by the group's sequence number. Says whether two
+operations can complete one another, not which rank is at fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BACKWARD = "backward"
 """Entry of the collective log: from this sequence number on, DDP will all-reduce gradients."""
 
 EVEN_OPERATIONS = frozenset({"all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "barrier"})
-"""Operations whose inputs have the same number of elements on every rank; not gather, scatter and all_to_all."""
+"""Operations whose inputs have the same number of elements on every rank; not gather, scatter and
+all_to_all."""
 
 
 class CollectiveProgress(IntEnum):
@@ -36,13 +37,14 @@ class CollectiveProgress(IntEnum):
 class Collective:
     """One collective operation on one rank.
 
-    `group` is the name of the process group, the same on all its ranks. `sequence` counts the group's collectives from 1.
-    `operation` is torch's name without the backend: `all_reduce`, `all_gather`. `sizes` and `dtypes` describe the inputs;
-    empty if unknown. `members` are the group's global ranks; empty if unknown. `step` is the current optimizer step; -1
-    if unknown. `point_to_point` marks sends and receives, whose sequence numbers the group does not share.
-    `thread` is the thread that issued the collective; empty if unknown, and for autograd's threads, which work for any
-    other thread. `waiter` is the thread that is blocked, if it is known to be another one. `timeout_seconds` is after what time
-    the operation itself fails.
+    `group` is the name of the process group, the same on all its ranks. `sequence` counts the group's
+    collectives from 1. `operation` is torch's name without the backend: `all_reduce`, `all_gather`. `sizes`
+    and `dtypes` describe the inputs; empty if unknown. `members` are the group's global ranks; empty if
+    unknown. `step` is the current optimizer step; -1 if unknown. `point_to_point` marks sends and receives,
+    whose sequence numbers the group does not share. `thread` is the thread that issued the collective; empty
+    if unknown, and for autograd's threads, which work for any other thread. `waiter` is the thread that is
+    blocked, if it is known to be another one. `timeout_seconds` is after what time the operation itself
+    fails.
     """
 
     group: str
@@ -88,9 +90,11 @@ _PYTHON_DTYPES = {recorder: python for python, recorder in _RECORDER_DTYPES.item
 
 
 def operation_name(raw: str) -> str:
-    """Return one name per operation, for a recorder's name (`nccl:_all_gather_base`) or a method (`_allgather_base`).
+    """Return one name per operation, for a recorder's name or a method of a process group.
 
-    A coalesced or flat-tensor variant gets the name of its base operation. An unknown name is returned unchanged.
+    For example `all_gather` for `nccl:_all_gather_base` and for `_allgather_base`.
+    A coalesced or flat-tensor variant gets the name of its base operation. An unknown name is returned
+    unchanged.
     """
     words = raw.rsplit(":", 1)[-1].split()
     name = words[0].lower().lstrip("_") if words else ""
@@ -99,17 +103,20 @@ def operation_name(raw: str) -> str:
 
 
 def dtype_name(raw: str) -> str:
-    """Return the recorder's name of a dtype (`Float`) for Python's (`torch.float32`); other names are unchanged."""
+    """Return the recorder's name (`Float`) of a dtype (`torch.float32`); other names are unchanged."""
     return _RECORDER_DTYPES.get(raw.removeprefix("torch."), raw)
 
 
 def python_dtype_name(name: str) -> str:
-    """Return Python's name of a dtype (`float32`) for the recorder's (`Float`); other names are unchanged."""
+    """Return Python's name (`float32`) for the recorder's name of a dtype; other names are unchanged."""
     return _PYTHON_DTYPES.get(name, name)
 
 
 def share_group(rank: int, collective: Collective, other_rank: int, other: Collective) -> bool:
-    """Whether two ranks' records belong to one process group. Groups without a common rank may share a name."""
+    """Whether two ranks' records belong to one process group.
+
+    Groups without a common rank may share a name.
+    """
     if collective.group != other.group:
         return False
     if collective.members and other.members:
@@ -121,8 +128,9 @@ def share_group(rank: int, collective: Collective, other_rank: int, other: Colle
 def can_meet(one: Collective, other: Collective) -> bool:
     """Whether two ranks' operations with the same sequence number can complete one another, as far as known.
 
-    Compares element counts, not shapes: [2, 3] and [6] can meet. Gloo records a reduce_scatter as the all_reduce that
-    implements it. NCCL records several operations started together as one operation without sizes, `coalesced`.
+    Compares element counts, not shapes: [2, 3] and [6] can meet. Gloo records a reduce_scatter as the
+    all_reduce that implements it. NCCL records several operations started together as one operation without
+    sizes, `coalesced`.
     """
     names = {one.operation, other.operation}
     if len(names) == 1 and BACKWARD in names:

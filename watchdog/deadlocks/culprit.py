@@ -1,7 +1,7 @@
-"""Which rank is at fault in a deadlock: the minority, or the rank that departed from the common sequence of collectives.
+"""Which rank is at fault in a deadlock: the minority, or the rank that departed from the common sequence.
 
-Called by `proof.py` with collectives that are known to be deadlocked. Proves nothing itself, and names no rank where the
-records do not tell.
+Called by `proof.py` with collectives that are known to be deadlocked. Proves nothing itself, and names no
+rank where the records do not tell.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from grpo_run.watchdog.deadlocks.collectives import BACKWARD, DEFAULT_GROUP, Col
 from grpo_run.watchdog.verdict import Location
 
 SHORTEST_CONTEXT = 2
-"""Fewest collectives before the difference that count as context: a save and a log may issue the same single call."""
+"""Fewest collectives before the difference that count as context: a save and a log may issue the same single
+call."""
 LONGEST_CONTEXT = 32
 """Most collectives before the difference that are compared with earlier steps. This is more than one step of GRPO, because a
-pattern may span two steps (a save every second step). Of 16, 24, 32, 40 and 64, replayed on 540 injected deadlocks, 32 and
-40 left the fewest undecided, and none named a wrong rank."""
+pattern may span two steps (a save every second step). Of 16, 24, 32, 40 and 64, replayed on 540 injected
+deadlocks, 32 and 40 left the fewest undecided, and none named a wrong rank."""
 
 Records = Sequence[Collective]
 
@@ -27,8 +28,8 @@ def find_culprits(
 ) -> tuple[int, ...]:
     """Return the ranks at fault; empty if the records do not tell.
 
-    Three or more ranks that could all be in any of these collectives are decided by majority: the most common collective is
-    right. Two ranks, or a tie, are decided by `find_departed_rank`.
+    Three or more ranks that could all be in any of these collectives are decided by majority: the most common
+    collective is right. Two ranks, or a tie, are decided by `find_departed_rank`.
 
     Args:
         stuck: the collective that each deadlocked rank is in.
@@ -99,10 +100,10 @@ def _largest(camps: Sequence[list[int]]) -> list[int]:
 def find_departed_rank(
     one: int, ours: Records, other: int, theirs: Records, *, world_size: int
 ) -> int | None:
-    """Return the rank of two whose next collective is not what both did earlier in the same context; None if unclear.
+    """Return the rank of two that departed from what both did earlier in the same context, or None.
 
-    The context is the longest sequence of collectives (at most `LONGEST_CONTEXT`) before the first difference that also
-    occurs earlier. What followed it there is the established behavior.
+    The context is the longest sequence of collectives (at most `LONGEST_CONTEXT`) before the first difference
+    that also occurs earlier. What followed it there is the established behavior.
     """
     first, second = _shared(ours, other, theirs, world_size), _shared(theirs, one, ours, world_size)
     first, second = _without_gaps(first, second), _without_gaps(second, first)
@@ -113,7 +114,8 @@ def find_departed_rank(
     difference = min(_first_difference(first, second), _first_difference(second, first))
     if difference >= min(len(first), len(second)):
         return None
-    # calls from one line look alike: a rank that left out the first of several is found by the order of its calls across groups
+    # calls from one line look alike: a rank that left out the first of several is found by the order of its
+    # calls across groups
     for place in (difference, _first_reordered(first, second, difference)):
         follows_pattern = _has_usual_size if _alike(first[place], second[place]) else _is_usual
         known, other_known = follows_pattern(first, place), follows_pattern(second, place)
@@ -154,10 +156,10 @@ def _first_common(ours: Records, theirs: Records) -> int | None:
 
 
 def _first_difference(ours: Records, theirs: Records) -> int:
-    """Index of our first collective that the other rank lacks or has in another form; the length if there is none.
+    """Index of our first collective that the other rank lacks or has in another form, or the length.
 
-    Two lines for one collective are no difference in a program whose ranks reach it on different branches. Such ranks have
-    the same line again at a later collective; ranks of which one skipped a collective do not.
+    Two lines for one collective are no difference in a program whose ranks reach it on different branches.
+    Such ranks have the same line again at a later collective; ranks of which one skipped a collective do not.
     """
     places = _by_place(theirs)
     agreed: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""A proved deadlock: cause, culprits, and what each rank is in. Made by `proof.py`, turned into a verdict by `diagnosis`."""
+"""A proved deadlock: cause, culprits, and what each rank is in.
+
+Made by `proof.py`, turned into a verdict by `diagnosis`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from grpo_run.watchdog.verdict import Location
 class Deadlock:
     """A proved deadlock. `culprits` is empty if the records do not tell which rank is at fault.
 
-    `at` is the collective that each observed rank is in, or its last one; None if it has none. `mismatch` compares the two
-    operations that cannot complete one another.
+    `at` is the collective that each observed rank is in, or its last one; None if it has none. `mismatch`
+    compares the two operations that cannot complete one another.
     """
 
     cause: Cause

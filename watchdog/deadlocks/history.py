@@ -14,8 +14,9 @@ from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, Collec
 def merge(recorded: Sequence[Collective], logged: Sequence[Collective]) -> tuple[Collective, ...]:
     """Return one rank's collectives from both sources, in the order in which they were enqueued.
 
-    Entries are joined by group and sequence number. The recorder says what was enqueued and whether it has completed; the log
-    adds the line, the step, the members and whether a thread waits. An entry of only one source keeps its position.
+    Entries are joined by group and sequence number. The recorder says what was enqueued and whether it has
+    completed; the log adds the line, the step, the members and whether a thread waits. An entry of only one
+    source keeps its position.
     """
     logged = exclude_reused_groups(tuple(logged))
     named = {_key(entry) for entry in logged if entry.operation != BACKWARD}
@@ -37,10 +38,10 @@ def merge(recorded: Sequence[Collective], logged: Sequence[Collective]) -> tuple
 
 
 def exclude_reused_groups(records: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """Exclude from proof every group whose sequence numbers decrease: it was destroyed and created again by name.
+    """Exclude from proof every group whose sequence numbers decrease.
 
-    One number then stands for two collectives, and other ranks may still be in the earlier group. Excluded records are marked
-    as point-to-point.
+    Such a group was destroyed and created again under its name. One number then stands for two collectives,
+    and other ranks may still be in the earlier group. Excluded records are marked as point-to-point.
     """
     highest: dict[str, int] = {}
     reused = set()

@@ -22,9 +22,10 @@ from grpo_run.watchdog.verdict import Location
 class Position:
     """Where one rank is.
 
-    `records` are its collectives, oldest first; None if it could not be observed. `gone`: its process has exited.
-    `left_training`: it is outside `train()`. `idle`: its main thread used no CPU time between two polls. `in_backward`: its
-    innermost phase is `forward_backward`. `stack_location` is its line where a record has none.
+    `records` are its collectives, oldest first; None if it could not be observed. `gone`: its process has
+    exited. `left_training`: it is outside `train()`. `idle`: its main thread used no CPU time between two
+    polls. `in_backward`: its innermost phase is `forward_backward`. `stack_location` is its line where a
+    record has none.
     """
 
     rank: int
@@ -60,7 +61,8 @@ class ObservedRanks:
             for rank, position in self.positions.items()
             if position.records is not None
         }
-        # a group with two backends has two numberings under one name, on every rank, even where only one was seen
+        # a group with two backends has two numberings under one name, on every rank, even where only one was
+        # seen
         ambiguous = {
             record.group
             for records in observed.values()
@@ -74,7 +76,11 @@ class ObservedRanks:
         self.gone = frozenset(rank for rank in self.records if self.positions[rank].gone)
 
     def highest_sequence(self, rank: int, like: Collective, its_rank: int) -> int:
-        """The highest sequence number that `rank` enqueued in the group of `like`, a record of `its_rank`; 0 for none."""
+        """The highest sequence number that `rank` enqueued in the group of `like`; 0 for none.
+
+        Args:
+            its_rank: the rank of `like`.
+        """
         return max(
             (
                 record.sequence
@@ -88,10 +94,10 @@ class ObservedRanks:
         )
 
     def missing_from(self, blocked: BlockedThread) -> tuple[tuple[int, ...], bool]:
-        """The observed ranks that have not enqueued a blocked collective, and whether all of them must be stuck.
+        """Observed ranks that have not enqueued a blocked collective, and whether all of them must be stuck.
 
-        If a group's members are unknown, they are the ranks that have used it. If no other rank has, at least one more
-        rank is a member; then the thread is stuck only if every candidate is.
+        If a group's members are unknown, they are the ranks that have used it. If no other rank has, at least
+        one more rank is a member; then the thread is stuck only if every candidate is.
         """
         here, rank = blocked.collective, blocked.rank
         if here.members:
@@ -115,7 +121,7 @@ class ObservedRanks:
         return missing, all_needed
 
     def may_issue(self, blocked: BlockedThread, collective: Collective) -> bool:
-        """Whether the blocked thread is, or may be, the one that issues collectives in the group of `collective`."""
+        """Whether the blocked thread may be the one that issues collectives in the group of `collective`."""
         threads = {
             record.thread
             for record in self.records[blocked.rank]

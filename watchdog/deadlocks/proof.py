@@ -1,8 +1,9 @@
-"""Proof that training ranks wait for one another forever, from the collectives that each of them has enqueued.
+"""Proof that ranks wait for one another forever, from the collectives that each of them has enqueued.
 
-Called by `runtime.detection.deadlock_detector` with observations that have not changed over two polls, and by the incident
-investigation. Uses no clock: a rank that is only late is never proof, and neither is a rank that could not be observed. Does no I/O
-and finds no cause outside collectives. `culprit.py` decides which rank is at fault.
+Called by `runtime.detection.deadlock_detector` with observations that have not changed over two polls, and by
+the incident investigation. Uses no clock: a rank that is only late is never proof, and neither is a rank that
+could not be observed. Does no I/O and finds no cause outside collectives. `culprit.py` decides which rank is
+at fault.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
                 continue
             if can_meet(ours, theirs) or _times_out(ours) or _times_out(theirs):
                 continue
-            # the position of a backward's all-reduces is an estimate, valid only for a rank that was aborted inside it
+            # the position of a backward's all-reduces is an estimate, valid only for a rank that was aborted
+            # inside it
             if BACKWARD in (ours.operation, theirs.operation) and not {one, other} & ranks.gone:
                 continue
             if share_group(one, ours, other, theirs):
@@ -62,7 +64,8 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     sequence, group, one, other = min(found)
     here = places[group, sequence]
     stuck = {rank: record for rank, record in here.items() if share_group(one, here[one], rank, record)}
-    # a rank that is gone may have been aborted by this mismatch: its exit does not tell which rank is at fault
+    # a rank that is gone may have been aborted by this mismatch: its exit does not tell which rank is at
+    # fault
     outside_training = tuple(rank for rank in stuck if ranks.positions[rank].left_training)
     early = 0 < len(outside_training) < len(stuck)
     culprits = outside_training if early else find_culprits(stuck, ranks.records, world_size=len(ranks.world))
@@ -77,7 +80,7 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
 
 
 def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
-    """Find ranks that wait for a rank that is gone, or for one another: the largest set that cannot continue."""
+    """Find the largest set of ranks that wait for a rank that is gone, or for one another."""
     missing = {blocked: ranks.missing_from(blocked) for blocked in _blocked_threads(ranks)}
     stuck_threads = list(missing)
 
@@ -120,7 +123,10 @@ def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
 
 
 def _blocked_threads(ranks: ObservedRanks) -> Iterator[BlockedThread]:
-    """The oldest collective that each thread waits for. An enqueued collective without a waiter blocks no thread."""
+    """The oldest collective that each thread waits for.
+
+    An enqueued collective without a waiter blocks no thread.
+    """
     for rank, records in ranks.records.items():
         position = ranks.positions[rank]
         if rank in ranks.gone:

@@ -1,7 +1,7 @@
 """Parser for the JSON of torch's Flight Recorder (handler `fr_trace_json`, format 2.10).
 
-Called by `runtime.detection.collective_records` with what a rank's worker server answered. Reads the text it is given and does
-no I/O. Does not judge.
+Called by `runtime.detection.collective_records` with what a rank's worker server answered. Reads the text it
+is given and does no I/O. Does not judge.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class _Entry(BaseModel):
 
 
 class _Group(BaseModel):
-    """Configuration of a process group. `ranks` is a list written as text; empty if the backend does not know it."""
+    """Configuration of a process group.
+
+    `ranks` is a list written as text; empty if the backend does not know it.
+    """
 
     ranks: str = "[]"
 
@@ -54,8 +57,8 @@ class _Recording(BaseModel):
 def parse_recording(text: bytes | str) -> tuple[Collective, ...]:
     """Return the collectives of a Flight Recorder answer, oldest first.
 
-    Gloo leaves `state` at `scheduled` and sets `retired` on completion; NCCL updates `state` as well. The caller limits
-    the size of `text`.
+    Gloo leaves `state` at `scheduled` and sets `retired` on completion; NCCL updates `state` as well. The
+    caller limits the size of `text`.
 
     Raises:
         ValueError: the text has another format; the message names the first wrong field.

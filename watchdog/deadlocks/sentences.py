@@ -23,7 +23,7 @@ MAX_SHAPES = 3
 
 
 def describe_operation(collective: Collective) -> str:
-    """Describe the operation and its inputs: `all_reduce of 5 float32 elements`, `all_gather of 2×3 int64 elements`."""
+    """Describe an operation with its inputs, as `all_reduce of 5 float32 elements`."""
     if not collective.sizes and not collective.dtypes:
         return collective.operation
     words = [collective.operation, "of"]

@@ -1,8 +1,9 @@
 """Diagnosis of exits: which rank failed first, and which ranks only lost their peer.
 
-When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims. The culprit
-is the first rank that was killed by a signal, or else the first rank with an error of its own. Pure: takes exits and slots, does no
-I/O and reads no clock. Called by the incident investigation once evidence is collected.
+When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
+The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own.
+Pure: takes exits and slots, does no I/O and reads no clock. Called by the incident investigation once
+evidence is collected.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _PEER_ERROR = re.compile(
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
-"""Errors that torch raises from collectives and stores. Python's own connection errors come from the script."""
+"""Errors that torch raises from collectives and stores. Python's own connection errors come from the
+script."""
 
 
 def is_victim(exit: Exit) -> bool:
@@ -102,8 +104,8 @@ def diagnose_early_exit(
         step=step,
         phase=slot.phase.name if slot is not None and slot.phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited at step {step}{where} while rank {waiters[0]} was"
-        f" still training.",
+        sentence=f"{rank_names(ranks, capitalize=True)} exited at step {step}{where}"
+        f" while rank {waiters[0]} was still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
         deterministic=True,
         location=place,

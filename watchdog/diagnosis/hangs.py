@@ -1,7 +1,7 @@
 """Diagnosis of hangs: verdicts on proved deadlocks, stalls and slow stops.
 
-Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by the incident
-investigation once evidence is on disk. Exits are diagnosed by `exits.py`.
+Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by the
+incident investigation once evidence is on disk. Exits are diagnosed by `exits.py`.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def add_locations(verdict: Verdict, stacks: Mapping[int, Sequence[Stack]]) -> Ve
 def caused_by_collectives(exits: Sequence[Exit]) -> bool:
     """Whether the ranks may have exited because their collectives could not complete.
 
-    Gloo aborts one side of a mismatch (SIGABRT) and closes the connections of the other; a rank that exits early with code 0 does
-    the same to its peers. An exception of the script, or any other signal, is a cause of its own.
+    Gloo aborts one side of a mismatch (SIGABRT) and closes the connections of the other; a rank that exits
+    early with code 0 does the same to its peers. An exception of the script, or any other signal, is a cause
+    of its own.
     """
     return all(exit.signal == signal.SIGABRT or exit.completed or is_victim(exit) for exit in exits)
 

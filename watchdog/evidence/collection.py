@@ -6,8 +6,9 @@
     proc/         rankN.stat  .wchan  .limits  .io  .children
     events.jsonl  the last lines of the journal
 
-Called by the incident investigation between a fault and the termination of the ranks. Limited in time and size; files have mode 0600,
-directories 0700. Does not interpret, and does not ask ranks for their collectives: the caller passes them in.
+Called by the incident investigation between a fault and the termination of the ranks. Limited in time and
+size; files have mode 0600, directories 0700. Does not interpret, and does not ask ranks for their
+collectives: the caller passes them in.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ MAX_EVENTS = 200
 class Evidence:
     """The result of `collect`.
 
-    `missing` holds one sentence for each piece of evidence that could not be collected. `stacks` are the threads of each rank that
-    answered, or that wrote them when it crashed. `complete_at` is monotonic time.
+    `missing` holds one sentence for each piece of evidence that could not be collected. `stacks` are the
+    threads of each rank that answered, or that wrote them when it crashed. `complete_at` is monotonic time.
     """
 
     missing: list[str]

@@ -2,8 +2,8 @@
 
     incidents/0001-signal/  verdict.json  stacks/  memory/
 
-Called by the incident investigation: created before evidence is collected (as `NNNN-collecting`) and renamed to the cause once there
-is a verdict. Directories have mode 0700, files 0600. Does not judge.
+Called by the incident investigation: created before evidence is collected (as `NNNN-collecting`) and renamed
+to the cause once there is a verdict. Directories have mode 0700, files 0600. Does not judge.
 """
 
 from __future__ import annotations

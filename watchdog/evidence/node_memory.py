@@ -28,8 +28,9 @@ def read_node_memory(pid: int) -> bytes:
 
 
 def read_gpu_memory() -> dict[str, Any]:
-    """Return memory and processes of every GPU: `{"devices": […]}`, empty without a driver, or `{"error": …}`.
+    """Return memory and processes of every GPU as `{"devices": […]}`, or `{"error": …}`.
 
+    Without a driver there are no devices.
     May hang for as long as the driver does.
     """
     import pynvml

@@ -1,4 +1,7 @@
-"""Copies of /proc files of the ranks, and a list of their child processes. Called by `collection.py`; does not judge."""
+"""Copies of /proc files of the ranks, and a list of their child processes.
+
+Called by `collection.py`; does not judge.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """py-spy: the Python stacks of another process, read from its memory.
 
-Called by `stack_capture.py`. Requires the right to trace: the same user, and under Yama's `ptrace_scope` 1 the traced
-process must have named this process (or its parent) with PR_SET_PTRACER. Does not parse (`stacks.py`).
+Called by `stack_capture.py`. Requires the right to trace: the same user, and under Yama's `ptrace_scope` 1
+the traced process must have named this process (or its parent) with PR_SET_PTRACER. Does not parse
+(`stacks.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Capture of the stacks of all threads of the ranks: by faulthandler, and by py-spy where that is not enough.
 
-Each rank registers `faulthandler` on a real-time signal: the C handler writes every thread's Python stack in about 1 ms,
-without the interpreter. py-spy reads the memory of a rank that no signal reaches (a stopped rank, one without the handler) or
-whose Python stack is not enough (a stuck interpreter). Called by `collection.py`. Does not interpret stacks.
+Each rank registers `faulthandler` on a real-time signal: the C handler writes every thread's Python stack in
+about 1 ms, without the interpreter. py-spy reads the memory of a rank that no signal reaches (a stopped rank,
+one without the handler) or whose Python stack is not enough (a stuck interpreter). Called by `collection.py`.
+Does not interpret stacks.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ POLL_SECONDS = 0.002
 QUIET_POLLS = 10
 """A dump without the end of a main thread counts as complete after this number of polls without growth."""
 NATIVE_SECONDS = 2.5
-"""py-spy reads every library's symbols for native frames: 0.4 s the first time with torch, more on a busy disk."""
+"""py-spy reads every library's symbols for native frames: 0.4 s the first time with torch, more on a busy
+disk."""
 STOPPED_STATES = ("T", "t")
 UNINTERRUPTIBLE = "D"
 GONE_STATES = (None, "Z", "X")
 
 Spy = Callable[[int, Path, bool, float], str | None]
-"""Write the stacks of (a pid) to (a file), (with native frames), within (seconds). Returns what went wrong, or None."""
+"""Write the stacks of (a pid) to (a file), (with native frames), within (seconds). Returns what went wrong,
+or None."""
 
 
 class StackCapture:
@@ -109,7 +112,7 @@ class StackCapture:
             self._silent[rank] = "process of another user, which may not be signalled"
 
     def _wait(self, deadline: float) -> list[int]:
-        """Wait until each file has grown by a complete dump; return the ranks whose file has not grown at all."""
+        """Wait for a complete dump in each file; return the ranks whose file has not grown at all."""
         last = {rank: self._sizes[rank] for rank in self._signalled}
         quiet = dict.fromkeys(self._signalled, 0)
         waiting = set(self._signalled)
@@ -119,13 +122,14 @@ class StackCapture:
                 size = file_size(self._files[rank])
                 quiet[rank] = quiet[rank] + 1 if size == last[rank] and size > self._sizes[rank] else 0
                 last[rank] = size
-                # a handler that was descheduled half-way has written other threads only: the main thread comes last
+                # a handler that was descheduled half-way has written other threads only: the main thread
+                # comes last
                 if quiet[rank] >= QUIET_POLLS or (quiet[rank] and _ends_as_main_thread(self._files[rank])):
                     waiting.discard(rank)
         return [rank for rank in self._signalled if last[rank] == self._sizes[rank]]
 
     def _copy(self) -> dict[int, tuple[Stack, ...]]:
-        """Keep the end of every rank's file; return the new dumps of running ranks and the last dumps of exited ones."""
+        """Copy the end of every rank's file; return new dumps of running ranks and last dumps of exited ones."""
         stacks = {}
         for rank, file in self._files.items():
             size = file_size(file)
@@ -150,7 +154,8 @@ class StackCapture:
 
     def _spy_on(self, rank: int, pid: int, deadline: float) -> tuple[Stack, ...] | str:
         file = self._folder / f"rank{rank}.native.txt"
-        # py-spy pauses a process to unwind native frames, which fails for a stopped process and in uninterruptible sleep
+        # py-spy pauses a process to unwind native frames, which fails for a stopped process and in
+        # uninterruptible sleep
         pausable = processes.read_state(pid) not in (*STOPPED_STATES, UNINTERRUPTIBLE)
         problem: str | None = None
         for native in (True, False) if pausable else (False,):
@@ -168,7 +173,7 @@ class StackCapture:
 
 
 def _handles_stack_signal(pid: int) -> bool:
-    """Whether the process has a handler for the stack signal: bit N-1 of SigCgt in /proc/PID/status, proc(5)."""
+    """Whether the process handles the stack signal: bit N-1 of SigCgt in /proc/PID/status, proc(5)."""
     for line in (processes.read_file(f"/proc/{pid}/status") or b"").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)

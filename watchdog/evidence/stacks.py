@@ -1,4 +1,4 @@
-"""Stacks of threads: parsed from `faulthandler` and py-spy output, reduced to the user's line, grouped over ranks.
+"""Stacks of threads: parsed from `faulthandler` and py-spy, reduced to the user's line, grouped over ranks.
 
 Called by `stack_capture.py` (which captures the dumps), `collection.py` and the report. Pure; does not judge.
 """
@@ -50,8 +50,8 @@ class Stack:
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     """Return the last dump that `faulthandler` has appended to a file.
 
-    A dump begins with a thread that is not preceded by a blank line, or with a fatal error. Lines that are cut off at the
-    beginning, a C stack and a list of extension modules are ignored.
+    A dump begins with a thread that is not preceded by a blank line, or with a fatal error. Lines that are
+    cut off at the beginning, a C stack and a list of extension modules are ignored.
     """
     dumps: list[list[tuple[str, list[Frame]]]] = [[]]
     frames: list[Frame] | None = None
@@ -78,8 +78,8 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 def parse_py_spy(text: str) -> tuple[Stack, ...]:
     """Return the dump of one process printed by `py-spy dump --full-filenames`, including native frames.
 
-    The main thread is the one of that name, or, before `threading` is imported, the one whose identifier is the
-    process's.
+    The main thread is the one of that name, or, before `threading` is imported, the one whose identifier is
+    the process's.
     """
     process = _SPY_PROCESS.match(text)
     threads: list[tuple[str, list[Frame]]] = []
@@ -102,8 +102,9 @@ def main_stack(stacks: Sequence[Stack]) -> Stack | None:
 def user_location(stack: Stack) -> Location | None:
     """Return the line of the user's code that a thread is in.
 
-    This is the innermost frame outside installed packages, the standard library and this project. Without one (a recipe has
-    no script), it is the innermost frame outside the frameworks, such as `trl/trainer/grpo_trainer.py`. None if there is neither.
+    This is the innermost frame outside installed packages, the standard library and this project. Without one
+    (a recipe has no script), it is the innermost frame outside the frameworks, such as
+    `trl/trainer/grpo_trainer.py`. None if there is neither.
     """
     for accepts in (is_user_file, is_outside_frameworks):
         for frame in stack.frames:
@@ -144,7 +145,7 @@ def format_stack_groups(groups: Sequence[tuple[Sequence[int], Stack]]) -> str:
 
 
 def short_file(file: str) -> str:
-    """Return a path relative to the installed packages or the standard library; the user's path is unchanged."""
+    """Return a path relative to installed packages or the standard library; user paths are unchanged."""
     for folder in (*LIBRARIES, *STANDARD_LIBRARY):
         _, found, rest = file.rpartition(folder)
         if found:

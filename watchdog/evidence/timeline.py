@@ -1,7 +1,8 @@
 """Timeline of the phases of every rank over the last minutes, as the supervisor observed them.
 
-The supervisor records every scan; a phase that begins and ends between two scans is not included. Limited in size, kept in memory,
-and written to an incident's directory as `timeline.json` for the report. Does not judge.
+The supervisor records every scan; a phase that begins and ends between two scans is not included. Limited in
+size, kept in memory, and written to an incident's directory as `timeline.json` for the report. Does not
+judge.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Timeline:
             before, self._last[rank] = self._last.get(rank), (name, since)
             if before is not None and before[0] == name and (before[1] == since or name == "unknown"):
                 continue
-            # an outer phase that continues began before the inner one, which ended at some time before this scan
+            # an outer phase that continues began before the inner one, which ended at some time before this
+            # scan
             begin = since if not spans or since >= spans[-1][1] else now
             if spans:
                 spans[-1][2] = min(begin, now)
@@ -47,7 +49,7 @@ class Timeline:
         self._last.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`; times are seconds before now, negative."""
+        """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`; times are relative to now."""
         return {
             "now": 0.0,
             "ranks": {

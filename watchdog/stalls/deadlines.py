@@ -1,7 +1,8 @@
 """Deadlines of phases: learned from the durations that the run has shown, within configured bounds.
 
 For hangs that collectives cannot prove. The formula and its constants were chosen by simulation
-(`benchmarks/false_alarms.py`, docs/watchdog.md). Called by `overdue.py`. Pure; measures and terminates nothing.
+(`benchmarks/false_alarms.py`, docs/watchdog.md). Called by `overdue.py`. Pure; measures and terminates
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from grpo_run.watchdog.stalls.durations import Durations
 
 
 class Occurrence(str, Enum):
-    """Whether the rank has finished this phase before in this attempt; the first one compiles, connects and fills caches."""
+    """Whether the rank has finished this phase before in this attempt; the first one fills caches."""
 
     first = "first"
     later = "later"
@@ -24,7 +25,8 @@ class Occurrence(str, Enum):
 USUAL_FRACTION = 0.99
 """Quantile that represents a long but usual occurrence; rare outliers (one in a thousand) are above it."""
 SMALL_SAMPLE = 20
-"""Below this number of occurrences the tail is uncertain, and the margin grows with the inverse root of the number."""
+"""Below this number of occurrences the tail is uncertain, and the margin grows with the inverse root of the
+number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +38,11 @@ class DeadlineSettings:
     """
 
     floor_seconds: float = 8.0
-    """Minimum for later occurrences, so that a short pause of the machine (swapping, a VM snapshot) is not a hang."""
+    """Minimum for later occurrences, so that a short pause of the machine (swapping, a VM snapshot) is not a
+    hang."""
     ceiling_seconds: float = 3600.0
-    """Limit of the margin for outliers; a longer deadline requires durations that were observed (`factor_seen`)."""
+    """Limit of the margin for outliers; a longer deadline requires durations that were observed
+    (`factor_seen`)."""
     first_seconds: float = 1800.0
     """For the first occurrence of a phase without any observation."""
     startup_seconds: float = 3600.0
@@ -58,7 +62,8 @@ class DeadlineSettings:
     factor_first: float = 10.0
     """Multiple of an earlier first occurrence, for another first occurrence."""
     factor_again: float = 1.5
-    """Multiple of the first occurrence, for later ones: a recompilation or a reconnection takes as long again."""
+    """Multiple of the first occurrence, for later ones: a recompilation or a reconnection takes as long
+    again."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -93,11 +98,12 @@ def deadline_seconds(
 ) -> float:
     """Return how long a rank may be in `phase` without progress.
 
-    A later occurrence gets max(floor, seen, min(unseen, ceiling)). `seen` is `factor_seen` times the longest duration or
-    `factor_again` times the first; `unseen` is `factor_unseen` times the 99th percentile, more while the sample is small. As the
-    run proceeds and outliers are observed, `seen` dominates. The ceiling limits only the margin for unseen outliers, so a
-    duration that was observed is never a hang. `idle` is the script's own time between two `train()` calls, about
-    which nothing can be learned: its deadline is the ceiling.
+    A later occurrence gets max(floor, seen, min(unseen, ceiling)). `seen` is `factor_seen` times the longest
+    duration or `factor_again` times the first; `unseen` is `factor_unseen` times the 99th percentile, more
+    while the sample is small. As the run proceeds and outliers are observed, `seen` dominates. The ceiling
+    limits only the margin for unseen outliers, so a duration that was observed is never a hang. `idle` is the
+    script's own time between two `train()` calls, about which nothing can be learned: its deadline is the
+    ceiling.
 
     Args:
         durations: observations of the phase over all ranks and attempts; None without any.

@@ -1,7 +1,8 @@
-"""Stall detection: decides which ranks have been in a phase for too long without progress, and which of them to blame.
+"""Stall detection: which ranks have been in a phase for too long without progress, and which to blame.
 
-The last resort, after exits and after proved deadlocks. Called by `runtime.detection.stall_detector` with what it read. Pure:
-reads no clock and terminates nothing. What could not be read is unknown: never a culprit and never a reason to act.
+The last resort, after exits and after proved deadlocks. Called by `runtime.detection.stall_detector` with
+what it read. Pure: reads no clock and terminates nothing. What could not be read is unknown: never a culprit
+and never a reason to act.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ def find_stall(
 ) -> Stall | None:
     """Return the ranks that hang, or None.
 
-    Every open phase has its own clock, which starts when the phase begins or at the rank's last measured progress inside it. A
-    rank is a culprit if a clock exceeds its deadline and the rank is not merely waiting for others. Progress extends a phase
-    without limit: an hour of generation that makes progress is legitimate.
+    Every open phase has its own clock, which starts when the phase begins or at the rank's last measured
+    progress inside it. A rank is a culprit if a clock exceeds its deadline and the rank is not merely waiting
+    for others. Progress extends a phase without limit: an hour of generation that makes progress is
+    legitimate.
 
     Args:
         slots: last readings of the local ranks; None if nothing could be read.
         now: monotonic seconds.
         learned: durations of each phase, over ranks and attempts.
-        completed: phases that each rank has finished in this attempt. A rank that is absent counts as being in its
-            first occurrence of every phase, which has a longer deadline.
+        completed: phases that each rank has finished in this attempt. A rank that is absent counts as being
+            in its first occurrence of every phase, which has a longer deadline.
         processes: facts about each rank's process; None or absent if unknown.
         progress: when each rank last did measurable work (tokens, scores, bytes); absent or 0 for never.
-        waiting: whether the rank is blocked in a collective, including one issued by C++. Absent if unknown: the rank is
-            then not blamed while another rank that does not wait is within its deadlines.
+        waiting: whether the rank is blocked in a collective, including one issued by C++. Absent if unknown:
+            the rank is then not blamed while another rank that does not wait is within its deadlines.
         nested: state of `NestedPhaseTime.after`, including the current scan.
         whole_world: no rank runs on another node, so ranks that all wait are waiting for one another.
     """
@@ -81,7 +83,8 @@ def find_stall(
         if not _is_stopped(processes.get(rank)) and (waiting.get(rank, False) or slot.phase is Phase.vote)
     }
     working = known.keys() - overdue.keys() - merely_waiting
-    # a rank of which it is unknown whether it waits may wait for any rank that is within its deadlines or unobserved
+    # a rank of which it is unknown whether it waits may wait for any rank that is within its deadlines or
+    # unobserved
     may_wait_for_others = bool(working) or (blind and len(slots) > 1) or not whole_world
     culprits = [
         phase

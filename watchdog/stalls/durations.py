@@ -1,8 +1,9 @@
 """Durations of one phase as a histogram that is small enough for shared memory.
 
-48 counters on a logarithmic scale, the longest duration, and the first occurrence. The first one is stored separately because
-it includes compilation, connections and cold caches and would distort median and maximum. Filled by a rank's histogram on the
-board, merged over ranks and attempts by the supervisor, read by `deadlines.py`. Does not decide how long is too long.
+48 counters on a logarithmic scale, the longest duration, and the first occurrence. The first one is stored
+separately because it includes compilation, connections and cold caches and would distort median and maximum.
+Filled by a rank's histogram on the board, merged over ranks and attempts by the supervisor, read by
+`deadlines.py`. Does not decide how long is too long.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class Durations:
 
     @property
     def longest_seconds(self) -> float:
-        """Longest duration without first occurrences. A rank counts before it writes the maximum, so both are read."""
+        """Longest duration without first occurrences.
+
+        A rank counts before it writes the maximum, so both are read.
+        """
         highest = max((bucket for bucket, count in enumerate(self.counts) if count), default=0)
         return max(self.max_seconds, lower_edge_seconds(highest))
 
@@ -111,7 +115,7 @@ class Durations:
         return next(bucket for bucket, below in enumerate(accumulate(self.counts)) if below >= order)
 
     def then(self, later: Durations) -> Durations:
-        """Combine with a later attempt: add the counts, keep the slowest first occurrence and the longest duration."""
+        """Combine with a later attempt: add the counts, keep the longest first occurrence and duration."""
         return Durations(
             tuple(ours + theirs for ours, theirs in zip(self.counts, later.counts, strict=True)),
             max(self.first_seconds, later.first_seconds),
@@ -180,9 +184,9 @@ def _seconds(value: Mapping[str, Any], name: str) -> float:
 def merge_ranks(many: Iterable[Durations]) -> Durations:
     """Return the maximum over the ranks of one attempt.
 
-    For every bucket, the number of occurrences at or above it is that of the rank with the most. The total is therefore that
-    of the rank with the most occurrences (eight ranks in step have not run eight times as many steps), and no quantile is
-    below that rank's own.
+    For every bucket, the number of occurrences at or above it is that of the rank with the most. The total is
+    therefore that of the rank with the most occurrences (eight ranks in step have not run eight times as many
+    steps), and no quantile is below that rank's own.
     """
     first = longest = 0.0
     at_or_above = [0] * (BUCKETS + 1)

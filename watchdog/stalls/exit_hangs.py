@@ -1,4 +1,7 @@
-"""Exit hangs: ranks whose script has run its last line, whose process is still there and does nothing. Pure."""
+"""Exit hangs: ranks whose script has run its last line, whose process is still there and does nothing.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ def find_exit_hangs(
 ) -> tuple[int, ...]:
     """Return the ranks that hang at exit.
 
-    An upload or a last write is progress: bytes are transferred in the rank or in a child of it. If the sums of a session have
-    decreased, one of its processes has exited, which is progress too. A stopped or sleeping process makes no progress.
+    An upload or a last write is progress: bytes are transferred in the rank or in a child of it. If the sums
+    of a session have decreased, one of its processes has exited, which is progress too. A stopped or sleeping
+    process makes no progress.
 
     Args:
         processes_before: facts from `quiet_seconds` ago.

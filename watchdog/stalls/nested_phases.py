@@ -1,7 +1,7 @@
 """Time that inner phases took inside phases that are still open, collected over successive scans.
 
-A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data` phase of milliseconds is
-not a stall. Used by `overdue.py`. Pure.
+A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data` phase
+of milliseconds is not a stall. Used by `overdue.py`. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Key = tuple[int, int, OpenPhase]
 class NestedPhaseTime:
     """Time of finished inner phases. `after` returns the state after one more scan.
 
-    `spent` holds seconds by phase of the inner phase, so that a caller can limit each to its own deadline: an endless succession of
-    inner phases must not hide a stall. `ended_at` is when the last inner phase ended. `open_phases` are each rank's phases
-    at the last scan.
+    `spent` holds seconds by phase of the inner phase, so that a caller can limit each to its own deadline: an
+    endless succession of inner phases must not hide a stall. `ended_at` is when the last inner phase ended.
+    `open_phases` are each rank's phases at the last scan.
     """
 
     spent: Mapping[Key, Mapping[Phase, float]] = field(default_factory=dict)
@@ -29,7 +29,10 @@ class NestedPhaseTime:
     open_phases: Mapping[int, tuple[OpenPhase, ...]] = field(default_factory=dict)
 
     def after(self, slots: Mapping[int, Slot | None], now: float) -> NestedPhaseTime:
-        """Return the state after a scan at `now` (monotonic seconds). A slot that could not be read counts as unchanged."""
+        """Return the state after a scan at `now` (monotonic seconds).
+
+        A slot that could not be read counts as unchanged.
+        """
         spent: dict[Key, Mapping[Phase, float]] = {}
         ended_at: dict[Key, float] = {}
         open_phases = dict(self.open_phases)

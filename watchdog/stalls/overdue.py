@@ -66,7 +66,10 @@ def find_overdue_phase(
 
 
 def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:
-    """The rank's open phases. Without any, the script itself runs: before its first `train()` call, or between calls."""
+    """The rank's open phases.
+
+    Without any, the script itself runs: before its first `train()` call, or between calls.
+    """
     if slot.phases:
         return slot.phases
     phase = Phase.startup if slot.state is RankState.starting else Phase.idle

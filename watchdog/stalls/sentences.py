@@ -1,4 +1,7 @@
-"""Stalls as results: cause and sentence for ranks that missed a deadline. Called by `detection.py`, which chose the ranks."""
+"""Stalls as results: cause and sentence for ranks that missed a deadline.
+
+Called by `detection.py`, which chose the ranks.
+"""
 
 from __future__ import annotations
 

@@ -8,16 +8,17 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
 
 HEARTBEAT_LATE_SECONDS = 3.0
-"""A heartbeat thread stamps the slot about once per second; after this time without one, the interpreter is stuck."""
+"""A heartbeat thread stamps the slot about once per second; after this time without one, the interpreter is
+stuck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessFacts:
     """State of a rank's process and its descendants at one moment.
 
-    `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes` (read and written,
-    without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how long ago a Python thread of the rank
-    last ran; NaN if unknown.
+    `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes`
+    (read and written, without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how
+    long ago a Python thread of the rank last ran; NaN if unknown.
     """
 
     state: str
@@ -40,8 +41,8 @@ class ProcessFacts:
 class Stall:
     """Ranks that missed a deadline. `culprits` is empty if every rank waits and none can be singled out.
 
-    `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit is in
-    uninterruptible sleep and cannot be killed, so a restart would not help.
+    `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit
+    is in uninterruptible sleep and cannot be killed, so a restart would not help.
     """
 
     cause: Cause

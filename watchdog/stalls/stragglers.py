@@ -1,4 +1,7 @@
-"""Stragglers: ranks that take much longer than the others for their own work. Reported, never terminated. Pure."""
+"""Stragglers: ranks that take much longer than the others for their own work.
+
+Reported, never terminated. Pure.
+"""
 
 from __future__ import annotations
 
