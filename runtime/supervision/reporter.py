@@ -1,4 +1,4 @@
-"""What the supervisor tells others: events for the journal and the history, one-line messages for the user.
+"""Reports of the supervisor: events for the journal and the history, one-line messages for the user.
 
 Every part of the supervisor that reports something uses this object. Does not decide what is worth a message.
 """

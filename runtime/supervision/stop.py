@@ -1,6 +1,6 @@
 """The request to stop a run: who asked, since when, and until when the ranks may take to save and exit.
 
-A signal handler may only note a request; the supervisor takes it up at its next poll. Does not stop anything itself.
+A signal handler may only note a request; the supervisor handles it at its next poll. Does not stop anything itself.
 """
 
 from __future__ import annotations

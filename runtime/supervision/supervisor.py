@@ -186,7 +186,7 @@ class Supervisor:
     # ---- the end of a run from outside ----
 
     def note_stop(self, reason: str) -> None:
-        """Note that a stop is requested; safe in a signal handler. The next poll takes it up."""
+        """Note that a stop is requested; safe in a signal handler. The next poll handles it."""
         self._stop.note(reason)
 
     def request_stop(self, reason: str) -> None:

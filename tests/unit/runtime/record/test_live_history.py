@@ -92,7 +92,7 @@ def test_a_second_supervisor_replays_every_event_once(path: Path) -> None:
 
 
 def test_an_event_that_the_disk_refuses_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts once, and the caller is told."""
+    """It counts once, and `write` returns False."""
     live = LiveHistory(path, "night")
 
     def full(descriptor: int, data: bytes) -> int:

@@ -1,0 +1,101 @@
+"""What the supervisor reports of the hang detector: suspicions, warnings and phase durations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.supervision import hang_monitor
+from grpo_run.runtime.supervision.hang_monitor import HangMonitor
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.supervision.reporter import Reporter
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import Durations
+
+
+class Scene:
+    """A monitor with a fake detector, in a run that has committed a step."""
+
+    def __init__(self, path: Path) -> None:
+        self.journal = path
+        self.messages: list[str] = []
+        live = LiveHistory(path, "run-1")
+        durations = {Phase.reward: Durations.of([1.0, 2.0])}
+        self.detector: Any = SimpleNamespace(
+            scan=lambda slots: None,
+            blind={},
+            suspicion=None,
+            phase_durations=SimpleNamespace(merged=lambda: durations, by_rank=dict),
+        )
+        self.lifecycle = Lifecycle()
+        self.lifecycle.fire(RunEvent.step_committed)
+        self.monitor = HangMonitor(
+            cast(HangDetector, self.detector),
+            lifecycle=self.lifecycle,
+            reporter=Reporter(live, "runs/run-1", self.messages.append),
+            history=live.history,
+        )
+
+    def poll(self, suspicion: str | None) -> RunState:
+        """Poll once while the detector suspects something; return the state of the run."""
+        self.detector.suspicion = suspicion
+        self.monitor.poll({})
+        return self.lifecycle.state
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of one kind in the journal."""
+        return [record for record in read_journal(self.journal) if record["event"] == name]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A run without suspicions."""
+    return Scene(tmp_path / "journal.jsonl")
+
+
+def test_a_suspicion_changes_the_state_until_it_is_cleared(scene: Scene) -> None:
+    """The run is suspect in between."""
+    states = [scene.poll(text) for text in (None, "Rank 1 hangs.", "Rank 1 hangs.", None)]
+    assert states == [RunState.running, RunState.suspect, RunState.suspect, RunState.running]
+
+
+def test_a_suspicion_is_written_once_until_it_changes(scene: Scene) -> None:
+    """Every poll repeats it."""
+    for text in ("Rank 1 hangs.", "Rank 1 hangs.", "Ranks 0, 1 hang.", None, "Rank 1 hangs."):
+        scene.poll(text)
+    assert [record["sentence"] for record in scene.events("suspicion")] == [
+        "Rank 1 hangs.", "Ranks 0, 1 hang.", "Rank 1 hangs.",
+    ]  # fmt: skip
+
+
+def test_a_suspicion_while_stopping_does_not_change_the_state(scene: Scene) -> None:
+    """The ranks are still expected to stop."""
+    scene.lifecycle.fire(RunEvent.stop_requested)
+    assert scene.poll("Rank 1 hangs.") is RunState.stopping
+    assert len(scene.events("suspicion")) == 1
+
+
+def test_phase_durations_are_written_periodically(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every poll: the journal would grow by ten lines per second."""
+    scene.poll(None)
+    assert scene.events("phase_learned") == []
+    monkeypatch.setattr(hang_monitor, "PHASE_DURATIONS_EVERY_SECONDS", -1.0)
+    scene.poll(None)
+    (record,) = scene.events("phase_learned")
+    assert record["phase"] == "reward"
+    assert Durations.from_json(record["durations"]) == Durations.of([1.0, 2.0])
+
+
+def test_a_blind_spot_is_reported(scene: Scene) -> None:
+    """With its rank and reason."""
+    scene.detector.blind = {1: "refused"}
+    scene.poll(None)
+    scene.poll(None)
+    (message,) = scene.messages
+    assert "rank 1: refused" in message
