@@ -28,6 +28,10 @@ class Phase(IntEnum):
     idle = 12
 
 
+PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle})
+"""Phases that follow a completed step and belong to it, as `checkpoint-7` belongs to step 7."""
+
+
 class RankState(IntEnum):
     """How far a rank's script has progressed."""
 

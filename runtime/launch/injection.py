@@ -124,9 +124,6 @@ KINDS: dict[str, Kind] = {
 }
 """Every kind, in the order of `--inject help`."""
 
-AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle})
-"""Phases that follow a step's end: they belong to the step just taken, as `checkpoint-7` belongs to step 7."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Injection:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from grpo_run.runtime.launch.injection import AFTER_STEP, KINDS, Injection, check, remaining
+from grpo_run.runtime.launch.injection import KINDS, Injection, check, remaining
 from grpo_run.trainers import upstream
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.faults import FAULTS, FaultContext, common_collective, require_distributed
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 
 FIRST_COMMON_STEP = 2
 """First step in which all ranks make the common collective of a phase."""
@@ -104,7 +104,7 @@ class Injector:
             SystemExit: as requested.
             ConfigError: a collective is requested, and the script has no process group of several ranks.
         """
-        step = current_step - 1 if phase in AFTER_STEP else current_step
+        step = current_step - 1 if phase in PHASES_AFTER_STEP else current_step
         here = [injection for injection in self._armed if injection.phase is phase]
         if not here:
             return

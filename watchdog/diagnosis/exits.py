@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, Slot
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
@@ -104,7 +104,7 @@ def diagnose_early_exit(
         step=step,
         phase=slot.phase.name if slot is not None and slot.phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited at step {step}{where}"
+        sentence=f"{rank_names(ranks, capitalize=True)} exited after step {step}{where}"
         f" while rank {waiters[0]} was still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
         deterministic=True,
@@ -133,8 +133,21 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     return Cause.exception
 
 
+def position(step: int, phase: str | None) -> str:
+    """Return where training was, as users and `--inject` count steps: step 7 lasts until it is completed.
+
+    Args:
+        step: the last completed optimizer step.
+        phase: what the rank was doing; None if it is not known.
+    """
+    if phase is None or phase == Phase.startup.name:
+        return f"after step {step}" if step else "before the first step"
+    where = f"after step {step}" if Phase[phase] in PHASES_AFTER_STEP else f"in step {step + 1}"
+    return f"{where} (phase {phase})"
+
+
 def _sentence(culprit: Exit, step: int, phase: str | None, all_victims: bool) -> str:
-    place = f"at step {step}" + (f" in phase {phase}" if phase else "")
+    place = position(step, phase)
     if all_victims:
         return (
             f"Every local rank lost its connection to a peer {place}; the first failure is not on this node."

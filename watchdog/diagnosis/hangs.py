@@ -94,7 +94,7 @@ def diagnose_slow_stop(
         step=step,
         phase=_phase(slots, sorted(slots)),
         confidence="deadline",
-        sentence=f"Ranks did not stop within {seconds:g} s after the stop request, at step {step}.",
+        sentence=f"Ranks did not stop within {seconds:g} s after the stop request, after step {step}.",
         signature=f"slow_stop:step{step}",
         deterministic=False,
         locations=stack_locations(stacks),

@@ -17,7 +17,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def run(here: Path) -> RunDirectory:
     """A run with two incidents."""
-    write_incident(here, name="0002-signal", sentence="Rank 0 was killed by SIGKILL at step 7.")
+    write_incident(here, name="0002-signal", sentence="Rank 0 was killed by SIGKILL in step 8.")
     return write_incident(here)
 
 
@@ -28,7 +28,7 @@ def test_the_latest_incident_is_written_beside_its_verdict(run: RunDirectory, ca
     assert path == Path("runs/night/incidents/0002-signal/report.html")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     page = path.read_text()
-    assert "Rank 0 was killed by SIGKILL at step 7." in page
+    assert "Rank 0 was killed by SIGKILL in step 8." in page
     assert "plotly.js" in page
     assert [file.name for file in path.parent.glob(".*")] == []
 

@@ -16,7 +16,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run(here: Path) -> RunDirectory:
-    """A run that gave up at step 7."""
+    """A run that gave up in step 8."""
     directory = RunDirectory(path=here / "runs" / "night")
     directory.create()
     directory.write_run({"run_id": "night"})
@@ -43,16 +43,16 @@ def end(run: RunDirectory, sentence: str) -> None:
 
 def test_the_verdict_comes_first(run: RunDirectory, capsys: Captured) -> None:
     """In the first line, then the facts."""
-    end(run, "Rank 1 was killed by SIGKILL at step 7.")
+    end(run, "Rank 1 was killed by SIGKILL in step 8.")
     assert main(["status", "night"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "Rank 1 was killed by SIGKILL at step 7."
+    assert lines[0].strip() == "Rank 1 was killed by SIGKILL in step 8."
     assert "7 of 10" in "\n".join(lines[1:])
 
 
 def test_a_long_verdict_is_one_line(run: RunDirectory, capsys: Captured) -> None:
     """In a file or a pipe nothing is folded: a script may take the first line."""
-    sentence = "Rank 1 raised ValueError at step 7 in phase reward: " + "a long story " * 12 + "ends."
+    sentence = "Rank 1 raised ValueError in step 8 (phase reward): " + "a long story " * 12 + "ends."
     end(run, sentence)
     main(["status", "night"])
     assert capsys.readouterr().out.splitlines()[0].strip() == sentence

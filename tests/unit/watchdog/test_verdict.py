@@ -15,7 +15,7 @@ def make_verdict(**changes: Any) -> Verdict:
     """A proved exception on rank 1."""
     fields: dict[str, Any] = {
         "cause": Cause.exception, "culprits": (1,), "step": 7, "phase": "reward", "confidence": "proved",
-        "sentence": "Rank 1 raised KeyError at step 7 in phase reward: 'x'", "signature": "KeyError@t.py:3:step7",
+        "sentence": "Rank 1 raised KeyError in step 8 (phase reward): 'x'", "signature": "KeyError@t.py:3:step7",
         "deterministic": True, "location": Location(file="t.py", line=3, function="reward"),
         "waiters": (0, 2),
     }  # fmt: skip

@@ -73,7 +73,7 @@ def fault(seconds: float | None = None, **changes: Any) -> Recovery:
     """Rank 1 was killed in step 8."""
     fields: dict[str, Any] = {
         "cause": "signal", "rank": 1, "step": 7, "action": "restart", "detection_seconds": 0.1234,
-        "sentence": "Rank 1 was killed by SIGKILL in step 8 in phase reward.", "recovery_seconds": seconds,
+        "sentence": "Rank 1 was killed by SIGKILL in step 8 (phase reward).", "recovery_seconds": seconds,
         "reason": "from the newest complete checkpoint",
     }  # fmt: skip
     return Recovery(**(fields | changes))
@@ -107,7 +107,7 @@ def test_a_fault_is_a_block_of_what_who_where_and_action(screen: Open, tmp_path:
     made.history.recoveries.append(fault(incident=str(tmp_path)))
     made.terminal.stop()
     assert made.lines() == [
-        "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 in phase reward.",
+        "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 (phase reward).",
         "         detected  after 0.12 s",
         "         where     /far/train.py:31 in reward",
         "         waiting   ranks 0, 2",
@@ -127,7 +127,7 @@ def test_a_recovery_is_shown_once_training_continues(screen: Open) -> None:
     made.terminal.stop()
     events = [line for line in made.lines() if line.startswith("grpo-run: ")]
     assert events == [
-        "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 in phase reward.",
+        "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 (phase reward).",
         "grpo-run: one",
         "grpo-run: RECOVERED training continues 2.35 s after the fault, resumed from step 5, 2 steps repeated",
         "grpo-run: two",

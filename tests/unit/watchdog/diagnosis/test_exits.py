@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim, signal_name
+from grpo_run.watchdog.diagnosis.exits import (
+    diagnose_early_exit,
+    diagnose_exits,
+    is_victim,
+    position,
+    signal_name,
+)
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot, all_done
 
 MakeExit = Callable[..., Exit]
@@ -39,7 +45,7 @@ def test_the_killed_rank_is_blamed_not_those_who_noticed(
     verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits) == (Cause.signal, (1,))
     assert verdict.waiters == (0, 2)
-    assert verdict.sentence == "Rank 1 was killed by SIGKILL at step 7 in phase generate."
+    assert verdict.sentence == "Rank 1 was killed by SIGKILL in step 8 (phase generate)."
     assert not verdict.deterministic
 
 
@@ -149,7 +155,7 @@ def test_failing_before_the_first_step_is_a_startup_failure(
     slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
     verdict = diagnose_exits([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
     assert verdict.cause is Cause.startup_failure
-    assert verdict.sentence == "Rank 0 raised ZeroDivisionError at step 0: division by zero"
+    assert verdict.sentence == "Rank 0 raised ZeroDivisionError before the first step: division by zero"
     assert any("before its first step" in line for line in verdict.advice)
 
 
@@ -180,7 +186,7 @@ def test_leaving_without_a_word_is_told_by_its_code(make_exit: MakeExit, make_sl
     assert verdict.culprit == 1
     assert verdict.location is None
     assert verdict.sentence == (
-        "Rank 1 exited with code 3 at step 7 in phase generate without finishing the script."
+        "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
     )
 
 
@@ -209,7 +215,7 @@ def test_an_empty_message_leaves_a_whole_sentence(
     """`raise ValueError` has no words; the sentence ends properly all the same."""
     error = make_error(type="AssertionError", message="")
     sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
-    assert sentence == "Rank 0 raised AssertionError at step 7 in phase generate."
+    assert sentence == "Rank 0 raised AssertionError in step 8 (phase generate)."
 
 
 def test_the_step_is_the_furthest_any_rank_has_come(make_exit: MakeExit, make_slot: MakeSlot) -> None:
@@ -302,7 +308,7 @@ def test_ranks_that_left_are_told_with_the_line_they_left_from(
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
     assert (
         verdict.sentence
-        == "Rank 1 exited at step 7 (at train.py:40 in main) while rank 0 was still training."
+        == "Rank 1 exited after step 7 (at train.py:40 in main) while rank 0 was still training."
     )
     assert verdict.location is not None
     assert verdict.location.line == 40
@@ -318,7 +324,7 @@ def test_several_that_left_are_all_named_and_the_first_gives_the_line(
     slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
     verdict = diagnose_early_exit([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
     assert (verdict.culprits, verdict.waiters, verdict.step) == ((0, 3), (1, 2), 9)
-    assert verdict.sentence.startswith("Ranks 0 and 3 exited at step 9 (at first.py:1 in f) while rank 1 ")
+    assert verdict.sentence.startswith("Ranks 0 and 3 exited after step 9 (at first.py:1 in f) while rank 1 ")
     assert verdict.phase is None
 
 
@@ -341,3 +347,22 @@ def test_leaving_early_again_at_the_same_step_is_the_same_failure(
         diagnose_early_exit([make_exit(2, exit_code=0)], failed, {0: make_slot(0)}).signature
         != first.signature
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "phase", "text"),
+    [
+        (14, "forward_backward", "in step 15 (phase forward_backward)"),
+        (0, "data", "in step 1 (phase data)"),
+        (14, "checkpoint", "after step 14 (phase checkpoint)"),
+        (14, "idle", "after step 14 (phase idle)"),
+        (14, None, "after step 14"),
+        (0, None, "before the first step"),
+        (0, "startup", "before the first step"),
+    ],
+)
+def test_a_fault_is_placed_in_the_step_that_an_injection_names(
+    step: int, phase: str | None, text: str
+) -> None:
+    """`--inject kill@rank1:step15` is reported in step 15, although 14 steps are completed."""
+    assert position(step, phase) == text

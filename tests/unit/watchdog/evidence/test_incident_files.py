@@ -12,7 +12,7 @@ from grpo_run.watchdog.verdict import Verdict
 
 VERDICT = Verdict(
     cause=Cause.signal, culprits=(1,), step=7, phase="generate", confidence="proved",
-    sentence="Rank 1 was killed by SIGKILL at step 7 in phase generate.", signature="signal:9:rank1:step7",
+    sentence="Rank 1 was killed by SIGKILL in step 8 (phase generate).", signature="signal:9:rank1:step7",
     deterministic=False,
 )  # fmt: skip
 
