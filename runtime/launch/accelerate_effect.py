@@ -1,9 +1,9 @@
-"""Which settings of an accelerate configuration would not take effect here, and why.
+"""Find settings of an accelerate configuration that would not take effect, and the reasons.
 
-accelerate drops several settings without a word: FSDP on CPU becomes DDP, `use_cpu` is not read where DeepSpeed
-or FSDP is on, a section for another mode is passed over. A run that believes it is sharded and is not runs out
-of memory hours later, so grpo-run refuses before it starts. Called by `parallelism.load_parallelism`. Pure: no
-file, no environment, no import of torch or accelerate. Line references are to accelerate 1.15.
+accelerate silently ignores several settings: FSDP on CPU becomes DDP, `use_cpu` is not read with DeepSpeed or FSDP, and
+the section of another mode is not read. A run that should be sharded and is not runs out of memory hours later, so
+grpo-run refuses to start it. Called by `accelerate.load_parallelism`. Pure: reads no file and no environment, and
+imports neither torch nor accelerate. References to source files are to accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SWITCHES: Final = {
     "ACCELERATE_USE_FSDP": frozenset({"FSDP"}),
     "ACCELERATE_USE_MEGATRON_LM": frozenset[str](),
 }
-"""Variables that choose the mode, and the types for which they may be on (`state.py`, `AcceleratorState`)."""
+"""Variables that select the mode, and the types with which they may be set (`state.py`, `AcceleratorState`)."""
 OWN_SECTION: Final = {
     "deepspeed_config": "DEEPSPEED",
     "fsdp_config": "FSDP",
@@ -36,14 +36,14 @@ def ineffective(
     ranks_per_node: int,
     has_accelerator: bool,
 ) -> list[str]:
-    """One sentence for every setting that would not take effect; empty when all do.
+    """Return one sentence per setting that would not take effect; an empty list if all take effect.
 
     Args:
-        file: what the file says.
-        environment: what a rank would see, inherited variables included.
-        without_effect: keys that change nothing in that environment.
-        replaced_in_fsdp2: keys that FSDP 2 does not read, and what to do.
-        ranks_per_node: ranks on this node.
+        file: the parsed file.
+        environment: environment of a rank, including inherited variables.
+        without_effect: keys that do not change that environment.
+        replaced_in_fsdp2: keys that FSDP 2 does not read, and what to do instead.
+        ranks_per_node: number of ranks on this node.
         has_accelerator: whether this node has a GPU that torch can use.
     """
     return [
@@ -52,7 +52,7 @@ def ineffective(
         *_sections(file, without_effect),
         *_fsdp(file, environment, replaced_in_fsdp2),
         *_inherited(file, environment),
-        *_cards(file, ranks_per_node),
+        *_gpus(file, ranks_per_node),
     ]
 
 
@@ -60,18 +60,18 @@ def _device(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
     name = file.distributed_type
     if name == "FSDP" and not has_accelerator:
         yield (
-            "distributed_type FSDP: accelerate shards only on an accelerator, and there is none here, so every"
-            " rank would hold the whole model (DDP); use DEEPSPEED, which does shard on CPU, or MULTI_CPU"
+            "distributed_type FSDP: accelerate shards only on an accelerator, and this node has none, so every"
+            " rank would hold the whole model (DDP); use DEEPSPEED, which shards on CPU, or MULTI_CPU"
         )
     if name == "MULTI_GPU" and not has_accelerator:
         yield (
-            "distributed_type MULTI_GPU: there is no accelerator here, so every rank would train alone;"
+            "distributed_type MULTI_GPU: this node has no accelerator, so every rank would train alone;"
             " write MULTI_CPU and use_cpu: true"
         )
     if name == "MULTI_CPU" and not file.use_cpu:
         yield (
-            "distributed_type MULTI_CPU: without use_cpu: true accelerate uses an accelerator, or where there is"
-            " none lets every rank train alone; add use_cpu: true"
+            "distributed_type MULTI_CPU: without use_cpu: true accelerate uses an accelerator, and without an"
+            " accelerator every rank trains alone; add use_cpu: true"
         )
     if file.use_cpu and (name in ("MULTI_GPU", "FSDP") or (name == "DEEPSPEED" and has_accelerator)):
         yield f"use_cpu: accelerate does not read it with distributed_type {name}; remove it, or write MULTI_CPU"
@@ -79,7 +79,7 @@ def _device(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
 
 def _precision(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
     on_cpu = file.use_cpu or not has_accelerator
-    # accelerator.py: native_amp stays off for fp16 where device.type is "cpu"; DeepSpeed has its own fp16
+    # accelerator.py: native_amp stays off for fp16 if device.type is "cpu"; DeepSpeed has its own fp16
     if on_cpu and file.mixed_precision == "fp16" and file.kind != "deepspeed":
         yield "mixed_precision fp16: accelerate leaves it off on CPU; write bf16 or 'no'"
     if on_cpu and file.mixed_precision == "fp8":
@@ -87,19 +87,19 @@ def _precision(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
 
 
 def _sections(file: AccelerateFile, without_effect: tuple[str, ...]) -> Iterator[str]:
-    passed_over = set()
+    unread = set()
     for section, owner in OWN_SECTION.items():
         if getattr(file, section) and file.distributed_type != owner:
-            passed_over.add(section)
+            unread.add(section)
             yield f"{section}: read only with distributed_type {owner}, not with {file.distributed_type}; remove it"
     if file.fp8_config and file.mixed_precision != "fp8":
-        passed_over.add("fp8_config")
+        unread.add("fp8_config")
         yield "fp8_config: read only with mixed_precision fp8; remove it"
     if file.mpirun_config:
         yield "mpirun_config: the ranks are started by grpo-run, not by mpirun; remove it"
     for name in without_effect:
-        if name.partition(".")[0] not in passed_over:
-            yield f"{name}: accelerate does not read it with distributed_type {file.distributed_type}; is it misspelt?"
+        if name.partition(".")[0] not in unread:
+            yield f"{name}: accelerate does not read it with distributed_type {file.distributed_type}; check the spelling"
 
 
 def _fsdp(
@@ -116,12 +116,12 @@ def _fsdp(
             if settings.get(key) is not None:
                 yield f"fsdp_config.{key}: FSDP 2 does not read it; {advice}"
         return
-    # dataclasses.py, FullyShardedDataParallelPlugin: with version 1 the launcher's FSDP_SHARDING_STRATEGY, set even
-    # where the file says nothing, is always taken before FSDP_RESHARD_AFTER_FORWARD
+    # dataclasses.py, FullyShardedDataParallelPlugin: in version 1, the launcher's FSDP_SHARDING_STRATEGY, which is set
+    # even if the file has no such key, takes precedence over FSDP_RESHARD_AFTER_FORWARD
     asked, taken = settings.get("fsdp_reshard_after_forward"), environment.get("FSDP_SHARDING_STRATEGY")
     if asked is not None and str(asked).upper() not in (str(taken).upper(), ""):
         yield (
-            f"fsdp_config.fsdp_reshard_after_forward {asked}: FSDP 1 takes fsdp_sharding_strategy, which is {taken};"
+            f"fsdp_config.fsdp_reshard_after_forward {asked}: FSDP 1 uses fsdp_sharding_strategy, which is {taken};"
             " write fsdp_sharding_strategy, or fsdp_version: 2"
         )
 
@@ -136,9 +136,9 @@ def _inherited(file: AccelerateFile, environment: Mapping[str, str]) -> Iterator
         yield "deepspeed_config: ACCELERATE_DEEPSPEED_CONFIG_FILE in the environment overrides it; unset it"
 
 
-def _cards(file: AccelerateFile, ranks_per_node: int) -> Iterator[str]:
+def _gpus(file: AccelerateFile, ranks_per_node: int) -> Iterator[str]:
     if file.gpu_ids is None or file.gpu_ids == "all" or file.use_cpu:
         return
-    cards = len(file.gpu_ids.split(","))
-    if cards < ranks_per_node:
-        yield f"gpu_ids {file.gpu_ids}: {cards} for {ranks_per_node} ranks on this node, so ranks would share a GPU"
+    gpus = len(file.gpu_ids.split(","))
+    if gpus < ranks_per_node:
+        yield f"gpu_ids {file.gpu_ids}: {gpus} for {ranks_per_node} ranks on this node, so ranks would share a GPU"

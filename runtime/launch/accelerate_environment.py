@@ -1,9 +1,9 @@
-"""What `accelerate launch` would put into each rank's environment, computed by accelerate's own functions.
+"""Compute the environment that `accelerate launch` would give each rank, with accelerate's own functions.
 
-Every name of accelerate that is private or undocumented is used in this file and nowhere else;
-`tests/unit/runtime/test_parallelism_contract.py` fails when one of them changes. Called by
-`parallelism.load_parallelism`. accelerate (and with it torch) is imported inside the functions. Nothing here
-touches CUDA, opens a port or starts a process, except `nvidia-smi` where there is an accelerator.
+Private and undocumented names of accelerate are used in this file only;
+`tests/unit/runtime/launch/test_accelerate_contract.py` fails if one of them changes. Called by
+`accelerate.load_parallelism`. accelerate, and with it torch, is imported inside the functions. Nothing here uses CUDA,
+opens a port or starts a process, except `nvidia-smi` on a node with an accelerator.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SET_BY_ELASTIC: Final = frozenset(
         "WORLD_SIZE",
     }
 )
-"""torch elastic gives these to every rank itself."""
-PINS_ALL_RANKS_ALIKE: Final = "KMP_AFFINITY"
-"""accelerate sets it for one process a machine; the same value would put all ranks on the same cores."""
+"""Variables that torch elastic sets for every rank."""
+AFFINITY_VARIABLE: Final = "KMP_AFFINITY"
+"""accelerate sets it for one process per machine; the same value would pin all ranks to the same cores."""
 LAUNCHER_KEYS: Final = frozenset({"deepspeed_multinode_launcher", "deepspeed_hostfile"})
-"""Say how the ranks are started, which is grpo-run's part; `accelerate config` writes them."""
+"""Keys about how ranks are started, which grpo-run does itself; `accelerate config` writes them."""
 SECTIONS: Final = {
     "deepspeed_config": "",
     "fsdp_config": "fsdp_",
@@ -45,34 +45,34 @@ SECTIONS: Final = {
     "fp8_config": "fp8_",
     "parallelism_config": "",
 }
-"""Sections of the file, and the prefix accelerate gives to their keys."""
+"""Sections of the file, and the prefix that accelerate gives their keys."""
 _NO_SUCH_VALUE: Final = "grpo-run-asks-whether-this-is-read"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """The outcome.
+class RankEnvironment:
+    """Environment of the ranks, as accelerate computes it.
 
     Args:
-        environment: what a rank sees, the launcher's own environment included.
-        without_effect: keys of the file (`section.key`) that change nothing in that environment.
+        environment: environment of a rank, including the launcher's own.
+        without_effect: keys of the file (`section.key`) that do not change that environment.
     """
 
     environment: Mapping[str, str]
     without_effect: tuple[str, ...]
 
 
-def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerator: bool) -> Launch:
-    """Ask accelerate what the file means.
+def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerator: bool) -> RankEnvironment:
+    """Compute the environment that the file results in.
 
     Args:
-        path: the configuration file, already checked by `parallelism_file.read`.
-        num_processes: ranks on all machines together.
-        num_machines: nodes.
+        path: the configuration file, checked by `accelerate_file.read`.
+        num_processes: number of ranks on all machines.
+        num_machines: number of nodes.
         has_accelerator: whether this node has a GPU.
 
     Raises:
-        ConfigError: accelerate itself refuses the file; the message is accelerate's first line.
+        ConfigError: accelerate refuses the file; the message is the first line of accelerate's error.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -89,9 +89,9 @@ def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerato
     )
     known = frozenset(vars(arguments))
 
-    def build() -> Launch:
+    def build() -> RankEnvironment:
         validated, defaults, from_file = _validate_launch_command(arguments)
-        # the rest of `arguments` only decides addresses and ports, which torch elastic agrees itself
+        # the other arguments select addresses and ports, which torch elastic negotiates itself
         validated.num_machines = 1
         validated.main_process_port = 0
         prepare = _prepare_function(validated, defaults, from_file)
@@ -106,21 +106,21 @@ def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerato
                 key if key.startswith(prefix) else prefix + key, validated, prepare, environment, known
             )
         ]
-        return Launch(environment=environment, without_effect=tuple(without_effect))
+        return RankEnvironment(environment=environment, without_effect=tuple(without_effect))
 
-    launch = refusing(path, build)
+    launch = with_refusal(path, build)
     environment = {
         name: value
         for name, value in launch.environment.items()
-        if name not in SET_BY_ELASTIC and (name != PINS_ALL_RANKS_ALIKE or os.environ.get(name) == value)
+        if name not in SET_BY_ELASTIC and (name != AFFINITY_VARIABLE or os.environ.get(name) == value)
     }
     if has_accelerator:
-        environment |= _cards_without_peer_to_peer(environment)
-    return Launch(environment=environment, without_effect=launch.without_effect)
+        environment |= _without_peer_to_peer(environment)
+    return RankEnvironment(environment=environment, without_effect=launch.without_effect)
 
 
-def refusing(path: Path, ask: Callable[[], Any]) -> Any:
-    """Call `ask` and turn accelerate's refusal into a `ConfigError` of one line."""
+def with_refusal(path: Path, ask: Callable[[], Any]) -> Any:
+    """Call `ask` and convert an error of accelerate into a `ConfigError` of one line."""
     try:
         return ask()
     except (ValueError, RuntimeError, ImportError, TypeError, AttributeError, OSError) as error:
@@ -131,26 +131,26 @@ def refusing(path: Path, ask: Callable[[], Any]) -> Any:
 
 
 def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
-    """Let accelerate read the DeepSpeed settings as a rank would, before any rank is started.
+    """Let accelerate read the DeepSpeed settings as a rank would, before any rank starts.
 
     Raises:
-        ConfigError: the settings contradict one another, or the DeepSpeed file is no DeepSpeed file.
+        ConfigError: the settings contradict each other, or the DeepSpeed file is not valid.
     """
     from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available, patch_environment
 
     if not is_deepspeed_available():
-        raise ConfigError(f"{path}: distributed_type DEEPSPEED, and DeepSpeed is not installed")
+        raise ConfigError(f"{path}: distributed_type DEEPSPEED, but DeepSpeed is not installed")
     names = {name: value for name, value in environment.items() if name.startswith("ACCELERATE_")}
 
     def build() -> None:
         with patch_environment(**names):
             DeepSpeedPlugin()
 
-    refusing(path, build)
+    with_refusal(path, build)
 
 
 def replaced_in_fsdp2() -> Mapping[str, str]:
-    """The keys of FSDP 1 that FSDP 2 does not read, each with what to do, from accelerate's own converter."""
+    """Return the keys of FSDP 1 that FSDP 2 does not read, with what to do instead, from accelerate's converter."""
     from accelerate.commands.to_fsdp2 import ARGUMENT_KEY_MAPPING
 
     return {
@@ -163,7 +163,7 @@ def replaced_in_fsdp2() -> Mapping[str, str]:
 def _prepare_function(
     validated: argparse.Namespace, defaults: Any, precision_from_file: bool
 ) -> Callable[[argparse.Namespace], dict[str, str]]:
-    """The branch `accelerate.commands.launch.launch_command` would take."""
+    """Return the function that `accelerate.commands.launch.launch_command` would call."""
     from accelerate.utils.launch import (
         prepare_deepspeed_cmd_env,
         prepare_multi_gpu_env,
@@ -186,14 +186,14 @@ def _read(
     environment: Mapping[str, str],
     known: frozenset[str],
 ) -> bool:
-    """Whether another value under this key would give the ranks another environment: else nobody reads it."""
-    if key.startswith("fp8_") and key not in known:  # accelerate passes these on, misspelt or not
+    """Whether another value of this key would change the environment of the ranks: if not, it is not read."""
+    if key.startswith("fp8_") and key not in known:  # accelerate passes these on, even if they are misspelt
         return False
     changed = copy.copy(validated)
     setattr(changed, key, _NO_SUCH_VALUE)
     try:
         other = prepare(changed)
-    except (ValueError, TypeError):  # read, and found wrong
+    except (ValueError, TypeError):  # it is read, and the test value is refused
         return True
     ignore = {"MASTER_PORT"}
     return {k: v for k, v in other.items() if k not in ignore} != {
@@ -201,8 +201,8 @@ def _read(
     }
 
 
-def _cards_without_peer_to_peer(environment: Mapping[str, str]) -> dict[str, str]:
-    """What accelerate's launchers add for cards whose driver cannot do peer to peer."""
+def _without_peer_to_peer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what accelerate's launchers add for GPUs whose driver does not support peer-to-peer access."""
     from accelerate.utils import check_cuda_p2p_ib_support
 
     if check_cuda_p2p_ib_support():

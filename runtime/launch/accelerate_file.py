@@ -1,9 +1,8 @@
-"""Reads an accelerate configuration file: what `accelerate launch --config_file FILE` would read.
+"""Read an accelerate configuration file, as `accelerate launch --config_file FILE` would.
 
-`read` turns the text into an `AccelerateFile` and complains about what is malformed, misspelt or of the wrong
-type, with the file, the line or the key, and what to write. Called by `parallelism.load_parallelism` only.
-It imports neither torch nor accelerate, and does not judge whether the settings take effect
-(`parallelism_effect`) nor what they become (`parallelism_environment`).
+`read` returns an `AccelerateFile`, or an error with the file, the line or key, and what to write instead. Called by
+`accelerate.load_parallelism` only. Imports neither torch nor accelerate. Does not check whether settings take effect
+(`accelerate_effect`) and does not compute the environment (`accelerate_environment`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LAUNCHABLE: Final = {
     "FSDP": "fsdp",
     "DEEPSPEED": "deepspeed",
 }
-"""accelerate's `DistributedType` that `grpo-run launch` starts, and the kind it calls it."""
+"""accelerate's `DistributedType` values that `grpo-run launch` starts, and their kind."""
 KNOWN: Final = (
     *LAUNCHABLE,
     "MULTI_NPU",
@@ -38,16 +37,16 @@ KNOWN: Final = (
     "XLA",
     "MEGATRON_LM",
 )
-"""The other types accelerate 1.15 knows: named apart from misspelt ones."""
+"""All types that accelerate 1.15 knows, to tell unsupported ones from misspelt ones."""
 LARGEST_FILE_BYTES: Final = 1 << 20
 NUM_PROCESSES_UNSET: Final = -1
-"""accelerate's default for a file that leaves `num_processes` to the command line."""
+"""accelerate's default if the file leaves `num_processes` to the command line."""
 
 Section = dict[str, Any]
 
 
 class AccelerateFile(BaseModel):
-    """The keys grpo-run looks at itself; accelerate reads all of them, and these again, from the file."""
+    """The keys that grpo-run reads itself; accelerate reads all keys from the file again."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -73,7 +72,7 @@ class AccelerateFile(BaseModel):
 
 
 def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
-    """`"; did you mean X?"` where one of the names is near, else nothing."""
+    """Return `"; did you mean X?"` if one of the names is close, otherwise ""."""
     near = difflib.get_close_matches(name.upper(), [known.upper() for known in names], n=1, cutoff=0.6)
     return f"; did you mean {next(known for known in names if known.upper() == near[0])}?" if near else ""
 
@@ -82,15 +81,15 @@ def read(path: Path) -> AccelerateFile:
     """Read and check the file.
 
     Args:
-        path: a YAML file, or JSON where its name ends in `.json`, as accelerate takes it.
+        path: a YAML file, or JSON if its name ends in `.json`, as for accelerate.
 
     Raises:
-        ConfigError: the file is missing, unreadable, too large, malformed (with the line), or says something
-            of the wrong type, or a `distributed_type` that is unknown or not launched by grpo-run.
+        ConfigError: the file is missing, unreadable, too large or malformed (with the line), a value has the wrong
+            type, or grpo-run does not launch the `distributed_type`.
     """
     content = _parse(path)
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: an accelerate configuration is a mapping of keys to values, this is not")
+        raise ConfigError(f"{path}: an accelerate configuration must be a mapping of keys to values")
     _check_bare_words(path, content)
     if "distributed_type" not in content:
         raise ConfigError(f"{path}: no distributed_type; write one of {', '.join(LAUNCHABLE)}")
@@ -132,7 +131,7 @@ def _parse(path: Path) -> object:
 
 
 def _check_bare_words(path: Path, content: Section) -> None:
-    """YAML 1.1 reads a bare `no` as false, and accelerate then fails far from the cause."""
+    """Refuse a bare `no`, which YAML 1.1 reads as false: accelerate would fail with an unrelated error."""
     for key, written in (("distributed_type", "'NO'"), ("mixed_precision", "'no'")):
         if content.get(key) is False:
             raise ConfigError(
@@ -158,6 +157,6 @@ def _check_types(path: Path, file: AccelerateFile) -> None:
         raise ConfigError(f"{path}: num_processes {file.num_processes}: write 1 or more")
     if file.num_processes > 0 and file.num_processes % file.num_machines and file.kind != "no":
         raise ConfigError(
-            f"{path}: num_processes {file.num_processes} is the number on all machines together and cannot be"
-            f" shared out evenly over num_machines {file.num_machines}"
+            f"{path}: num_processes {file.num_processes} is the number on all machines and cannot be"
+            f" divided evenly by num_machines {file.num_machines}"
         )

@@ -1,8 +1,8 @@
-"""What fault to do to which rank, at which step and in which phase: the text of `--inject`, checked.
+"""Faults to inject: which fault, into which rank, at which step and in which phase.
 
-Written on the command line or by a test, carried to every rank, done there by `trainers.rank.faults`. An injection
-fires once in a run, however many attempts the run takes: its canonical text is its name in the journal.
-Pure; hurts nothing itself.
+Parses and checks the text of `--inject`. The configuration carries injections to every rank, where
+`trainers.rank.faults` performs them. An injection fires once in a run, however many attempts the run takes: its
+canonical text identifies it in the journal. Pure; injects nothing itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ MIN_SECONDS, MAX_SECONDS = 0.001, 7 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What one kind of fault is.
+    """Description of one kind of fault.
 
-    `phase` is where it happens when the user does not say. `seconds` is how long it lasts when the user does not
-    say (infinity: for ever); None for a kind that has no length. `fixed_phase` refuses any other phase.
-    `collective` kinds go through torch.distributed, so they need a second rank. `common` is whether the other ranks
-    take part, each with one all-reduce. `arms` is whether it returns at once and takes effect later, so that it
-    comes before what else happens at the same place.
+    Args:
+        sentence: what happens, for `--inject help`.
+        phase: where it happens by default.
+        seconds: default duration; infinity for an unlimited one, None for a kind without a duration.
+        fixed_phase: whether any other phase is refused.
+        collective: whether it calls torch.distributed, and therefore needs a second rank.
+        common: whether the other ranks take part, each with one all-reduce.
+        arms: whether it returns immediately and takes effect later. Such a fault comes first at its place.
     """
 
     sentence: str
@@ -44,13 +47,13 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "kill": Kind(sentence="the rank sends itself SIGKILL", phase=Phase.forward_backward),
     "exception": Kind(sentence="the rank raises InjectedFault", phase=Phase.forward_backward),
-    "hang": Kind(sentence="the rank sleeps, for ever or `seconds`", phase=Phase.reward, seconds=math.inf),
-    "stop": Kind(sentence="the rank sends itself SIGSTOP", phase=Phase.reward),
-    "gil": Kind(
-        sentence="a regular expression that never ends holds the interpreter's lock", phase=Phase.reward
+    "hang": Kind(
+        sentence="the rank sleeps, without end or for `seconds`", phase=Phase.reward, seconds=math.inf
     ),
+    "stop": Kind(sentence="the rank sends itself SIGSTOP", phase=Phase.reward),
+    "gil": Kind(sentence="a regular expression that never returns holds the GIL", phase=Phase.reward),
     "lock": Kind(
-        sentence="the rank waits for a lock that nobody frees, for ever or `seconds`",
+        sentence="the rank waits for a lock, without end or for `seconds`",
         phase=Phase.reward,
         seconds=math.inf,
     ),
@@ -73,7 +76,7 @@ KINDS: dict[str, Kind] = {
         common=True,
     ),
     "skip": Kind(
-        sentence="the rank leaves out an all_reduce that the others call",
+        sentence="the rank skips an all_reduce that the others call",
         phase=Phase.forward_backward,
         collective=True,
         common=True,
@@ -82,7 +85,7 @@ KINDS: dict[str, Kind] = {
         sentence="the rank alone calls an all_reduce", phase=Phase.forward_backward, collective=True
     ),
     "exit": Kind(
-        sentence="the rank leaves the script with sys.exit(0) in the middle of training",
+        sentence="the rank calls sys.exit(0) during training",
         phase=Phase.forward_backward,
     ),
     "return": Kind(
@@ -91,7 +94,9 @@ KINDS: dict[str, Kind] = {
         arms=True,
     ),
     "slow": Kind(
-        sentence="the rank sleeps `seconds` once, then goes on; default 1", phase=Phase.reward, seconds=1.0
+        sentence="the rank sleeps for `seconds` once, then continues; default 1",
+        phase=Phase.reward,
+        seconds=1.0,
     ),
     "slow-generation": Kind(
         sentence="every forward pass of the step's generation takes `seconds` longer; default 0.2",
@@ -101,40 +106,40 @@ KINDS: dict[str, Kind] = {
         arms=True,
     ),
     "data": Kind(
-        sentence="the rank sleeps while it loads data, for ever or `seconds`",
+        sentence="the rank sleeps while it loads data, without end or for `seconds`",
         phase=Phase.data,
         seconds=math.inf,
     ),
     "checkpoint": Kind(
-        sentence="the rank sleeps while it writes the step's checkpoint, for ever or `seconds`",
+        sentence="the rank sleeps while it writes a checkpoint, without end or for `seconds`",
         phase=Phase.checkpoint,
         seconds=math.inf,
     ),
     "exit-hang": Kind(
-        sentence="an exit handler sleeps after the script's last line, for ever or `seconds`",
+        sentence="an exit handler sleeps after the script, without end or for `seconds`",
         phase=Phase.data,
         seconds=math.inf,
         arms=True,
     ),
     "ignore-term": Kind(
-        sentence="the rank ignores SIGTERM from there on; meant to go with a hang",
+        sentence="the rank ignores SIGTERM from then on; use it with a hang",
         phase=Phase.data,
         arms=True,
     ),
 }
-"""Every kind, in the order of `--inject help`."""
+"""All kinds, in the order of `--inject help`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Injection:
-    """One fault with its address. `str()` is its canonical text, which names it; `parse` reads that back.
+    """One fault with its rank, step and phase. `str()` is its canonical text, which `parse` reads back.
 
-    Step N lasts while optimizer step N is worked on (`global_step + 1 == N`), and the checkpoint and the evaluation
-    that follow it. Of several times that the phase is entered in it, the first counts; a step that does not enter it
-    is passed over. Of several `train()` calls the first to come there counts.
+    Step N is the time in which optimizer step N is computed (`global_step + 1 == N`), and the checkpoint and the
+    evaluation that follow it. The fault happens when the phase is entered for the first time in that step, in the
+    first `train()` call that reaches it. If the step does not enter the phase, the fault does not happen.
 
     Raises:
-        ConfigError: no such kind, or a number out of range.
+        ConfigError: there is no such kind, or a number is out of range.
     """
 
     kind: str
@@ -142,7 +147,7 @@ class Injection:
     step: int
     phase: Phase
     seconds: float
-    """0.0 for a kind that has no length, infinity for ever."""
+    """Duration; 0.0 for a kind without a duration, infinity for an unlimited one."""
 
     def __post_init__(self) -> None:
         kind = _kind(self.kind, self.kind)
@@ -152,7 +157,7 @@ class Injection:
         if not 1 <= self.step <= MAX_STEP:
             raise ConfigError(f"{where}: steps count from 1 to {MAX_STEP}")
         if self.phase is Phase.startup:
-            raise ConfigError(f"{where}: no step is under way in phase startup; name another")
+            raise ConfigError(f"{where}: no step is computed in phase startup; give another phase")
         if kind.fixed_phase and self.phase is not kind.phase:
             raise ConfigError(f"{where}: {self.kind} happens in phase {kind.phase.name} only")
         if kind.seconds is None and self.seconds != 0.0:
@@ -170,23 +175,23 @@ class Injection:
     def of(
         cls, kind: str, *, rank: int, step: int, phase: Phase | None = None, seconds: float | None = None
     ) -> Injection:
-        """An injection with the kind's own phase and length where they are not given; seconds to the millisecond."""
+        """Return an injection; phase and duration default to the kind's. Seconds are rounded to milliseconds."""
         known = _kind(kind, kind)
         length = known.seconds or 0.0 if seconds is None else round(seconds, 3)
         return cls(kind=kind, rank=rank, step=step, phase=phase or known.phase, seconds=length)
 
     @classmethod
     def parse(cls, text: str) -> Injection:
-        """Read `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`.
+        """Parse `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`.
 
         Raises:
-            ConfigError: with the text, what is wrong with it and what is close.
+            ConfigError: the text is wrong; the message holds it, the reason, and the closest known word.
         """
         kind, at, address = text.partition("@")
         _kind(kind, text)
         words = address.split(":")
         if not at or len(words) < 2:
-            raise ConfigError(f"--inject {text}: write {GRAMMAR}, as {kind}@rank1:step7")
+            raise ConfigError(f"--inject {text}: write {GRAMMAR}, for example {kind}@rank1:step7")
         rank, step = _number(words[0], "rank", text), _number(words[1], "step", text)
         phase: Phase | None = None
         seconds: float | None = None
@@ -219,7 +224,7 @@ def _kind(name: str, text: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
     near = difflib.get_close_matches(name, KINDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`--inject help` lists them"
+    hint = f"did you mean {near[0]}?" if near else "`--inject help` lists the kinds"
     raise ConfigError(f"--inject {text}: no such kind {name!r}; {hint}")
 
 
@@ -240,25 +245,25 @@ def _phase(name: str, text: str) -> Phase:
 
 def _seconds(value: str, text: str) -> float:
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) is None:
-        raise ConfigError(f"--inject {text}: seconds={value} is not a number of seconds, as 2.5")
+        raise ConfigError(f"--inject {text}: seconds={value} is not a number of seconds such as 2.5")
     return float(value)
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """Read the values of every `--inject` flag, in order.
+    """Parse the values of all `--inject` options, in order.
 
     Raises:
-        ConfigError: one is wrong, one is there twice, or two collective ones share a step and a phase.
+        ConfigError: one is wrong or given twice, or two collective ones share a step and a phase.
     """
     found: list[Injection] = []
     for text in texts:
         injection = Injection.parse(text)
         if injection in found:
-            raise ConfigError(f"--inject {text}: given twice, and an injection fires once in a run")
+            raise ConfigError(f"--inject {text}: given twice; an injection fires once in a run")
         clash = next((other for other in found if _clash(injection, other)), None)
         if clash is not None:
             raise ConfigError(
-                f"--inject {text}: {clash} is a collective at the same step and phase; move one of them"
+                f"--inject {text}: {clash} is a collective at the same step and phase; change the step or phase of one"
             )
         found.append(injection)
     return tuple(found)
@@ -269,10 +274,10 @@ def _clash(left: Injection, right: Injection) -> bool:
 
 
 def check(injections: Iterable[Injection], world_size: int) -> None:
-    """See that every injection can happen in a run of `world_size` ranks.
+    """Check that every injection can happen in a run of `world_size` ranks.
 
     Raises:
-        ConfigError: a rank that does not exist, or a collective among one rank.
+        ConfigError: the rank does not exist, or a collective fault needs a second rank.
     """
     for injection in injections:
         if injection.rank >= world_size:
@@ -283,11 +288,16 @@ def check(injections: Iterable[Injection], world_size: int) -> None:
 
 
 def remaining(injections: Sequence[Injection], fired: Collection[str]) -> tuple[Injection, ...]:
-    """Those whose canonical text is not among `fired` (the `injection` fields of `fault_injected` events)."""
+    """Return the injections that have not fired.
+
+    Args:
+        injections: of the run.
+        fired: canonical texts, from the `injection` field of `fault_injected` events.
+    """
     return tuple(injection for injection in injections if str(injection) not in fired)
 
 
 def help_text() -> str:
-    """What `--inject help` prints: a kind and its sentence a line."""
+    """Return the text of `--inject help`: one line per kind, with its default phase."""
     width = max(map(len, KINDS))
     return "\n".join(f"{name:<{width}}  {kind.sentence} ({kind.phase.name})" for name, kind in KINDS.items())

@@ -1,8 +1,8 @@
-"""What a training script will do to its environment, read from its source before it is run.
+"""Find the training script, and the environment variables that its source sets.
 
-A rank forked from a warm interpreter has its libraries imported already, so a script that sets a variable
-which they read at import must get a fresh interpreter instead. Called by `cli.launch`. Reads syntax only:
-an assignment hidden behind another module or a computed name is not found (`--no-preload` is for those).
+A rank that is forked from the warm interpreter has imported its libraries already. If the script sets a variable
+that they read at import, the rank must be a fresh interpreter instead. Called by `cli.launch_options`. Reads syntax
+only: an assignment in another module, or to a computed name, is not found; `--no-preload` is for those scripts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ READ_AT_IMPORT = re.compile(
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_ACCELERATOR|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
     r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
 )
-"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read when imported."""
+"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read at import."""
 
 
 def source_of(target: str, *, module: bool) -> Path:
-    """The file that will run.
+    """Return the file that will run.
 
     Raises:
-        UsageError: there is no such script or module.
+        UsageError: the script or module does not exist.
     """
     if not module:
         path = Path(target)
@@ -49,13 +49,13 @@ def source_of(target: str, *, module: bool) -> Path:
 
 
 def _find_module(name: str) -> ModuleSpec | None:
-    """Find a module part by part, so that nothing of the user's is imported into the supervisor."""
+    """Find a module without importing its parent packages, which would run the user's code in the supervisor."""
     path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(len(parts)):
         qualified = ".".join(parts[: depth + 1])
-        # the working directory first, as for `python -m`; a plain folder in it hides no package further on
+        # the working directory first, as for `python -m`; a plain folder there does not hide an installed package
         spec = importlib.machinery.PathFinder.find_spec(
             qualified, [os.getcwd(), *sys.path] if path is None else path
         )
@@ -71,8 +71,10 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def variables_set(source: str) -> set[str]:
-    """Names of environment variables that the source assigns, in any of the usual ways. Bad syntax yields none:
-    Python will say so better when it runs."""
+    """Return the names of the environment variables that the source assigns, in any of the usual ways.
+
+    Source with a syntax error yields none: Python reports the error better when it runs the script.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -111,7 +113,7 @@ def _names_in_call(node: ast.Call) -> set[str]:
 
 
 def _keys(node: ast.expr) -> set[str]:
-    """The keys of `{...}` or `dict(...)` that are written out."""
+    """Return the literal keys of `{...}` or `dict(...)`."""
     if isinstance(node, ast.Dict):
         return set().union(*(_texts(key) for key in node.keys if key is not None))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
@@ -130,7 +132,13 @@ def _texts(node: ast.expr) -> set[str]:
 
 
 def needs_fresh_interpreter(path: Path) -> set[str]:
-    """The variables because of which the script at `path` cannot be forked from a warm interpreter."""
+    """Return the variables that the script sets and that libraries read at import.
+
+    If there are any, the script cannot be forked from the warm interpreter.
+
+    Raises:
+        UsageError: the script cannot be read.
+    """
     try:
         source = path.read_text(errors="replace")
     except OSError as error:

@@ -115,7 +115,7 @@ def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> 
     found = SimpleNamespace(
         distributed_type=DistributedType(rank["distributed_type"]), num_processes=rank["world_size"]
     )
-    with pytest.raises(ConfigError, match="asks for FSDP and accelerate runs MULTI_CPU"):
+    with pytest.raises(ConfigError, match="asks for FSDP, but accelerate uses MULTI_CPU"):
         check_took_effect("FSDP", found, world_size=RANKS)
 
 

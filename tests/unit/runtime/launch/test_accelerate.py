@@ -157,12 +157,12 @@ def test_ranks_a_node(tmp_path: Path, text: str, nproc_per_node: int | None, nno
 @pytest.mark.parametrize(
     ("text", "nproc_per_node", "asked", "made"),
     [
-        (CPU.replace("2", "8"), 4, "num_processes 8", "makes 4"),
+        (CPU.replace("2", "8"), 4, "num_processes 8", "is 4"),
         (
             CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2"),
             None,
             "num_processes 8",
-            "makes 4",
+            "is 4",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_no_number_anywhere_is_refused(tmp_path: Path) -> None:
 
 def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
     """accelerate launch would start one process and say nothing."""
-    assert "NO trains in one process, 2 were asked for" in refusal(
+    assert "NO trains in one process, 2 are requested" in refusal(
         write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
     )
 
@@ -214,7 +214,7 @@ def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
         ("distributed_type: MULTI_XPU\n", "a.yaml", "is not started by grpo-run launch"),
         (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "compute_environment AMAZON_SAGEMAKER"),
         (CPU + "num_proceses: 2\n", "a.yaml", "num_proceses"),
-        (CPU + "num_machines: 3\n", "a.yaml", "cannot be shared out evenly"),
+        (CPU + "num_machines: 3\n", "a.yaml", "cannot be divided evenly"),
         (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
             FSDP2.replace("2\n", "1\n", 2).replace("processes: 1", "processes: 2")
             + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n",
             True,
-            "FSDP 1 takes fsdp_sharding_strategy, which is FULL_SHARD",
+            "FSDP 1 uses fsdp_sharding_strategy, which is FULL_SHARD",
         ),
         ("distributed_type: MULTI_GPU\nnum_processes: 3\ngpu_ids: 0,1\n", True, "2 for 3 ranks on this node"),
     ],
@@ -343,9 +343,9 @@ def test_an_expected_type_passes() -> None:
 @pytest.mark.parametrize(
     ("expected", "found", "processes", "said"),
     [
-        ("FSDP", "MULTI_CPU", 2, "asks for FSDP and accelerate runs MULTI_CPU"),
-        ("DEEPSPEED", "DEEPSPEED", 1, "2 rank(s) were started and accelerate counts 1"),
-        ("NO", "MULTI_GPU", 2, "1 rank(s) were started and accelerate counts 2"),
+        ("FSDP", "MULTI_CPU", 2, "asks for FSDP, but accelerate uses MULTI_CPU"),
+        ("DEEPSPEED", "DEEPSPEED", 1, "2 rank(s) were started, but accelerate counts 1"),
+        ("NO", "MULTI_GPU", 2, "1 rank(s) were started, but accelerate counts 2"),
     ],
 )
 def test_another_mode_inside_a_rank_stops_it(expected: str, found: str, processes: int, said: str) -> None:
