@@ -66,7 +66,7 @@ def load(model: Any, folder: Path, rank: int, kind: Kind) -> None:
             target, _ = _local(parameter)
             if target.shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"{path} does not fit the reference model: {name} has shape {tuple(tensors[name].shape)} in"
-                    f" the file and {tuple(target.shape)} in the model"
+                    f"{path} does not fit the reference model: {name} has shape"
+                    f" {tuple(tensors[name].shape)} in the file and {tuple(target.shape)} in the model"
                 )
             target.copy_(tensors[name])

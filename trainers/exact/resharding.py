@@ -35,8 +35,9 @@ def resharded(states: Sequence[SavedRankState], world_size: int, geometry: Geome
     checkpoint = f"the checkpoint of step {first.step}, saved by {first.world_size} ranks,"
     if not all(state.at_boundary for state in states):
         raise ReshardError(
-            f"{checkpoint} is inside a rollout that is spread over its ranks; resume with {first.world_size} ranks"
-            " and the same rollout settings, or from a checkpoint at the end of a rollout (--resume-from)"
+            f"{checkpoint} is inside a rollout that is spread over its ranks; resume with"
+            f" {first.world_size} ranks and the same rollout settings, or from a checkpoint at the end of a"
+            " rollout (--resume-from)"
         )
     if world_size != first.world_size:
         # with the random state of rank 0, all ranks would generate the same completions
@@ -52,8 +53,8 @@ def resharded(states: Sequence[SavedRankState], world_size: int, geometry: Geome
         raise ReshardError(
             f"{checkpoint} has {old.generate_every} micro-steps per rollout with"
             f" gradient_accumulation_steps={old.accumulation}; this run has {geometry.generate_every} with"
-            f" {geometry.accumulation}: change steps_per_generation and gradient_accumulation_steps by the same"
-            " factor"
+            f" {geometry.accumulation}: change steps_per_generation and gradient_accumulation_steps by"
+            " the same factor"
         )
     rollouts = first.micro_step // old.generate_every
     return first.model_copy(

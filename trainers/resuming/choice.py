@@ -76,8 +76,8 @@ def _other_run_notice(request: ResumeRequest) -> str | None:
         return None
     other = found.manifest.run_id
     return (
-        f"{request.call.output_dir} contains checkpoints of run {other}; this run is {request.run_id} and starts"
-        f" from step 0 (to resume from them, use --resume-from {other})"
+        f"{request.call.output_dir} contains checkpoints of run {other}; this run is {request.run_id} and"
+        f" starts from step 0 (to resume from them, use --resume-from {other})"
     )
 
 

@@ -66,8 +66,8 @@ def choose_for_script(
     if not rejected:
         return ResumeChoice(argument=None)
     raise UsageError(
-        f"resume_from_checkpoint={argument}: none of {len(rejected)} checkpoints in {request.output_dir} can be"
-        f" used; {rejected[0]}; name another checkpoint, or None to start from step 0"
+        f"resume_from_checkpoint={argument}: none of {len(rejected)} checkpoints in {request.output_dir} can"
+        f" be used; {rejected[0]}; name another checkpoint, or None to start from step 0"
     )
 
 

@@ -121,8 +121,8 @@ class Cadence:
             self._notified_interval = self._interval
             self._notify(
                 f"a snapshot in memory every {self._interval} steps: a snapshot blocks training for"
-                f" {cost_seconds * 1000:.0f} ms, a step takes {step_seconds:.2f} s, and a failure is expected every"
-                f" {self._failure_seconds / 3600:.1f} h (Young's optimum)",
+                f" {cost_seconds * 1000:.0f} ms, a step takes {step_seconds:.2f} s, and a failure is expected"
+                f" every {self._failure_seconds / 3600:.1f} h (Young's optimum)",
                 self._interval,
                 cost_seconds,
                 step_seconds,

@@ -188,8 +188,8 @@ class Snapshots:
             self._session.warn(
                 f"no memory for a snapshot at step {step}: the script's own checkpoints are written directly"
                 " to disk, and a fault loses the steps since the last one. The journal names the limit; in a"
-                " container it is often the size of /dev/shm (docker's --shm-size). --snapshot-dir selects another"
-                " in-memory file system."
+                " container it is often the size of /dev/shm (docker's --shm-size). --snapshot-dir selects"
+                " another in-memory file system."
             )
 
     def close(self) -> None:

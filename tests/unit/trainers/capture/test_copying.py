@@ -34,17 +34,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(deadline=None)
 @given(
-    parts=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 50)), min_size=1, max_size=12),
+    slices=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 50)), min_size=1, max_size=12),
     threads=st.integers(1, 5),
 )
 def test_every_byte_is_copied_and_no_other_byte_changes(
-    buffer: SnapshotBuffer, parts: list[tuple[int, int]], threads: int
+    buffer: SnapshotBuffer, slices: list[tuple[int, int]], threads: int
 ) -> None:
     """Holds for sizes that are no multiple of a chunk, empty copies and slices of a storage."""
     buffer.begin()
-    generator = torch.Generator().manual_seed(sum(size for size, _ in parts))
+    generator = torch.Generator().manual_seed(sum(size for size, _ in slices))
     copies, expected = [], []
-    for size, start in parts:
+    for size, start in slices:
         content = torch.randint(0, 256, (start + size,), dtype=torch.uint8, generator=generator)
         offset = buffer.allocate(size + 1)
         with buffer.view(offset, size + 1) as view:

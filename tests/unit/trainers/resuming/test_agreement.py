@@ -72,8 +72,8 @@ def test_rank_zero_sends_its_choice(session: Any, resume_request: ResumeRequest)
     path = publish(resume_request, 5)
     session.votes = Votes()
     assert agreement.agree(session, resume_request).argument == str(path)
-    told = json.loads(bytes(session.votes.sent[0]))
-    assert (told["argument"], told["checkpoint"]) == (str(path), str(path))
+    sent = json.loads(bytes(session.votes.sent[0]))
+    assert (sent["argument"], sent["checkpoint"]) == (str(path), str(path))
 
 
 def test_a_rank_that_cannot_see_the_checkpoint_is_named(

@@ -198,7 +198,7 @@ def test_too_little_disk_space_is_warned_about_at_the_start(
 ) -> None:
     """There is no warning if the space is enough."""
     one = 3 * 10 * 4  # a layer of 10 trained float32 numbers
-    for free, said in ((3 * one - 1, 1), (3 * one, 0)):
+    for free, warnings in ((3 * one - 1, 1), (3 * one, 0)):
         session.notified.clear()
         monkeypatch.setattr(
             direct_module.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free)
@@ -206,4 +206,4 @@ def test_too_little_disk_space_is_warned_about_at_the_start(
         trainer = Trainer(tmp_path / "out")
         trainer.args.save_total_limit = 2
         Guarded(trainer, session, call)
-        assert len(session.notified) == said
+        assert len(session.notified) == warnings
