@@ -25,7 +25,6 @@ from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.parent_death import allow_tracing_by, die_with_parent
-from grpo_run.trainers.hooks.attach import install_guard
 from grpo_run.trainers.rank.error_report import user_traceback, write_error
 from grpo_run.trainers.rank.output import flush_output, redirect_output, wrap_output
 from grpo_run.trainers.rank.session import Session, current, open_session
@@ -62,6 +61,9 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
     """Run the script. Return the exit code, and whether the rank completed its work or stopped by agreement."""
     try:
         session.start()
+        # imported after the session is open: until then the board does not show this rank
+        from grpo_run.trainers.hooks.attach import install_guard
+
         install_guard(session)
         _run_script(settings)
     except Stopped:

@@ -14,7 +14,6 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.accelerate import check_took_effect
 from grpo_run.trainers import upstream
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.hooks.guard import Guard
@@ -81,6 +80,9 @@ def check_trainer(session: Session, trainer: Any) -> None:
     caps.check(trainer, session.config.generation)
     expected = session.config.expected_distributed_type
     if expected is not None:
+        # only runs with such a setting need it, and every rank imports this module
+        from grpo_run.runtime.launch.accelerate import check_took_effect
+
         check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
     missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
     if missing and not session.config.allow_untested:

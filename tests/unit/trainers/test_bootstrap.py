@@ -18,6 +18,7 @@ import pytest
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers import bootstrap
+from grpo_run.trainers.hooks import attach
 from grpo_run.trainers.rank.output import RankOutput
 from grpo_run.watchdog.observation import RankState, Slot
 
@@ -33,7 +34,7 @@ def run(
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     session.start = lambda: None
-    monkeypatch.setattr(bootstrap, "install_guard", lambda session: None)
+    monkeypatch.setattr(attach, "install_guard", lambda session: None)
 
     def execute(source: str, *arguments: str, module: bool = False) -> int:
         script = tmp_path / "train.py"
