@@ -111,7 +111,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         staging=staging,
     )
     agent = build_agent(launch, supervisor)
-    server = _announce(launch, directory, supervisor, terminal)
+    server = announce(launch, directory, supervisor, terminal)
     terminal.start()
     output.start()
     try:
@@ -140,7 +140,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
     return supervisor.exit_code
 
 
-def _announce(
+def announce(
     launch: LaunchCommand, directory: RunDirectory, supervisor: Supervisor, terminal: Terminal
 ) -> MetricsServer | None:
     """Start the metrics server, and print where the run and its metrics are."""

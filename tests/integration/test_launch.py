@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -151,3 +152,21 @@ def test_an_interrupt_during_start_up_is_one_line(tmp_path: Path, delay_seconds:
     assert process.returncode == 75, output
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_a_pipe_gets_events_without_control_codes_and_no_output_of_ranks(tmp_path: Path) -> None:
+    """What the script prints is in the rank's log."""
+    (tmp_path / "train.py").write_text("print({'loss': 0.25})\n")
+    command = [
+        str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--snapshot-dir", "off", "--run-dir", "run",
+        "train.py",
+    ]  # fmt: skip
+    answer = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == ""
+    assert "0.25" not in answer.stderr
+    assert not {"\x1b", "\r"} & set(answer.stderr)
+    assert all(re.match(r"\d\d:\d\d:\d\d grpo-run: ", line) for line in answer.stderr.splitlines())
+    assert (tmp_path / "run" / "attempts" / "000" / "rank0.log").read_text() == "{'loss': 0.25}\n"
