@@ -1,4 +1,4 @@
-"""Makes slots and exits for the watchdog's tests."""
+"""Factories for slots, errors and exits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Ran
 
 @pytest.fixture
 def make_slot() -> Callable[..., Slot]:
-    """A slot of a rank that trains its first call, at step 7 of 100, in `generate` inside `data`."""
+    """A slot of a rank in its first `train()` call, at step 7 of 100, in `generate` inside `data`."""
 
     def make(rank: int, **changes: Any) -> Slot:
         fields: dict[str, Any] = {
@@ -35,7 +35,7 @@ def make_slot() -> Callable[..., Slot]:
 
 @pytest.fixture
 def make_error() -> Callable[..., RankError]:
-    """An exception of the user's own, raised at 1000 s of wall time."""
+    """An exception of the user's script, raised at wall time 1000 s."""
 
     def make(**changes: Any) -> RankError:
         fields: dict[str, Any] = {
@@ -52,7 +52,7 @@ def make_error() -> Callable[..., RankError]:
 
 @pytest.fixture
 def make_exit() -> Callable[..., Exit]:
-    """A rank that left with code 1, first of all."""
+    """A rank that exited first, with code 1."""
 
     def make(rank: int, **changes: Any) -> Exit:
         fields: dict[str, Any] = {"rank": rank, "pid": 100 + rank, "exit_code": 1, "signal": None, "order": 0}

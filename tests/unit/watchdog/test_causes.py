@@ -36,11 +36,11 @@ WORDS = [
 
 
 def test_the_set_is_closed() -> None:
-    """A new word would be a new metric label that no dashboard and no alert knows."""
+    """A new cause would be a metric label that no dashboard and no alert knows."""
     assert [cause.value for cause in Cause] == WORDS
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_a_cause_is_written_as_its_word(cause: Cause) -> None:
-    """In text, in JSON and as a name it is the same word."""
+def test_a_cause_is_written_as_its_value(cause: Cause) -> None:
+    """In text, in JSON and as a name."""
     assert f"{cause}" == str(cause) == json.loads(json.dumps(cause)) == cause.name

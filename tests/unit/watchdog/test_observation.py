@@ -1,4 +1,4 @@
-"""What can be seen of a rank."""
+"""Slots, phases and exits as observed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from grpo_run.watchdog.observation import Phase, Slot
 
 
 def test_the_phase_is_the_innermost_open_one(make_slot: Callable[..., Slot]) -> None:
-    """Phases nest; what a rank does is what it began last."""
+    """Phases nest."""
     assert make_slot(0).phase is Phase.generate
 
 
 def test_before_the_first_phase_there_is_none(make_slot: Callable[..., Slot]) -> None:
-    """Not `idle`: nothing is known yet."""
+    """It is not `idle`: nothing is known yet."""
     assert make_slot(0, phases=()).phase is None
 
 
-def test_phases_are_those_of_the_design() -> None:
-    """The names are metric labels and part of the contract."""
+def test_the_names_of_phases_are_fixed() -> None:
+    """They are metric labels."""
     names = "startup data generate reward score forward_backward optimizer vote checkpoint eval hygiene idle"
     assert [phase.name for phase in Phase] == names.split()
 
 
 def test_no_phase_is_zero() -> None:
-    """Zero is what an unwritten slot holds; a phase with that number could not be told from it."""
+    """An unwritten slot contains zeros."""
     assert 0 not in {int(phase) for phase in Phase}
 
 

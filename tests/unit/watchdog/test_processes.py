@@ -1,4 +1,4 @@
-"""What /proc tells: of this process, of one that is not there, and of names that are made to confuse."""
+"""Process facts from /proc and psutil: this process, missing processes, and unusual names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NOBODY = 2**22 + 1
 """Above the kernel's largest pid."""
 
 
-def test_this_process_runs() -> None:
-    """Who reads its own state is running, and has used time."""
+def test_this_process_is_running() -> None:
+    """It has used CPU time."""
     thread = processes.read_main_thread(ME)
     assert thread is not None
     assert thread.state == processes.read_state(ME) == "R"
@@ -27,7 +27,7 @@ def test_this_process_runs() -> None:
 
 
 def test_cpu_seconds_are_the_main_threads() -> None:
-    """They agree with what the kernel tells this process about itself."""
+    """They agree with the kernel's thread clock."""
     while time.thread_time() < 0.05:
         pass
     thread = processes.read_main_thread(ME)
@@ -36,7 +36,7 @@ def test_cpu_seconds_are_the_main_threads() -> None:
 
 
 def test_a_process_that_is_gone_is_unknown() -> None:
-    """None from every reading, and never a zero."""
+    """Every reading is None, never zero."""
     assert processes.read_state(NOBODY) is None
     assert processes.read_main_thread(NOBODY) is None
     assert processes.read_wchan(NOBODY) is None
@@ -45,8 +45,8 @@ def test_a_process_that_is_gone_is_unknown() -> None:
     assert processes.session_members(NOBODY) == []
 
 
-def test_the_session_of_this_process_has_it_as_member() -> None:
-    """One look around serves several sessions; usage is at least this process's own."""
+def test_this_process_is_a_member_of_its_session() -> None:
+    """One scan serves several sessions; the usage is at least this process's own."""
     session = os.getsid(0)
     found = processes.members_by_session([session, NOBODY])
     assert ME in found[session]
@@ -61,7 +61,7 @@ def test_the_session_of_this_process_has_it_as_member() -> None:
 
 
 def test_io_that_may_not_be_read_makes_the_sum_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a sum would look like the whole."""
+    """A partial sum would look complete."""
     monkeypatch.setattr(processes, "read_io_bytes", lambda pid: None if pid == ME else 5)
     usage = processes.read_session(os.getsid(0))
     assert usage is not None
@@ -81,7 +81,7 @@ def test_a_name_with_parentheses_does_not_shift_the_fields() -> None:
 
 
 def test_a_file_that_may_not_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusal is no exception."""
+    """A refused access raises no exception."""
 
     def refuse(*arguments: object) -> int:
         raise PermissionError

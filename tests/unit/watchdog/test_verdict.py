@@ -1,4 +1,4 @@
-"""The verdict and its public form."""
+"""The verdict and its JSON."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def make_verdict(**changes: Any) -> Verdict:
 
 
 @pytest.mark.parametrize(("culprits", "one"), [((), None), ((3,), 3), ((1, 2), None)])
-def test_the_culprit_is_named_when_there_is_exactly_one(culprits: tuple[int, ...], one: int | None) -> None:
-    """Of several, or of none, nobody is picked."""
+def test_the_culprit_is_set_if_there_is_exactly_one(culprits: tuple[int, ...], one: int | None) -> None:
+    """With several or none it is None."""
     assert make_verdict(culprits=culprits).culprit == one
 
 
-def test_the_public_form_has_the_contract_keys() -> None:
-    """`verdict.json` has every key of the contract."""
+def test_the_json_has_the_documented_keys() -> None:
+    """`verdict.json` has every documented key."""
     contract = "schema cause culprits phase step confidence sentence location waiters mismatch tried advice"
     assert set(contract.split()) <= set(make_verdict().as_json())
 
 
-def test_the_public_form_is_json() -> None:
-    """It survives a round trip unchanged."""
+def test_the_json_survives_a_round_trip() -> None:
+    """Unchanged."""
     value = make_verdict().as_json()
     assert json.loads(json.dumps(value)) == value
     assert value["cause"] == "exception"
     assert value["location"] == {"file": "t.py", "line": 3, "function": "reward"}
 
 
-def test_an_unknown_place_is_null() -> None:
+def test_an_unknown_location_is_null() -> None:
     """No file is invented."""
     assert make_verdict(location=None).as_json()["location"] is None

@@ -1,4 +1,4 @@
-"""Collectives read from torch's recorder, joined with our notes, and compared."""
+"""Collectives: parsed from Flight Recorders, merged with the collective log, and compared."""
 
 from __future__ import annotations
 
@@ -57,14 +57,17 @@ def collective(sequence: int = 1, operation: str = "all_reduce", **changes: Any)
     return Collective(**(fields | changes))
 
 
-def test_a_pending_gloo_collective_is_read() -> None:
-    """Gloo's state never moves; `retired` alone says whether it completed. Its timeout is in milliseconds."""
+def test_a_pending_gloo_collective_is_parsed() -> None:
+    """Gloo never updates `state`; only `retired` says whether it completed.
+
+    The timeout is in milliseconds.
+    """
     (read,) = parse_recording(recording(gloo_entry()))
     assert read == collective(8, thread="140387276528512", timeout_seconds=1800.0)
 
 
 def test_gloo_completion_is_in_retired() -> None:
-    """`scheduled` and retired is completed."""
+    """A collective that is `scheduled` and retired is completed."""
     (read,) = parse_recording(recording(gloo_entry(retired=True)).encode())
     assert read.progress is CollectiveProgress.completed
 
@@ -78,7 +81,7 @@ def test_gloo_completion_is_in_retired() -> None:
     ],
 )
 def test_nccl_completion_is_in_state(state: str, progress: CollectiveProgress) -> None:
-    """NCCL's entries complete before the watchdog thread retires them; members are in the configuration."""
+    """NCCL's entries complete before the watchdog thread retires them; `pg_config` has the members."""
     entry = gloo_entry(profiling_name="nccl:_all_gather_base", state=state)
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
     (read,) = parse_recording(recording(entry, pg_config=config))
@@ -86,22 +89,22 @@ def test_nccl_completion_is_in_state(state: str, progress: CollectiveProgress) -
 
 
 def test_nccl_point_to_point_has_its_own_sequence() -> None:
-    """A send is counted by `p2p_seq_id` and marked, so that it is compared with nothing."""
+    """A send is counted by `p2p_seq_id` and marked, so that it is not compared."""
     entry = gloo_entry(profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=3)
     (read,) = parse_recording(recording(entry))
     assert (read.operation, read.sequence, read.point_to_point) == ("send", 3, True)
 
 
 def test_unnamed_groups_are_told_apart_and_share_no_members() -> None:
-    """All unnamed groups share one configuration, which therefore says nothing of any."""
+    """All unnamed groups share one configuration, which is therefore ignored."""
     entries = [gloo_entry(process_group=["", ""], pg_id=number) for number in (2, 3)]
     config = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
     read = parse_recording(recording(*entries, pg_config=config))
     assert [(record.group, record.members) for record in read] == [("#2", ()), ("#3", ())]
 
 
-def test_a_group_of_two_backends_has_no_numbers_to_compare() -> None:
-    """`cpu:gloo,cuda:nccl` counts twice under one name; another group of the same rank is not concerned."""
+def test_a_group_with_two_backends_is_not_compared() -> None:
+    """`cpu:gloo,cuda:nccl` numbers twice under one name; other groups of the rank are not affected."""
     entries = [
         gloo_entry(profiling_name="gloo:all_reduce", collective_seq_id=1),
         gloo_entry(profiling_name="nccl:all_gather", collective_seq_id=1),
@@ -111,8 +114,8 @@ def test_a_group_of_two_backends_has_no_numbers_to_compare() -> None:
     assert [(one.group, one.point_to_point) for one in read] == [("0", True), ("0", True), ("1", False)]
 
 
-def test_autograds_threads_are_nobodys_own() -> None:
-    """Autograd's device thread works for whichever thread called backward."""
+def test_autograd_threads_are_unknown_threads() -> None:
+    """Autograd's device thread works for any thread that called `backward`."""
     (read,) = parse_recording(recording(gloo_entry(thread_name="pt_autograd_0")))
     assert read.thread == ""
 
@@ -131,8 +134,8 @@ def test_autograds_threads_are_nobodys_own() -> None:
         (recording(pg_config={"0": {"ranks": '["a"]'}}), "pg_config.0.ranks"),
     ],
 )
-def test_a_malformed_answer_is_one_clear_line(text: str | bytes, where: str) -> None:
-    """A half-written or foreign answer says which field is wrong, on one line."""
+def test_a_malformed_answer_is_rejected_with_one_line(text: str | bytes, where: str) -> None:
+    """The error names the wrong field."""
     with pytest.raises(ValueError, match=where) as caught:
         parse_recording(text)
     assert "\n" not in str(caught.value)
@@ -156,20 +159,20 @@ def test_a_malformed_answer_is_one_clear_line(text: str | bytes, where: str) -> 
         ("coalesced", ["nccl:coalesced"]), ("backward", ["backward"]), ("", [""]),
     ],
 )  # fmt: skip
-def test_both_sources_name_an_operation_alike(name: str, raws: list[str]) -> None:
-    """Recorders' names and ProcessGroup's methods compare equal."""
+def test_both_sources_use_the_same_operation_names(name: str, raws: list[str]) -> None:
+    """Names of the recorder and methods of ProcessGroup compare equal."""
     assert {operation_name(raw) for raw in raws} == {name}
 
 
-def test_both_sources_name_a_dtype_alike() -> None:
-    """Python's names become the recorder's; unknown ones stay."""
+def test_both_sources_use_the_same_dtype_names() -> None:
+    """Python's names become the recorder's; unknown names are unchanged."""
     assert [dtype_name(raw) for raw in ("torch.bfloat16", "int64", "Float", "Odd")] == [
         "BFloat16", "Long", "Float", "Odd",
     ]  # fmt: skip
 
 
-def test_merging_takes_each_sources_word_for_what_it_knows() -> None:
-    """What was enqueued comes from the recorder; line, step, members and waiting from the note."""
+def test_merging_takes_each_field_from_its_source() -> None:
+    """Operation and progress come from the recorder; line, step, members and waiting from the log."""
     recorded = collective(4, thread="9")
     note = collective(
         4,
@@ -187,24 +190,24 @@ def test_merging_takes_each_sources_word_for_what_it_knows() -> None:
 
 
 @pytest.mark.parametrize("noted", list(CollectiveProgress))
-def test_merging_believes_the_recorder_about_completion(noted: CollectiveProgress) -> None:
-    """NCCL's wait returns early, and a note may not have been updated yet: both ways the recorder wins."""
+def test_merging_takes_completion_from_the_recorder(noted: CollectiveProgress) -> None:
+    """NCCL's `wait` returns early, and a log entry may be updated late: the recorder decides both."""
     done = collective(1, progress=CollectiveProgress.completed)
     assert merge([done], [collective(1, progress=noted)]) == (done,)
     (merged,) = merge([collective(1)], [collective(1, progress=noted)])
     assert merged.progress is not CollectiveProgress.completed
 
 
-def test_merging_keeps_order_and_what_one_source_lacks() -> None:
-    """Notes older than the ring stay before it, C++'s collectives stay between, newer notes after."""
+def test_merging_keeps_the_order_and_entries_of_one_source() -> None:
+    """Older log entries come first, C++'s collectives keep their position, newer log entries follow."""
     recorded = [collective(3), collective(4), collective(1, group="v"), collective(5)]
     noted = [collective(n) for n in (1, 2, 3)] + [collective(1, group="v"), collective(6)]
     keys = [(record.group, record.sequence) for record in merge(recorded, noted)]
     assert keys == [("0", 1), ("0", 2), ("0", 3), ("0", 4), ("v", 1), ("0", 5), ("0", 6)]
 
 
-def test_merging_loses_nothing_when_the_orders_differ() -> None:
-    """Two threads may be recorded in one order and noted in the other."""
+def test_merging_keeps_all_entries_when_the_orders_differ() -> None:
+    """Two threads may be recorded in one order and logged in the other."""
     recorded = [collective(1), collective(1, group="b"), collective(2)]
     noted = [collective(1, group="b", step=5), collective(1, step=5), collective(3)]
     merged = merge(recorded, noted)
@@ -216,27 +219,27 @@ def test_merging_loses_nothing_when_the_orders_differ() -> None:
     ]
 
 
-def test_merging_without_a_recorder_keeps_the_notes() -> None:
-    """A dead worker server leaves our notes; without notes the recorder stands."""
+def test_merging_without_a_recorder_keeps_the_log() -> None:
+    """Without a log, the recorder's entries are unchanged."""
     notes = [collective(1), collective(2)]
     assert merge([], notes) == merge(notes, []) == tuple(notes)
 
 
-def test_backwards_line_is_kept_when_its_all_reduce_is_recorded() -> None:
-    """The first gradient bucket has the place of our note and no line of its own."""
+def test_the_line_of_a_backward_is_kept_when_its_all_reduce_is_recorded() -> None:
+    """The first gradient bucket has the sequence number of the log entry, and no line of its own."""
     note = collective(2, "backward", sizes=(), dtypes=(), location=LINE)
     (merged,) = merge([collective(2)], [note])
     assert (merged.operation, merged.location) == ("all_reduce", LINE)
 
 
-def test_a_backward_that_reduced_nothing_gives_way() -> None:
-    """Under `no_sync` the next operation gets the sequence that backward was noted at."""
+def test_a_backward_without_a_reduction_is_replaced() -> None:
+    """Under `no_sync`, the next operation gets the sequence number at which the backward was logged."""
     notes = [collective(2, "backward", sizes=(), dtypes=()), collective(2, "all_gather")]
     assert merge([], notes) == (notes[1],)
 
 
 def test_sends_and_collectives_of_one_number_are_not_joined() -> None:
-    """Point-to-point numbers are their own."""
+    """Point-to-point operations have their own numbers."""
     send = collective(1, "send", point_to_point=True)
     assert merge([send], [collective(1, location=LINE)]) == (send, collective(1, location=LINE))
 
@@ -265,8 +268,8 @@ def test_sends_and_collectives_of_one_number_are_not_joined() -> None:
         ({"operation": "reduce_scatter"}, {"sizes": ((8,),)}, False),
     ],
 )
-def test_what_can_meet(one: dict[str, Any], other: dict[str, Any], meets: bool) -> None:
-    """A difference is only one that keeps the operations from completing; what is unknown is none."""
+def test_which_operations_can_meet(one: dict[str, Any], other: dict[str, Any], meets: bool) -> None:
+    """Only a difference that prevents completion counts; an unknown value is no difference."""
     first, second = collective(**one), collective(**other)
     assert can_meet(first, second) is can_meet(second, first) is meets
 
@@ -281,8 +284,8 @@ def test_groups_of_one_name_without_a_common_rank_are_different() -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"timeout_ms": 0}, {"timeout_ms": -1}])
-def test_a_timeout_that_is_not_said_never_comes(said: dict[str, int]) -> None:
-    """Not one of no time at all, which would end every proof."""
+def test_a_missing_timeout_is_infinite(said: dict[str, int]) -> None:
+    """It is not a timeout of zero, which would exclude every collective from proof."""
     entry = {key: value for key, value in gloo_entry().items() if key != "timeout_ms"} | said
     (read,) = parse_recording(recording(entry))
     assert read.timeout_seconds == math.inf
@@ -293,8 +296,8 @@ def numbered(*numbers: int, group: str = "5") -> list[dict[str, Any]]:
     return [gloo_entry(collective_seq_id=number, process_group=[group, ""]) for number in numbers]
 
 
-def test_a_group_whose_numbers_fall_is_kept_from_proof() -> None:
-    """It was destroyed and made anew: before and after the fall, and no other group."""
+def test_a_group_whose_numbers_decrease_is_excluded_from_proof() -> None:
+    """It was destroyed and created again; all its records are excluded, and no other group's."""
     read = parse_recording(recording(*numbered(7, 8, 1, 2), *numbered(1, 2, 3, group="0")))
     assert [(record.group, record.point_to_point) for record in read] == [("5", True)] * 4 + [
         ("0", False)
@@ -303,8 +306,8 @@ def test_a_group_whose_numbers_fall_is_kept_from_proof() -> None:
     assert {record.point_to_point for record in found} == {True}
 
 
-def test_numbers_of_sends_and_of_backwards_do_not_fall() -> None:
-    """Sends count apart; a backward is a guess of a number that the next all-reduce has as well."""
+def test_numbers_of_sends_and_backwards_do_not_decrease() -> None:
+    """Sends count separately; a backward has the number of the all-reduce that follows."""
     send = gloo_entry(is_p2p=True, p2p_seq_id=1, process_group=["5", ""], profiling_name="gloo:send")
     read = parse_recording(recording(*numbered(7), send, *numbered(8)))
     assert [record.point_to_point for record in read] == [False, True, False]
@@ -312,14 +315,14 @@ def test_numbers_of_sends_and_of_backwards_do_not_fall() -> None:
     assert not any(record.point_to_point for record in merge([], noted))
 
 
-def test_notes_of_a_group_whose_numbers_fall_are_kept_from_proof() -> None:
-    """Also when the recorder, which holds fewer, saw the group's new life only."""
+def test_log_entries_of_a_group_whose_numbers_decrease_are_excluded_from_proof() -> None:
+    """Even if the recorder, which holds fewer entries, has only seen the new group."""
     noted = [collective(number) for number in (7, 1)]
     assert [record.point_to_point for record in merge([], noted)] == [True, True]
 
 
-def test_who_waits_is_taken_from_the_note() -> None:
-    """The recorder knows who issued it; another thread may wait."""
+def test_the_waiter_is_taken_from_the_log() -> None:
+    """The recorder knows the thread that issued the collective; another thread may wait."""
     record = collective(thread="1", timeout_seconds=5.0)
     (joined,) = merge([record], [collective(progress=CollectiveProgress.waiting, waiter="2")])
     assert (joined.thread, joined.waiter, joined.progress) == ("1", "2", CollectiveProgress.waiting)

@@ -1,4 +1,4 @@
-"""Who is wrong among deadlocked ranks."""
+"""Which of the deadlocked ranks is at fault."""
 
 from __future__ import annotations
 
@@ -42,88 +42,88 @@ def culprits(*programs: Sequence[Call], keep: int | None = None) -> tuple[int, .
     return find_culprits(stands, records, world_size=len(programs))
 
 
-def test_one_against_two_is_wrong() -> None:
-    """The minority by operation."""
+def test_a_minority_is_at_fault() -> None:
+    """By operation."""
     assert culprits([*STEP, REDUCE], [*STEP, GATHER], [*STEP, REDUCE]) == (1,)
 
 
-def test_rank_zero_can_be_the_one_against_two() -> None:
-    """A reference rank is no authority: comparing all with rank 0 would blame the healthy ones."""
+def test_rank_zero_can_be_the_minority() -> None:
+    """Comparing all ranks with rank 0 would blame the healthy ones."""
     assert culprits([*STEP, REDUCE], [*STEP, GATHER], [*STEP, GATHER]) == (0,)
 
 
-def test_rank_zero_of_two_departs() -> None:
-    """With two ranks the earlier steps decide, whatever the rank's number."""
+def test_rank_zero_of_two_can_be_at_fault() -> None:
+    """With two ranks the earlier steps decide, regardless of the rank's number."""
     assert culprits([*STEP, *STEP, REDUCE], [*STEP, *STEP, GATHER]) == (0,)
 
 
-def test_a_skipped_collective_of_the_same_operation_shows_by_its_line() -> None:
-    """The second rank's all-reduce met the first's at the same number, from the next line."""
+def test_a_skipped_collective_is_recognized_by_the_line() -> None:
+    """The ranks' all-reduces have the same number and different lines."""
     assert culprits([*STEP * 2, GATHER, REDUCE, LATER], [*STEP * 2, GATHER, LATER, VOTE]) == (1,)
 
 
-def test_an_extra_collective_of_the_same_operation_departs() -> None:
-    """A call at a line nobody used before, after which the operations shift."""
+def test_an_extra_collective_of_the_same_operation_is_at_fault() -> None:
+    """It was issued at a line that no rank had used before, and shifts all later operations."""
     extra: Call = ("0", "all_reduce", 40, 7)
     assert culprits([*STEP * 2, GATHER, REDUCE, LATER, VOTE], [*STEP * 2, GATHER, extra, REDUCE, LATER]) == (
         1,
     )
 
 
-def test_one_collective_before_is_no_context() -> None:
-    """A save that comes together with a log for the first time: what follows the log's gather elsewhere tells nothing."""
+def test_one_earlier_collective_is_no_context() -> None:
+    """For a save that first coincides with a log, what follows the log's gather elsewhere says nothing."""
     saving: list[Call] = [REDUCE, VOTE, GATHER, VOTE]
     past = [*saving, *saving]
     assert culprits([*past, LATER, GATHER, REDUCE], [*past, LATER, GATHER, VOTE]) == ()
 
 
-def test_before_any_common_step_nobody_is_named() -> None:
-    """The first collective differs: there is nothing to compare with."""
+def test_no_rank_is_named_before_a_common_step() -> None:
+    """The first collectives differ: there is nothing to compare with."""
     assert culprits([REDUCE], [GATHER]) == ()
     assert culprits([VOTE], [GATHER]) == ()
 
 
-def test_what_both_have_never_done_names_nobody() -> None:
-    """Two new calls after a common step."""
+def test_two_new_calls_name_no_rank() -> None:
+    """Both ranks depart after a common step."""
     assert culprits([*STEP, *STEP, ("0", "barrier", 70, 0)], [*STEP, *STEP, ("0", "broadcast", 71, 2)]) == ()
 
 
-def test_what_both_have_done_names_nobody() -> None:
-    """After the same two calls the steps went either way before."""
+def test_two_usual_calls_name_no_rank() -> None:
+    """After the same two calls, earlier steps continued in either way."""
     opening: list[Call] = [("0", "broadcast", line, 2) for line in (60, 61, 62)]
     past = [opening[0], GATHER, REDUCE, opening[1], GATHER, LATER, opening[2], GATHER]
     assert culprits([*past, REDUCE], [*past, LATER]) == ()
 
 
-def test_two_against_two_is_decided_by_the_past() -> None:
-    """A tie of four: the pair that left the common path."""
+def test_a_tie_of_four_is_decided_by_earlier_steps() -> None:
+    """The pair that departed from them is at fault."""
     wrong, right = [*STEP, *STEP, REDUCE], [*STEP, *STEP, GATHER]
     assert culprits(right, wrong, wrong, right) == (1, 2)
 
 
-def test_two_against_two_without_a_past_names_nobody() -> None:
-    """A tie of four in the first collective."""
+def test_a_tie_of_four_without_earlier_steps_names_no_rank() -> None:
+    """They differ in the first collective."""
     assert culprits([REDUCE], [GATHER], [GATHER], [REDUCE]) == ()
 
 
 def test_lines_break_a_tie() -> None:
-    """Two in one line against two in two lines."""
+    """Two ranks at one line are right, two ranks at two lines are not."""
     assert culprits([REDUCE], [GATHER], [("0", "all_gather", 89, 3)], [REDUCE]) == (1, 2)
 
 
-def test_sizes_that_vary_from_step_to_step_blame_nobody() -> None:
-    """A batch's padded length is new each time: that one rank's equals the last step's proves nothing."""
+def test_varying_sizes_name_no_rank() -> None:
+    """A batch's padded length is new in each step, so a size that repeats proves nothing."""
     past = [call for n in (40, 50, 60, 70) for call in (("0", "all_gather", 88, n), VOTE)]
     assert culprits([*past, ("0", "all_gather", 88, 80)], [*past, ("0", "all_gather", 88, 70)]) == ()
 
 
-def test_a_size_that_never_varied_departs() -> None:
-    """The same line gave the same sizes in every step."""
+def test_a_change_of_a_constant_size_is_at_fault() -> None:
+    """The same line had the same sizes in every earlier step."""
     assert culprits([*STEP, *STEP, *STEP, GATHER], [*STEP, *STEP, *STEP, ("0", "all_gather", 88, 4)]) == (1,)
 
 
 def test_varying_sizes_do_not_hide_a_skipped_call() -> None:
-    """The line is known although its size is new; the other rank's vote is known, but not there."""
+    """The line is usual although its size is new; the other rank's vote is usual, but not at this place."""
 
     def step(elements: int) -> list[Call]:
         return [VOTE, ("0", "all_gather", 88, elements)]
@@ -138,22 +138,22 @@ def test_without_lines_the_operations_decide() -> None:
     assert culprits([*bare, *bare, bare[0]], [*bare, *bare, bare[1]]) == (1,)
 
 
-def test_rings_that_begin_at_different_places_still_decide() -> None:
-    """One rank retains less; what it no longer has is no difference."""
+def test_logs_of_different_length_still_decide() -> None:
+    """One rank retains fewer entries; the missing ones are no difference."""
     ours, theirs = ran([*STEP * 5, GATHER]), ran([*STEP * 5, REDUCE], keep=10)
     assert find_departed_rank(0, ours, 1, theirs, world_size=2) == 1
     assert find_departed_rank(1, theirs, 0, ours, world_size=2) == 1
 
 
-def test_a_hole_in_one_ranks_records_is_no_difference() -> None:
-    """Notes older than the ring lack what C++ issued."""
+def test_a_gap_in_one_ranks_records_is_no_difference() -> None:
+    """Old log entries lack the collectives that C++ issued."""
     whole = ran([*STEP * 3, GATHER])
     holed = tuple(r for i, r in enumerate(ran([*STEP * 3, REDUCE])) if i not in (1, 2))
     assert find_departed_rank(0, whole, 1, holed, world_size=2) == 1
 
 
 def test_branches_on_the_rank_are_no_difference() -> None:
-    """Rank 0 broadcasts from one line and the others from another, every step; the fault is later."""
+    """In every step, rank 0 broadcasts from one line and the others from another; the fault comes later."""
 
     def step(line: int) -> list[Call]:
         return [("0", "broadcast", line, 2), *STEP]
@@ -162,8 +162,8 @@ def test_branches_on_the_rank_are_no_difference() -> None:
                     [*step(20) * 3, ("0", "broadcast", 20, 2), REDUCE]) == (1,)  # fmt: skip
 
 
-def test_one_of_several_calls_from_a_line_shows_by_its_place_among_other_groups() -> None:
-    """Every second step saves; what comes after the skipped call is usual in both kinds of steps."""
+def test_a_skipped_call_of_several_at_one_line_is_found_by_other_groups() -> None:
+    """Every second step saves; what follows the skipped call is usual in both kinds of steps."""
     again, end = REDUCE, ("0", "all_gather", 97, 3)
     plain, saving = [GATHER, again, VOTE, again, end], [GATHER, again, again, VOTE, again, again, end]
     past = [*plain, *saving, *plain, *saving, *plain]
@@ -172,7 +172,7 @@ def test_one_of_several_calls_from_a_line_shows_by_its_place_among_other_groups(
 
 
 def test_ranks_outside_a_group_do_not_vote_on_it() -> None:
-    """Rank 1 skipped its pair's collective; two ranks of another pair stand with it and do not make it right."""
+    """Rank 1 skipped its pair's collective; two ranks of another pair do not form a majority with it."""
     pair: Call = ("pair", "all_reduce", 50, 2)
     step = [pair, REDUCE]
     members = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}

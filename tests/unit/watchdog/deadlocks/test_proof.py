@@ -1,4 +1,4 @@
-"""What proves a deadlock, what never does, and what is said about it."""
+"""What proves a deadlock, what does not, and how it is described."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gone(calls: Sequence[Call]) -> Position:
 
 
 def test_different_operations_at_one_place_are_a_mismatch() -> None:
-    """Two ranks, and the earlier steps tell which is wrong."""
+    """Between two ranks, the earlier steps tell which is at fault."""
     found = judge(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0, 2))
@@ -87,8 +87,8 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
 
 
-def test_a_mismatch_whose_one_side_is_gone_goes_by_the_records() -> None:
-    """Gloo aborts a rank that did nothing wrong: that it ended first says nothing about who was."""
+def test_a_mismatch_with_an_exited_rank_is_decided_by_the_records() -> None:
+    """Gloo may abort the rank that is right, so the order of exits says nothing."""
     aborted = Position(rank=0, records=ran([*PAST, GATHER]), gone=True)
     found = judge(aborted, ran([*PAST, LATER]))
     assert found is not None
@@ -103,7 +103,7 @@ def test_a_mismatch_whose_one_side_is_gone_goes_by_the_records() -> None:
 
 
 def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
-    """It is out of `train()` and meets the others' gather with what comes after."""
+    """It is outside `train()`, and its next collective coincides with the others' gather."""
     away = Position(rank=0, records=ran([*PAST, LATER]), left_training=True)
     stays = ran([*PAST, GATHER])
     found = judge(stays, away)
@@ -118,8 +118,8 @@ def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
     assert both.cause is Cause.collective_mismatch
 
 
-def test_two_ranks_without_a_past_cannot_be_told_apart() -> None:
-    """The first collective of all differs."""
+def test_two_ranks_without_earlier_steps_cannot_be_told_apart() -> None:
+    """Their first collectives differ."""
     found = judge(ran([REDUCE]), ran([GATHER]))
     assert found is not None
     assert (found.culprits, found.waiters) == ((), (0, 1))
@@ -130,7 +130,7 @@ def test_two_ranks_without_a_past_cannot_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize("change", [{"sizes": ((9,),)}, {"dtypes": ("Half",)}])
-def test_inputs_that_differ_are_a_mismatch(change: dict[str, Any]) -> None:
+def test_different_inputs_are_a_mismatch(change: dict[str, Any]) -> None:
     """The same operation with another number of elements, or another dtype."""
     found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER], **change))
     assert found is not None
@@ -138,14 +138,14 @@ def test_inputs_that_differ_are_a_mismatch(change: dict[str, Any]) -> None:
     assert "all_gather of 3 float32 elements (train.py:88, #7)" in found.sentence
 
 
-def test_inputs_that_may_differ_are_none() -> None:
-    """A gather takes what each rank has."""
+def test_inputs_that_may_differ_are_no_mismatch() -> None:
+    """A gather accepts a different size from each rank."""
     call: Call = ("0", "gather", 70, 3)
     assert judge(ran([call]), ran([call], sizes=((9,),))) is None
 
 
-def test_a_mismatch_that_completed_is_none() -> None:
-    """Operations that met are no deadlock, whatever they are called."""
+def test_completed_operations_are_no_mismatch() -> None:
+    """Operations that completed are no deadlock, whatever their names are."""
     assert (
         judge(
             ran([GATHER], last=CollectiveProgress.completed), ran([REDUCE], last=CollectiveProgress.completed)
@@ -155,8 +155,8 @@ def test_a_mismatch_that_completed_is_none() -> None:
 
 
 @pytest.mark.parametrize("aborted", [0, 1])
-def test_a_noted_backward_against_a_gather_is_a_mismatch_once_a_rank_is_gone(aborted: int) -> None:
-    """DDP would have all-reduced at the number where the other rank gathers, and one of them was aborted there."""
+def test_a_logged_backward_against_a_gather_is_a_mismatch_if_a_rank_is_gone(aborted: int) -> None:
+    """One rank was aborted where DDP would have all-reduced and the other rank gathers."""
     backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     records = [ran([*PAST, GATHER]), backward]
     positions = [Position(rank=r, records=records[r], gone=r == aborted) for r in (0, 1)]
@@ -168,10 +168,8 @@ def test_a_noted_backward_against_a_gather_is_a_mismatch_once_a_rank_is_gone(abo
     assert found is None or found.cause is not Cause.collective_mismatch
 
 
-def test_a_noted_backward_of_living_ranks_proves_no_mismatch() -> None:
-    """Where its all-reduces will be is a guess: with `no_sync`, or unused layers, there may be none. Nor does a third
-    rank's end make it more than that.
-    """
+def test_a_logged_backward_of_running_ranks_proves_no_mismatch() -> None:
+    """The position of its all-reduces is an estimate: with `no_sync` or unused layers there may be none."""
     backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     assert judge(ran([*PAST, GATHER]), backward) is None
     third = Position(rank=2, records=None, gone=True)
@@ -179,8 +177,8 @@ def test_a_noted_backward_of_living_ranks_proves_no_mismatch() -> None:
 
 
 @pytest.mark.parametrize("hasty", [0, 1])
-def test_a_collective_with_a_short_timeout_is_a_question(hasty: int) -> None:
-    """It fails by itself, and the script means to hear of it: no mismatch, whichever of the two it is."""
+def test_a_collective_with_a_short_timeout_is_no_mismatch(hasty: int) -> None:
+    """It fails by itself, and the script expects that, whichever of the two operations it is."""
     calls = [[*PAST, GATHER], [*PAST, LATER]]
     timeouts = [math.inf, math.inf]
     timeouts[hasty] = 59.9
@@ -190,8 +188,8 @@ def test_a_collective_with_a_short_timeout_is_a_question(hasty: int) -> None:
     assert judge(*patient) is not None
 
 
-def test_a_short_timeout_waits_in_no_cycle_and_for_nobody_gone() -> None:
-    """The same as a mismatch: it ends by itself."""
+def test_a_collective_with_a_short_timeout_is_no_circular_wait() -> None:
+    """Nor does it wait for an exited rank."""
     asks = ran([*PAST, GATHER, REDUCE], timeout_seconds=5.0)
     assert judge(asks, ran([*PAST, GATHER, VOTE])) is None
     assert judge(ran([*PAST, GATHER, REDUCE], timeout_seconds=60.0), ran([*PAST, GATHER, VOTE])) is not None
@@ -200,7 +198,7 @@ def test_a_short_timeout_waits_in_no_cycle_and_for_nobody_gone() -> None:
 
 
 def test_the_blocked_thread_is_the_one_that_waits() -> None:
-    """Issued by one thread and waited for by another: what the other issued besides says who could still come."""
+    """If one thread issued a collective and another waits for it, the other's group membership decides."""
     for waiter, proved in (("2", True), ("1", False)):
         # rank 1 waits for its vote in thread `waiter`; its collectives of group 0 all came from thread 2
         votes = [replace(record, thread="2") for record in ran([*PAST, GATHER, VOTE])]
@@ -210,14 +208,14 @@ def test_the_blocked_thread_is_the_one_that_waits() -> None:
 
 
 def test_a_skipped_collective_ends_as_a_mismatch() -> None:
-    """The rank is one ahead in the same group and meets the others' next operation."""
+    """The rank is one collective ahead in the same group."""
     found = judge(ran([*PAST, GATHER]), ran([*PAST, REDUCE]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0,))
 
 
-def test_a_skipped_collective_ends_as_a_cycle_into_the_vote() -> None:
-    """The last of a step is skipped: the rank votes, the others reduce, each waits for the other."""
+def test_a_skipped_last_collective_is_a_circular_wait_with_the_vote() -> None:
+    """The rank votes while the others reduce; each waits for the other."""
     found = judge(ran([*PAST, GATHER, REDUCE]), ran([*PAST, GATHER, VOTE]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_missing_rank, (1,), (0,))
@@ -228,16 +226,16 @@ def test_a_skipped_collective_ends_as_a_cycle_into_the_vote() -> None:
     )
 
 
-def test_a_cycle_with_rank_zero_at_fault() -> None:
-    """Analysers that take rank 0 for reference blame the three others."""
+def test_a_circular_wait_with_rank_zero_at_fault() -> None:
+    """Analysis that takes rank 0 as reference would blame the three others."""
     right = ran([*PAST, GATHER, REDUCE])
     found = judge(ran([*PAST, GATHER, VOTE]), right, right, right)
     assert found is not None
     assert (found.culprits, found.waiters) == ((0,), (1, 2, 3))
 
 
-def test_two_groups_in_opposite_order_are_a_cycle() -> None:
-    """Before any common step: a deadlock, and nobody named."""
+def test_two_groups_in_opposite_order_are_a_circular_wait() -> None:
+    """Before any common step it is a deadlock without a culprit."""
     one, two = ("a", "all_reduce", 10, 1), ("b", "all_reduce", 11, 1)
     found = judge(ran([one]), ran([two]))
     assert found is not None
@@ -245,8 +243,8 @@ def test_two_groups_in_opposite_order_are_a_cycle() -> None:
     assert found.sentence.endswith("; the records do not tell which is at fault.")
 
 
-def test_a_rank_that_has_left_is_the_culprit() -> None:
-    """Its script's last line has run; the others wait for it."""
+def test_a_rank_that_has_exited_is_the_culprit() -> None:
+    """Its script has run its last line while the others wait for it."""
     found = judge(ran([*PAST, GATHER]), gone(PAST), ran([*PAST, GATHER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0, 2))
@@ -255,8 +253,8 @@ def test_a_rank_that_has_left_is_the_culprit() -> None:
     )
 
 
-def test_those_who_wait_for_a_waiter_of_the_gone_are_stuck_too() -> None:
-    """Rank 0 waits in its pair for rank 1, which waits for rank 2, which left."""
+def test_ranks_that_wait_for_a_stuck_rank_are_stuck_too() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2, which has exited."""
     pair = ran([*PAST, ("pair", "all_reduce", 50, 2)], members=(0, 1))
     found = judge(pair, ran([*PAST, GATHER]), gone(PAST))
     assert found is not None
@@ -264,7 +262,7 @@ def test_those_who_wait_for_a_waiter_of_the_gone_are_stuck_too() -> None:
 
 
 def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
-    """It makes its last vote-less gather in another group while the others train on."""
+    """It waits in another group while the others continue training."""
     away = Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), left_training=True)
     found = judge(ran([*PAST, GATHER]), away)
     assert found is not None
@@ -275,34 +273,34 @@ def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
 
 
 def test_a_rank_that_left_training_but_runs_is_late() -> None:
-    """It may come back to the group."""
+    """It may return to the group."""
     away = Position(rank=0, records=ran(PAST, last=CollectiveProgress.completed), left_training=True)
     assert judge(ran([*PAST, GATHER]), away) is None
 
 
 def test_a_late_rank_is_no_proof() -> None:
-    """Rank 1 computes; that two wait for it, even in two groups, proves nothing."""
+    """Rank 1 computes; two ranks that wait for it, even in two groups, prove nothing."""
     late = ran(PAST, last=CollectiveProgress.completed)
     assert judge(ran([*PAST, GATHER]), late) is None
     assert judge(ran([*PAST, GATHER]), replace(Position(rank=1, records=late), idle=True)) is None
 
 
-def test_an_unseen_rank_is_no_proof() -> None:
-    """Not observed is unknown, even when its process is said to have ended; another node's rank is late."""
+def test_an_unobserved_rank_is_no_proof() -> None:
+    """Even if its process is said to have exited; a rank of another node counts as late."""
     waits = ran([*PAST, GATHER])
     assert judge(waits, None) is None
     assert judge(waits, Position(rank=1, records=None, gone=True)) is None
     assert judge(waits, world_size=2) is None
 
 
-def test_what_is_started_and_not_waited_for_blocks_nobody() -> None:
-    """A vote is started early and collected later: pending is not waiting."""
+def test_a_pending_collective_without_a_waiter_blocks_no_rank() -> None:
+    """A vote is started early and collected later."""
     pending = ran([*PAST, VOTE], last=CollectiveProgress.enqueued)
     assert judge(ran([*PAST, GATHER]), pending) is None
 
 
 def test_an_idle_backward_with_an_open_collective_is_blocked() -> None:
-    """C++ waits for gradients without a note; idle and in backward stand for it."""
+    """C++ waits for gradients without a log entry; an idle main thread in a backward counts as waiting."""
     reduce = ran([*PAST, GATHER, REDUCE], last=CollectiveProgress.enqueued)
     stuck = Position(rank=0, records=reduce, idle=True, in_backward=True)
     votes = ran([*PAST, GATHER, VOTE])
@@ -328,16 +326,16 @@ def test_a_slow_background_thread_is_no_proof() -> None:
     assert judge(*one_thread) is not None
 
 
-def test_rings_that_forgot_are_no_proof() -> None:
-    """Only the newest records are retained: a rank further on has enqueued what is no longer there."""
+def test_dropped_records_are_no_proof() -> None:
+    """Only the newest records are retained: a rank that is further on has enqueued the dropped ones."""
     ahead = ran([GATHER] * 12, last=CollectiveProgress.completed)[-3:]
     assert judge(ran([GATHER] * 5), Position(rank=1, records=ahead, gone=True)) is None
     forgot = ran([VOTE] * 4, last=CollectiveProgress.completed)[-2:]
     assert judge(ran([GATHER] * 5), Position(rank=1, records=forgot, gone=True)) is None
 
 
-def test_a_gone_rank_outside_the_group_is_not_waited_for() -> None:
-    """Members known, or seen: the rank that ended is none of them."""
+def test_an_exited_rank_outside_the_group_is_not_awaited() -> None:
+    """The members are known, or seen, and the exited rank is none of them."""
     pair: Call = ("pair", "all_reduce", 50, 2)
     early = ran([*PAST, pair], last=CollectiveProgress.completed)
     assert judge(ran([*PAST, pair, pair]), early, gone(PAST)) is None
@@ -349,21 +347,21 @@ def test_a_gone_rank_outside_the_group_is_not_waited_for() -> None:
 
 
 def test_halves_of_a_split_with_one_name_are_not_compared() -> None:
-    """torch may name both halves alike; their operations need not match."""
+    """torch may give both halves one name; their operations need not match."""
     one = ran([("half", "all_gather", 1, 1)], members=(0, 1))
     other = ran([("half", "all_reduce", 2, 1)], members=(2, 3))
     assert judge(one, (), other, ()) is None
 
 
-def test_sends_are_compared_with_nothing() -> None:
+def test_sends_are_not_compared() -> None:
     """Point-to-point numbers are not the group's."""
     send = ran([("0", "send", 1, 1)], point_to_point=True)
     receive = ran([("0", "recv", 2, 1)], point_to_point=True)
     assert judge(send, receive) is None
 
 
-def test_two_against_two_without_a_past_names_nobody() -> None:
-    """A tie of four, all four waiting."""
+def test_a_tie_of_four_names_no_rank() -> None:
+    """All four ranks wait, without earlier steps."""
     found = judge(ran([REDUCE]), ran([GATHER]), ran([GATHER]), ran([REDUCE]))
     assert found is not None
     assert (found.culprits, found.waiters) == ((), (0, 1, 2, 3))
@@ -371,15 +369,15 @@ def test_two_against_two_without_a_past_names_nobody() -> None:
 
 
 def test_many_ranks_are_named_as_a_range() -> None:
-    """The line stays a line at sixteen ranks."""
+    """The sentence stays short with sixteen ranks."""
     found = judge(*[ran([GATHER])] * 7, ran([REDUCE]), *[ran([GATHER])] * 8)
     assert found is not None
     assert found.culprits == (7,)
     assert "while ranks 0 to 6 and 8 to 15 are in all_gather" in found.sentence
 
 
-def test_the_stack_gives_the_line_a_record_lacks() -> None:
-    """C++'s collectives have no line; the main thread's stack has."""
+def test_the_stack_supplies_a_missing_line() -> None:
+    """C++'s collectives have no line; the main thread's stack has one."""
     bare = Position(rank=0, records=ran([REDUCE], location=None), stack_location=at_line(300))
     found = judge(bare, ran([GATHER]))
     assert found is not None
@@ -388,8 +386,8 @@ def test_the_stack_gives_the_line_a_record_lacks() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_recorders_answers_prove_what_they_show(backend: str) -> None:
-    """From the recorders' text and our notes to the proof, for either backend."""
+def test_recorder_answers_and_logs_are_a_proof(backend: str) -> None:
+    """From the recorders' JSON and the collective logs to the proof, for either backend."""
 
     def answer(names: Sequence[str]) -> str:
         entries = [
@@ -418,8 +416,8 @@ def test_recorders_answers_prove_what_they_show(backend: str) -> None:
     )
 
 
-def test_a_group_of_two_backends_proves_nothing() -> None:
-    """Each counts for itself under the group's one name: equal numbers may be different collectives."""
+def test_a_group_with_two_backends_proves_nothing() -> None:
+    """Each backend counts separately: equal numbers may be different collectives."""
 
     def answer(*names: str) -> str:
         entries = [
@@ -503,7 +501,7 @@ def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
 
 @given(same_program())
 def test_ranks_of_one_program_are_never_deadlocked(drawn: tuple[dict[int, Position], int]) -> None:
-    """No false proof: ranks at any places of the same program, however late, are late."""
+    """No false proof: ranks anywhere in the same program are late, never deadlocked."""
     positions, world = drawn
     assert prove(positions, world_size=world) is None
 
@@ -545,8 +543,8 @@ def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
 
 
 @given(st.data())
-def test_whoever_skips_a_call_is_named_or_nobody(data: st.DataObject) -> None:
-    """One rank leaves one call out after some whole steps: the proof names that rank, or says it cannot tell."""
+def test_a_rank_that_skips_a_call_is_named_or_no_rank_is(data: st.DataObject) -> None:
+    """After some complete steps, one rank skips one call: the proof names this rank or none."""
     world = data.draw(st.integers(2, 4))
     kinds = st.tuples(
         st.sampled_from(GROUPS), st.sampled_from(["all_reduce", "all_gather"]), st.integers(1, 3)

@@ -1,4 +1,4 @@
-"""Who failed first, and who only noticed."""
+"""Which rank failed first, and which ranks only lost their peer."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def peer_error(make_error: MakeError, **changes: object) -> RankError:
     return make_error(**({"type": "RuntimeError", "message": PEER_GONE} | changes))
 
 
-def test_the_killed_rank_is_blamed_not_those_who_noticed(
+def test_a_killed_rank_is_the_culprit_not_its_peers(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """Victims may be seen first; a kill is still the first cause."""
+    """Victims may be observed first; the kill is still the cause."""
     exits = [
         make_exit(0, order=0, error=peer_error(make_error)),
         make_exit(2, order=1, error=peer_error(make_error)),
@@ -49,10 +49,10 @@ def test_the_killed_rank_is_blamed_not_those_who_noticed(
     assert not verdict.deterministic
 
 
-def test_an_own_exception_is_blamed_not_the_connection_errors_it_caused(
+def test_an_exception_of_its_own_is_the_cause_not_the_connection_errors(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """Even when a victim's error was written down a moment earlier."""
+    """Even if a victim's error was recorded a moment earlier."""
     exits = [
         make_exit(0, order=0, error=peer_error(make_error, wall_time=999.0)),
         make_exit(1, order=1, error=make_error(wall_time=1000.0)),
@@ -62,10 +62,10 @@ def test_an_own_exception_is_blamed_not_the_connection_errors_it_caused(
     assert verdict.deterministic
 
 
-def test_of_two_own_exceptions_the_earlier_one_is_blamed(
+def test_the_earlier_of_two_exceptions_is_the_cause(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """By when they were raised, not by which process was seen to end first."""
+    """By the time they were raised, not by the order of the exits."""
     exits = [
         make_exit(0, order=0, error=make_error(wall_time=1000.5)),
         make_exit(1, order=1, error=make_error(wall_time=1000.25)),
@@ -82,10 +82,10 @@ def test_an_abort_that_follows_an_exception_is_a_victim(
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 1)
 
 
-def test_when_all_are_victims_nobody_is_blamed(
+def test_no_rank_is_blamed_if_all_are_victims(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """The first cause is elsewhere: unknown, without a culprit."""
+    """The cause is on another node: unknown, without a culprit."""
     exits = [make_exit(rank, order=rank, error=peer_error(make_error)) for rank in range(2)]
     verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(2)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits, verdict.culprit) == (Cause.unknown, (), None)
@@ -107,7 +107,7 @@ def test_when_all_are_victims_nobody_is_blamed(
 def test_errors_of_the_collective_mark_a_victim(
     make_exit: MakeExit, make_error: MakeError, message: str
 ) -> None:
-    """Torch's words for a peer that went away."""
+    """torch's messages for a peer that has exited."""
     assert is_victim(make_exit(0, error=make_error(type="DistBackendError", message=message)))
 
 
@@ -119,15 +119,15 @@ def test_errors_of_the_collective_mark_a_victim(
         ("TimeoutError", "timed out"),
     ],
 )
-def test_other_errors_are_a_rank_of_its_own(
+def test_other_errors_do_not_mark_a_victim(
     make_exit: MakeExit, make_error: MakeError, kind: str, message: str
 ) -> None:
-    """Nothing in them says that a peer went away."""
+    """Their messages do not report a peer that has exited."""
     assert not is_victim(make_exit(0, error=make_error(type=kind, message=message)))
 
 
 def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
-    """What it did not say cannot excuse it."""
+    """Without an error record nothing shows that a peer exited."""
     assert not is_victim(make_exit(0))
 
 
@@ -139,10 +139,10 @@ def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
         ("ConnectionError", "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
     ],
 )
-def test_a_reward_servers_connection_is_no_peer_of_the_collective(
+def test_a_lost_reward_server_is_an_error_of_its_own(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, kind: str, message: str
 ) -> None:
-    """A reward function that loses its HTTP server fails by itself: its line is named, no other node is blamed."""
+    """A reward function that loses its HTTP server is the cause; no other node is blamed."""
     exits = [make_exit(0, error=make_error(type=kind, message=message))]
     verdict = diagnose_exits(exits, {0: make_slot(0)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 0)
@@ -151,7 +151,7 @@ def test_a_reward_servers_connection_is_no_peer_of_the_collective(
 def test_failing_before_the_first_step_is_a_startup_failure(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """And the advice says that starting again would not help."""
+    """The advice says that a restart would not help."""
     slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
     verdict = diagnose_exits([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
     assert verdict.cause is Cause.startup_failure
@@ -160,7 +160,7 @@ def test_failing_before_the_first_step_is_a_startup_failure(
 
 
 def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error: MakeError) -> None:
-    """The rank did not get as far as its slot."""
+    """The rank failed before it wrote its slot."""
     verdict = diagnose_exits([make_exit(0, error=make_error())], {0: None}, best_position=(0, 0))
     assert (verdict.cause, verdict.phase) == (Cause.startup_failure, None)
 
@@ -171,15 +171,17 @@ def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error:
 def test_failing_in_a_later_call_or_after_resuming_is_not_startup(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, changes: dict[str, int]
 ) -> None:
-    """Work had been done; a restart goes on from it."""
+    """Work had been done; a restart resumes from it."""
     verdict = diagnose_exits(
         [make_exit(0, error=make_error())], {0: make_slot(0, **changes)}, best_position=(1, 5)
     )
     assert verdict.cause is Cause.exception
 
 
-def test_leaving_without_a_word_is_told_by_its_code(make_exit: MakeExit, make_slot: MakeSlot) -> None:
-    """`os._exit(3)` leaves no exception; the code is all there is, and it is said."""
+def test_an_exit_without_an_exception_is_described_by_its_code(
+    make_exit: MakeExit, make_slot: MakeSlot
+) -> None:
+    """`os._exit(3)` leaves only the exit code."""
     verdict = diagnose_exits(
         [make_exit(1, exit_code=3)], {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)
     )
@@ -190,7 +192,7 @@ def test_leaving_without_a_word_is_told_by_its_code(make_exit: MakeExit, make_sl
     )
 
 
-def test_the_exception_carries_its_place(
+def test_the_verdict_has_the_location_of_the_exception(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
     """File, line and function of the user's frame, and the traceback."""
@@ -201,7 +203,7 @@ def test_the_exception_carries_its_place(
 
 
 def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
-    """Of a message of many lines the first is shown, and not more than a screen's width of it or two."""
+    """It quotes the first line of a long message, cut to 200 characters."""
     error = make_error(message="shapes differ " + "x" * 1000 + "\nsecond line\nthird")
     sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
     assert "\n" not in sentence
@@ -209,17 +211,17 @@ def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, ma
     assert len(sentence) < 320
 
 
-def test_an_empty_message_leaves_a_whole_sentence(
+def test_an_empty_message_leaves_a_complete_sentence(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """`raise ValueError` has no words; the sentence ends properly all the same."""
+    """`raise ValueError` has no message."""
     error = make_error(type="AssertionError", message="")
     sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
     assert sentence == "Rank 0 raised AssertionError in step 8 (phase generate)."
 
 
-def test_the_step_is_the_furthest_any_rank_has_come(make_exit: MakeExit, make_slot: MakeSlot) -> None:
-    """The killed rank may be a step behind its peers, or its slot unreadable."""
+def test_the_step_is_the_highest_of_all_ranks(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """The killed rank may be one step behind, or its slot unreadable."""
     exits = [make_exit(0, signal=signal.SIGKILL)]
     assert diagnose_exits(exits, {0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
 
@@ -231,7 +233,7 @@ def test_the_step_is_the_furthest_any_rank_has_come(make_exit: MakeExit, make_sl
         ({"step": 7}, {"step": 8}, False),
     ],
 )
-def test_the_signature_tells_a_repeat_from_a_new_failure(
+def test_the_signature_identifies_a_repeated_failure(
     make_exit: MakeExit,
     make_error: MakeError,
     make_slot: MakeSlot,
@@ -257,7 +259,7 @@ def test_the_signature_tells_a_repeat_from_a_new_failure(
 def test_the_culprit_does_not_depend_on_the_order_of_the_list(
     order: list[int], killed: int, times: list[float]
 ) -> None:
-    """Whoever hands the exits over, and in whatever order victims were seen, the killed rank is blamed."""
+    """The killed rank is the culprit for any order of the exits."""
     exits = [
         Exit(
             rank=rank, pid=rank + 1, order=order.index(rank),
@@ -274,13 +276,13 @@ def test_the_culprit_does_not_depend_on_the_order_of_the_list(
 
 
 def test_signals_have_names_and_unknown_ones_numbers() -> None:
-    """`SIGKILL`, not 9; a number that has no name is still said."""
+    """`SIGKILL`, not 9; an unknown signal is described by its number."""
     assert signal_name(9) == "SIGKILL"
     assert signal_name(45) == "signal 45"
 
 
 def test_a_run_is_done_when_every_rank_is(make_slot: MakeSlot) -> None:
-    """One rank that is not, or cannot be seen, is enough to say no."""
+    """One rank that is not done, or cannot be read, is enough to be not done."""
     done = make_slot(0, state=RankState.done)
     assert all_done([done, done])
     assert not all_done([done, make_slot(1)])
@@ -288,20 +290,20 @@ def test_a_run_is_done_when_every_rank_is(make_slot: MakeSlot) -> None:
     assert not all_done([])
 
 
-def test_a_scripts_own_exit_code_is_said_as_such(
+def test_the_exit_code_of_a_script_is_reported_as_such(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """`sys.exit(2)` in a script is an exit with a code, not an exception called 2."""
+    """`sys.exit(2)` is an exit with a code, not an exception."""
     ended = make_exit(0, order=0, exit_code=2, error=make_error(type="SystemExit", message="2"))
     verdict = diagnose_exits([ended], {0: make_slot(0)}, best_position=(0, 0))
     assert "exited with code 2" in verdict.sentence
     assert "SystemExit" not in verdict.sentence
 
 
-def test_ranks_that_left_are_told_with_the_line_they_left_from(
+def test_an_early_exit_is_reported_with_its_line(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """And who still needed them."""
+    """And with a rank that was still training."""
     error = make_error(type="SystemExit", message="0", location=("/home/user/train.py", 40, "main"))
     left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
     verdict = diagnose_early_exit(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
@@ -315,10 +317,10 @@ def test_ranks_that_left_are_told_with_the_line_they_left_from(
     assert (verdict.confidence, verdict.deterministic) == ("proved", True)
 
 
-def test_several_that_left_are_all_named_and_the_first_gives_the_line(
+def test_all_ranks_that_exited_early_are_named(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """In the order of ranks, wherever they stand in the list; slots may be lost."""
+    """In ascending order; the first to exit gives the line; slots may be missing."""
     late = make_exit(0, exit_code=0, order=2, error=make_error(location=("late.py", 2, "f")))
     first = make_exit(3, exit_code=0, order=0, error=make_error(location=("first.py", 1, "f")))
     slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
@@ -328,10 +330,8 @@ def test_several_that_left_are_all_named_and_the_first_gives_the_line(
     assert verdict.phase is None
 
 
-def test_leaving_early_again_at_the_same_step_is_the_same_failure(
-    make_exit: MakeExit, make_slot: MakeSlot
-) -> None:
-    """By ranks and step, without a line as well."""
+def test_a_repeated_early_exit_has_the_same_signature(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """It consists of ranks and step, with or without a line."""
     failed = [make_exit(0, order=1)]
     first = diagnose_early_exit([make_exit(1, exit_code=0)], failed, {0: make_slot(0)})
     assert first.location is None

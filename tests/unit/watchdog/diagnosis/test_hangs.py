@@ -1,4 +1,4 @@
-"""From a finding to a verdict: nothing is lost on the way, and nothing claimed that is not known."""
+"""Verdicts on deadlocks, stalls and slow stops: complete, and without unproved claims."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def slots(make_slot: MakeSlot) -> dict[int, Slot | None]:
     return {0: make_slot(0), 1: make_slot(1, step=6, phases=reward), 2: None}
 
 
-def test_a_proved_deadlock_is_proved(slots: dict[int, Slot | None]) -> None:
-    """And certain to repeat: the same branch would be taken again."""
+def test_a_deadlock_gives_a_proved_verdict(slots: dict[int, Slot | None]) -> None:
+    """It is deterministic: the same branch would be taken again."""
     verdict = hangs.diagnose_deadlock(deadlock(), slots, {})
     assert (verdict.confidence, verdict.deterministic) == ("proved", True)
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.collective_mismatch, (1,), (0,))
@@ -75,8 +75,8 @@ def test_a_proved_deadlock_is_proved(slots: dict[int, Slot | None]) -> None:
     assert verdict.phase == "reward"
 
 
-def test_a_passed_deadline_is_no_proof(slots: dict[int, Slot | None]) -> None:
-    """It may go well the next time."""
+def test_a_missed_deadline_is_no_proof(slots: dict[int, Slot | None]) -> None:
+    """The next attempt may succeed."""
     verdict = hangs.diagnose_stall(stall(), slots, {1: (stack(12),)})
     assert (verdict.confidence, verdict.deterministic) == ("deadline", False)
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.reward_stall, (1,), (0,))
@@ -89,12 +89,12 @@ def test_a_passed_deadline_is_no_proof(slots: dict[int, Slot | None]) -> None:
 def test_a_rank_that_cannot_be_killed_stays_marked(
     slots: dict[int, Slot | None], uninterruptible: bool
 ) -> None:
-    """The policy decides by it."""
+    """The policy depends on it."""
     verdict = hangs.diagnose_stall(stall(uninterruptible=uninterruptible), slots, {})
     assert verdict.uninterruptible is uninterruptible
 
 
-def test_without_a_line_a_stall_is_told_as_it_is(slots: dict[int, Slot | None]) -> None:
+def test_a_stall_without_a_line_keeps_its_sentence(slots: dict[int, Slot | None]) -> None:
     """Nothing is added."""
     verdict = hangs.diagnose_stall(stall(), slots, {})
     assert verdict.location is None
@@ -102,8 +102,10 @@ def test_without_a_line_a_stall_is_told_as_it_is(slots: dict[int, Slot | None]) 
 
 
 @pytest.mark.parametrize("culprits", [(), (0, 1)])
-def test_several_culprits_have_no_one_place(slots: dict[int, Slot | None], culprits: tuple[int, ...]) -> None:
-    """A line in the verdict's head would accuse one of them; each one's is kept beside it."""
+def test_several_culprits_have_no_single_location(
+    slots: dict[int, Slot | None], culprits: tuple[int, ...]
+) -> None:
+    """Each culprit's line is in `locations`."""
     stacks = {0: (stack(88),), 1: (stack(12),)}
     for verdict in (
         hangs.diagnose_deadlock(deadlock(culprits=culprits), slots, stacks),
@@ -114,15 +116,15 @@ def test_several_culprits_have_no_one_place(slots: dict[int, Slot | None], culpr
         assert set(verdict.locations) == {0, 1}
 
 
-def test_a_collectives_own_line_counts_more_than_the_stack(slots: dict[int, Slot | None]) -> None:
-    """The stack fills in where the records have none."""
+def test_the_line_of_a_record_has_priority_over_the_stack(slots: dict[int, Slot | None]) -> None:
+    """The stack supplies lines that the records lack."""
     stacks = {0: (stack(1),), 2: (stack(3),)}
     verdict = hangs.diagnose_deadlock(deadlock(), slots, stacks)
     assert {rank: place.line for rank, place in verdict.locations.items()} == {0: 88, 1: 12, 2: 3}
 
 
-def test_a_files_whole_path_is_the_stacks(slots: dict[int, Slot | None]) -> None:
-    """A note has room for the path's end only; another line, or another file, is not made whole by it."""
+def test_the_full_path_comes_from_the_stack(slots: dict[int, Slot | None]) -> None:
+    """A log entry keeps only the end of a path; a stack with another line or file does not complete it."""
     ends = {0: replace(HERE, file="user/train.py"), 1: replace(THERE, file="er/train.py", function="rew")}
     stacks = {0: (stack(12),), 1: (stack(12),)}
     verdict = hangs.diagnose_deadlock(deadlock(locations=ends), slots, stacks)
@@ -132,14 +134,14 @@ def test_a_files_whole_path_is_the_stacks(slots: dict[int, Slot | None]) -> None
     assert hangs.diagnose_deadlock(deadlock(locations={1: other}), slots, stacks).location == other
 
 
-def test_the_main_threads_line_is_the_ranks(slots: dict[int, Slot | None]) -> None:
-    """A data loader's thread says nothing of where the rank waits."""
+def test_the_line_of_a_rank_is_its_main_threads(slots: dict[int, Slot | None]) -> None:
+    """The stack of a data loader's thread does not show where the rank waits."""
     stacks = {1: (stack(40, main=False), stack(12)), 0: (stack(40, main=False),)}
     assert hangs.stack_locations(stacks) == {1: replace(THERE, line=12)}
 
 
 def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], make_slot: MakeSlot) -> None:
-    """Line and step tell it from another one; the ranks that happened to wait do not."""
+    """Line and step identify it; the waiting ranks do not."""
     first = hangs.diagnose_deadlock(deadlock(), slots, {}).signature
     assert hangs.diagnose_deadlock(deadlock(waiters=(0, 2)), slots, {}).signature == first
     assert hangs.diagnose_deadlock(deadlock(locations={1: HERE}), slots, {}).signature != first
@@ -148,8 +150,8 @@ def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], 
     assert hangs.diagnose_stall(stall(), slots, {}).signature != first
 
 
-def test_every_kind_of_verdict_counts_steps_alike(slots: dict[int, Slot | None], make_exit: MakeExit) -> None:
-    """An exit, a deadlock, a deadline and a slow stop at the same moment are at the same step."""
+def test_all_kinds_of_verdicts_have_the_same_step(slots: dict[int, Slot | None], make_exit: MakeExit) -> None:
+    """An exit, a deadlock, a stall and a slow stop at the same moment."""
     steps = {
         hangs.diagnose_deadlock(deadlock(), slots, {}).step,
         hangs.diagnose_stall(stall(), slots, {}).step,
@@ -159,22 +161,22 @@ def test_every_kind_of_verdict_counts_steps_alike(slots: dict[int, Slot | None],
     assert len(steps) == 1
 
 
-def test_nothing_readable_is_step_0(slots: dict[int, Slot | None]) -> None:
-    """And no phase."""
+def test_without_readable_slots_the_step_is_0(slots: dict[int, Slot | None]) -> None:
+    """And there is no phase."""
     verdict = hangs.diagnose_stall(stall(), dict.fromkeys(slots), {})
     assert verdict.step == 0
     assert hangs.diagnose_deadlock(deadlock(), dict.fromkeys(slots), {}).phase is None
 
 
 @pytest.mark.parametrize("cause", [Cause.collective_mismatch, Cause.rank_exited_early])
-def test_a_verdict_that_has_advice_gives_one_sentence(slots: dict[int, Slot | None], cause: Cause) -> None:
-    """A cause without any gives none."""
+def test_advice_belongs_to_the_cause(slots: dict[int, Slot | None], cause: Cause) -> None:
+    """A cause without advice gives none."""
     assert hangs.diagnose_deadlock(deadlock(cause=cause), slots, {}).advice == (hangs.ADVICE[cause],)
     assert hangs.diagnose_stall(stall(cause=Cause.no_progress), slots, {}).advice == ()
 
 
-def test_a_slow_stop_accuses_nobody(slots: dict[int, Slot | None]) -> None:
-    """It is not known who was slow; every rank's line is kept."""
+def test_a_slow_stop_has_no_culprit(slots: dict[int, Slot | None]) -> None:
+    """It is unknown which rank was slow; every rank's line is kept."""
     verdict = hangs.diagnose_slow_stop(30.0, slots, {0: (stack(88),), 1: (stack(12),)})
     assert (verdict.culprits, verdict.cause, verdict.deterministic) == ((), Cause.unknown, False)
     assert verdict.waiters == (0, 1, 2)
@@ -182,10 +184,10 @@ def test_a_slow_stop_accuses_nobody(slots: dict[int, Slot | None]) -> None:
     assert "30 s" in verdict.sentence
 
 
-def test_a_verdict_on_exits_learns_where_survivors_stood(
+def test_a_verdict_on_exits_gets_the_lines_of_waiting_ranks(
     slots: dict[int, Slot | None], make_exit: MakeExit, make_error: MakeError
 ) -> None:
-    """Beside the culprit's own line; nothing else of it changes."""
+    """Beside the culprit's own line; nothing else changes."""
     verdict = diagnose_exits([make_exit(1, error=make_error())], slots, best_position=(1, 7))
     placed = hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
     assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}
@@ -207,10 +209,10 @@ PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
         ("code 1 and no word", ["silent"], False),
     ],
 )
-def test_an_exit_that_speaks_for_itself_is_not_laid_on_collectives(
+def test_an_exit_with_its_own_cause_is_not_attributed_to_collectives(
     make_exit: MakeExit, make_error: MakeError, why: str, exits: list[str], collectives: bool
 ) -> None:
-    """Only aborts, lost connections and ranks that left well may be their doing."""
+    """Only aborts, lost connections and exits with code 0 may be."""
     kinds = {
         "abort": lambda rank: make_exit(rank, signal=signal.SIGABRT),
         "kill": lambda rank: make_exit(rank, signal=signal.SIGKILL),

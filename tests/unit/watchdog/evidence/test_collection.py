@@ -1,4 +1,4 @@
-"""Evidence: asked for, bounded, private, and named when it is missing. Signals are sent to nobody here."""
+"""Evidence is limited, private, and listed if it is missing. No other process is signalled here."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[byte
 
 
 @pytest.mark.usefixtures("caught")
-def test_stacks_and_memory_are_copied(incident: Path, answering: Callable[[bytes], dict[int, Path]]) -> None:
-    """What the rank wrote and what /proc tells lie in the incident, and nothing is missing."""
+def test_stacks_and_memory_are_collected(
+    incident: Path, answering: Callable[[bytes], dict[int, Path]]
+) -> None:
+    """The rank's stacks and its /proc files are in the incident, and nothing is missing."""
     found = collect(incident, {0: ME}, answering(DUMP))
     assert found.missing == []
     assert [stack.main for stack in found.stacks[0]] == [False, True]
@@ -94,7 +96,7 @@ def test_stacks_and_memory_are_copied(incident: Path, answering: Callable[[bytes
 
 @pytest.mark.usefixtures("caught")
 def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[int, Path]]) -> None:
-    """Folders 0700, files 0600."""
+    """Directories have mode 0700, files 0600."""
     collect(incident, {0: ME}, answering(DUMP), recordings={0: b"{}"}, collective_logs={0: []}, events=["{}"])
     assert (incident / "collectives" / "rank0.json").exists()
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in incident.rglob("*")}
@@ -105,7 +107,7 @@ def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[i
 def test_a_rank_that_does_not_answer_is_named(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After the deadline the missing stack is said, not passed over."""
+    """After the deadline its stack is listed as missing."""
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
     file = tmp_path / "rank0.stacks"
     file.touch()
@@ -116,10 +118,10 @@ def test_a_rank_that_does_not_answer_is_named(
     assert found.stacks == {}
 
 
-def test_a_rank_that_is_gone_is_named(
+def test_a_rank_that_has_exited_is_named(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It may end between the fault and the question; the others' evidence is still taken."""
+    """It may exit between the fault and the request; the others' evidence is still collected."""
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     missing = collect(incident, {3: 2**22 + 1}, {3: tmp_path / "rank3.stacks"}).missing
@@ -128,8 +130,8 @@ def test_a_rank_that_is_gone_is_named(
     assert sum("/proc/" in line for line in missing) == len(process_files.PROC_FILES) + 1
 
 
-def test_a_dead_ranks_last_words_are_kept(incident: Path, tmp_path: Path) -> None:
-    """A crash writes its own stack; it belongs to the evidence although nobody is left to ask."""
+def test_the_stacks_of_a_crashed_rank_are_kept(incident: Path, tmp_path: Path) -> None:
+    """A crash writes its own stack."""
     file = tmp_path / "rank1.stacks"
     words = b"Fatal Python error: Segmentation fault\n\n" + DUMP
     file.write_bytes(words)
@@ -139,8 +141,8 @@ def test_a_dead_ranks_last_words_are_kept(incident: Path, tmp_path: Path) -> Non
     assert (incident / "stacks" / "rank1.txt").read_bytes() == words
 
 
-def test_evidence_is_bounded(incident: Path, tmp_path: Path) -> None:
-    """A stack file that grew without end is cut to its last part."""
+def test_evidence_is_limited_in_size(incident: Path, tmp_path: Path) -> None:
+    """A long stack file is cut to its end."""
     file = tmp_path / "rank1.stacks"
     file.write_bytes(b"x" * files.MAX_FILE_BYTES + b"the end")
     collect(incident, {}, {1: file})
@@ -149,10 +151,10 @@ def test_evidence_is_bounded(incident: Path, tmp_path: Path) -> None:
     assert kept.endswith(b"the end")
 
 
-def test_a_rank_that_cannot_write_stacks_yet_is_not_killed_by_the_question(
+def test_a_rank_without_a_handler_is_not_signalled(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The signal's default action ends a process: one without a handler must be left alone, and named."""
+    """The signal's default action would kill the process; the rank is named instead."""
     assert signal.getsignal(stack_capture.STACK_SIGNAL) == signal.SIG_DFL
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
@@ -162,10 +164,10 @@ def test_a_rank_that_cannot_write_stacks_yet_is_not_killed_by_the_question(
 
 
 @pytest.mark.usefixtures("caught")
-def test_an_old_dump_is_not_taken_for_an_answer(
+def test_an_old_dump_is_not_an_answer(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What a living rank wrote at an earlier incident says nothing of where it is now."""
+    """What a running rank wrote at an earlier incident does not show where it is now."""
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
     file = tmp_path / "rank0.stacks"
     file.write_bytes(DUMP)
@@ -176,7 +178,7 @@ def test_an_old_dump_is_not_taken_for_an_answer(
 def test_a_dump_that_comes_in_two_halves_is_waited_for(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a busy machine the handler loses its processor between two threads, and the main one comes last."""
+    """On a busy machine the handler may be descheduled between two threads; the main one comes last."""
     file = tmp_path / "rank0.stacks"
     file.touch()
     halves = iter(DUMP.partition(b"Current")[::2])
@@ -211,10 +213,10 @@ def spying() -> tuple[stack_capture.Spy, list[bool]]:
     return spy, asked
 
 
-def test_a_rank_without_a_handler_is_read_from_outside(
+def test_a_rank_without_a_handler_is_read_by_py_spy(
     incident: Path, spying: tuple[stack_capture.Spy, list[bool]]
 ) -> None:
-    """py-spy's stack counts as its stack, nothing is missing, and native frames are done without where they fail."""
+    """py-spy's stack counts as its stack, without native frames where these fail."""
     spy, asked = spying
     found = collect(incident, {0: ME}, {}, spy=spy)
     assert found.missing == []
@@ -226,7 +228,7 @@ def test_a_rank_without_a_handler_is_read_from_outside(
 def test_a_stopped_rank_is_not_paused(
     incident: Path, spying: tuple[stack_capture.Spy, list[bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """py-spy cannot pause what is stopped already, and waiting for a signal's answer would be in vain."""
+    """py-spy cannot pause a stopped process, and no signal reaches it."""
     spy, asked = spying
     monkeypatch.setattr(processes, "read_state", lambda pid: "T")
     found = collect(incident, {0: ME}, {0: incident / "none"}, spy=spy)
@@ -235,17 +237,17 @@ def test_a_stopped_rank_is_not_paused(
 
 
 @pytest.mark.usefixtures("caught")
-def test_a_stuck_interpreter_is_looked_at_twice(
+def test_a_stuck_interpreter_is_dumped_twice(
     incident: Path, answering: Callable[[bytes], dict[int, Path]]
 ) -> None:
-    """Its own dump stays its stack; that the native frames could not be had is said."""
+    """Its faulthandler stack is used; missing native frames are listed."""
     found = collect(incident, {0: ME}, answering(DUMP), interpreter_stuck={0, 5})
     assert found.stacks[0][-1].frames[0].function == "reward"
     assert found.missing == ["rank 0: no native stack: py-spy: py-spy is not installed"]
 
 
-def test_a_spy_that_never_answers_is_not_waited_for(incident: Path) -> None:
-    """The deadline holds for everything together, and the gap is named."""
+def test_a_py_spy_that_hangs_is_abandoned(incident: Path) -> None:
+    """The deadline covers everything together, and the gap is listed."""
     forever = threading.Event()
 
     def spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
@@ -257,8 +259,8 @@ def test_a_spy_that_never_answers_is_not_waited_for(incident: Path) -> None:
     assert found.missing == ["rank 0: no file for its stacks, and py-spy: no answer in time"]
 
 
-def test_a_driver_that_hangs_is_not_waited_for(incident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its gap nor its hanging goes unnamed."""
+def test_a_gpu_driver_that_hangs_is_abandoned(incident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap is listed."""
     forever = threading.Event()
     monkeypatch.setattr(collection, "read_gpu_memory", lambda: forever.wait() and None)
     monkeypatch.setattr(collection, "GPU_SECONDS", 0.05)
@@ -267,8 +269,8 @@ def test_a_driver_that_hangs_is_not_waited_for(incident: Path, monkeypatch: pyte
     assert missing == ["GPU memory: the driver did not answer within 0.05 s"]
 
 
-def test_collectives_are_cut_to_the_last(incident: Path) -> None:
-    """A record that is too long loses its oldest entries and stays readable; what is no record is named."""
+def test_recordings_are_cut_to_their_last_entries(incident: Path) -> None:
+    """A long recording loses its oldest entries and stays valid JSON; anything else is listed as missing."""
     entries = [{"record_id": number, "text": "x" * 1000} for number in range(1000)]
     missing = collect(
         incident,
@@ -287,7 +289,7 @@ def test_collectives_are_cut_to_the_last(incident: Path) -> None:
 
 
 def test_the_last_events_are_kept(incident: Path) -> None:
-    """As many as help, a line each."""
+    """Up to a maximum, one per line."""
     collect(incident, {}, {}, events=[f'{{"event": {number}}}' for number in range(500)])
     lines = (incident / "events.jsonl").read_text().splitlines()
     assert (lines[0], lines[-1], len(lines)) == ('{"event": 300}', '{"event": 499}', collection.MAX_EVENTS)
@@ -296,7 +298,7 @@ def test_the_last_events_are_kept(incident: Path) -> None:
 def test_a_rank_that_may_not_be_signalled_is_named(
     incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It runs as another user: its stack is missing, and nothing else is."""
+    """It runs as another user: its stack is missing, and nothing else."""
 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")

@@ -23,7 +23,7 @@ def mode(path: Path) -> int:
 
 
 def test_incidents_are_numbered_in_order(tmp_path: Path) -> None:
-    """From 1, and on from the highest there is, whatever it was named after."""
+    """From 1, and after the highest existing number, whatever its cause is."""
     first = close_incident(open_incident(tmp_path), VERDICT, [])
     (tmp_path / "0007-gpu_oom").mkdir()
     second = open_incident(tmp_path)
@@ -31,28 +31,28 @@ def test_incidents_are_numbered_in_order(tmp_path: Path) -> None:
     assert second.name == "0008-collecting"
 
 
-def test_an_incident_cut_short_keeps_its_number(tmp_path: Path) -> None:
-    """A supervisor that died while collecting left a directory; its evidence is not mixed with the next."""
+def test_an_incomplete_incident_keeps_its_number(tmp_path: Path) -> None:
+    """A supervisor that died during collection left a directory; the next incident does not reuse it."""
     left = open_incident(tmp_path)
     assert open_incident(tmp_path).name == "0002-collecting"
     assert left.is_dir()
 
 
-def test_strangers_in_the_folder_are_passed_over(tmp_path: Path) -> None:
-    """A person's notes do not stop the next incident."""
+def test_other_files_in_the_directory_are_ignored(tmp_path: Path) -> None:
+    """A user's own files do not affect the next incident."""
     (tmp_path / "notes.txt").write_text("look at 0001")
     assert open_incident(tmp_path).name == "0001-collecting"
 
 
 def test_an_incident_is_private(tmp_path: Path) -> None:
-    """Stacks and messages may hold prompts: 0700 and 0600."""
+    """Stacks and messages may contain prompts: modes 0700 and 0600."""
     folder = open_incident(tmp_path)
     assert mode(folder) == 0o700
     assert mode(close_incident(folder, VERDICT, []) / "verdict.json") == 0o600
 
 
-def test_the_verdict_is_written_with_what_is_missing(tmp_path: Path) -> None:
-    """Evidence that could not be had is named beside the verdict."""
+def test_the_verdict_lists_missing_evidence(tmp_path: Path) -> None:
+    """Each gap is one sentence in `verdict.json`."""
     folder = close_incident(open_incident(tmp_path), VERDICT, ["rank 1: gone before its stack was asked for"])
     record = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
     assert record == {
@@ -62,15 +62,15 @@ def test_the_verdict_is_written_with_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_evidence_moves_with_the_directory(tmp_path: Path) -> None:
-    """What was collected before the verdict lies beside it afterwards."""
+    """Files collected before the verdict stay in the renamed directory."""
     folder = open_incident(tmp_path)
     (folder / "stacks").mkdir()
     (folder / "stacks" / "rank0.txt").write_text("Thread 0x1")
     assert (close_incident(folder, VERDICT, []) / "stacks" / "rank0.txt").read_text() == "Thread 0x1"
 
 
-def test_a_message_that_is_no_valid_text_is_still_written(tmp_path: Path) -> None:
-    """Decoded tokens and file names may hold lone surrogates; the verdict must not fail on the script's words."""
+def test_a_message_with_surrogates_is_written(tmp_path: Path) -> None:
+    """Decoded tokens and file names may contain lone surrogates."""
     from dataclasses import replace
 
     folder = close_incident(open_incident(tmp_path), replace(VERDICT, sentence="bad token \udc80"), [])

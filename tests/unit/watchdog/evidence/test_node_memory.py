@@ -1,4 +1,4 @@
-"""The node's memory: what the kernel says here, and what a driver would."""
+"""Memory of the node: /proc, cgroups and the GPU driver."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from grpo_run.watchdog.evidence.node_memory import read_gpu_memory, read_node_memory
 
 
-class Sick(Exception):
+class NVMLError(Exception):
     """Stands for `NVMLError`."""
 
 
-class NoLibrary(Sick):
+class NoLibrary(NVMLError):
     """Stands for `NVMLError_LibraryNotFound`."""
 
 
-class NoDriver(Sick):
+class NoDriver(NVMLError):
     """Stands for `NVMLError_DriverNotLoaded`."""
 
 
@@ -38,7 +38,7 @@ def driver(**changes: Any) -> types.ModuleType:
         ),
     }
     errors = {
-        "NVMLError": Sick,
+        "NVMLError": NVMLError,
         "NVMLError_LibraryNotFound": NoLibrary,
         "NVMLError_DriverNotLoaded": NoDriver,
     }
@@ -56,14 +56,14 @@ def failing(error: Exception) -> Any:
     return call
 
 
-def test_the_node_is_described() -> None:
-    """For a living process and for one that is gone."""
+def test_node_memory_is_read() -> None:
+    """For a running process and for one that has exited."""
     for pid in (os.getpid(), 2**22 + 1):
         assert b"MemAvailable:" in read_node_memory(pid)
 
 
-def test_every_gpu_and_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes, by process."""
+def test_every_gpu_is_listed_with_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes."""
     monkeypatch.setitem(sys.modules, "pynvml", driver())
     assert read_gpu_memory() == {
         "devices": [
@@ -75,13 +75,13 @@ def test_every_gpu_and_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [NoLibrary("none"), NoDriver("none")])
 def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """A machine without GPUs misses nothing."""
+    """A machine without GPUs lacks nothing."""
     monkeypatch.setitem(sys.modules, "pynvml", driver(nvmlInit=failing(error)))
     assert read_gpu_memory() == {"devices": []}
 
 
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetMemoryInfo", "nvmlShutdown"])
-def test_a_sick_driver_is_said(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_driver_error_is_reported(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It must not look like a machine without GPUs."""
-    monkeypatch.setitem(sys.modules, "pynvml", driver(**{name: failing(Sick("GPU is lost"))}))
+    monkeypatch.setitem(sys.modules, "pynvml", driver(**{name: failing(NVMLError("GPU is lost"))}))
     assert read_gpu_memory() == {"error": "GPU is lost"}

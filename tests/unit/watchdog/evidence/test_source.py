@@ -1,4 +1,4 @@
-"""Whose line is named in a stack, a note and a traceback."""
+"""Which files count as the user's, a library's or a framework's."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from grpo_run.watchdog.evidence import source
         (f"{source.OUR_ROOT}/trainers_of_mine/train.py", True),
     ],
 )
-def test_whose_line_counts(file: str, plain: bool) -> None:
-    """The user's and the trainer's, not the plumbing's; a planted fault stands for the user's own."""
+def test_lines_outside_frameworks_are_reported(file: str, plain: bool) -> None:
+    """The user's and the trainer's; injected faults count as the user's."""
     assert source.is_outside_frameworks(file) is plain
 
 
-def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> None:
-    """An editable installation is reached by a link, and frames have the link's path."""
+def test_our_own_lines_are_recognized_through_a_link(tmp_path: Path) -> None:
+    """An editable installation is a link, and frames have the link's path."""
     (tmp_path / "linked").symlink_to(Path(source.__file__).resolve().parents[2])
     path = tmp_path / "linked" / "watchdog" / "evidence" / "source.py"
     spec = importlib.util.spec_from_file_location("linked_source", path)
@@ -45,7 +45,7 @@ def test_our_own_lines_do_not_count_where_we_are_linked_to(tmp_path: Path) -> No
     assert linked.is_user_file(str(path)) is False
 
 
-def test_a_traceback_is_the_users_where_libraries_end() -> None:
-    """What a library raised is the fault of the line that called it."""
+def test_a_library_is_not_the_users_code() -> None:
+    """An error raised in a library is located at the user's line that called it."""
     assert source.is_user_file("/home/user/train.py")
     assert not source.is_user_file("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py")

@@ -1,4 +1,4 @@
-"""Stacks: read from both kinds of dump, the user's line found, equal ranks folded."""
+"""Stacks: both dump formats, the user's line, and groups of equal ranks."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def made(*frames: tuple[str, int, str]) -> Stack:
     return Stack("0x1", tuple(Frame(*frame) for frame in frames), True)
 
 
-def test_all_threads_of_a_dump_are_read() -> None:
-    """Innermost first, the main one known by the bootstrap in it."""
+def test_all_threads_of_a_dump_are_parsed() -> None:
+    """Innermost call first; the bootstrap identifies the main thread."""
     helper, main = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}")
     assert (helper.thread, helper.main, main.main) == ("0x00007f582ee856c0", False, True)
     assert main.frames[1] == Frame("/home/me/train.py", 88, "reward")
     assert [frame.line for frame in helper.frames] == [324, 1002]
 
 
-def test_the_last_of_several_dumps_counts() -> None:
+def test_the_last_of_several_dumps_is_used() -> None:
     """They are appended without a blank line between them."""
     again = MAIN.replace("line 88", "line 99")
     (helper, main) = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}{HELPER}\n{again}")
@@ -60,22 +60,22 @@ def test_the_last_of_several_dumps_counts() -> None:
     assert main.frames[1].line == 99
 
 
-def test_the_main_thread_is_found_by_the_bootstrap_wherever_it_stands() -> None:
-    """Only failing that is it the last one."""
+def test_the_bootstrap_identifies_the_main_thread_at_any_position() -> None:
+    """Without one it is the last thread."""
     assert [stack.main for stack in stacks.parse_faulthandler(f"{MAIN}\n{HELPER}")] == [True, False]
     plain = HELPER.replace("Thread", "Current thread")
     assert [stack.main for stack in stacks.parse_faulthandler(f"{HELPER}\n{plain}")] == [False, True]
 
 
-def test_a_dump_whose_beginning_was_cut_off_is_read_from_its_first_whole_thread() -> None:
+def test_a_truncated_dump_is_parsed_from_its_first_complete_thread() -> None:
     """The copy keeps the end of a long file."""
     text = f"{HELPER}\n{MAIN}"
     (main,) = stacks.parse_faulthandler(text[text.index("line 324") :])
     assert main.frames[1].function == "reward"
 
 
-def test_a_crash_is_read_and_what_follows_it_is_not() -> None:
-    """A fatal error begins a dump of its own; C frames and module lists are no Python frames."""
+def test_a_crash_dump_is_parsed_without_its_trailer() -> None:
+    """A fatal error begins a dump; C frames and lists of modules are no Python frames."""
     text = (
         f"{MAIN}Fatal Python error: Segmentation fault\n\n{MAIN.replace('line 88', 'line 7')}\n"
         'Current thread\'s C stack trace (most recent call first):\n  Binary file "x", at f+0x1 [0x2]\n\n'
@@ -86,7 +86,7 @@ def test_a_crash_is_read_and_what_follows_it_is_not() -> None:
 
 
 def test_names_of_threads_and_frames_without_a_line() -> None:
-    """Newer interpreters name threads; `???` stands for what could not be read; a thread may be in no Python code."""
+    """Newer interpreters name threads; `???` is an unknown value; a thread may have no Python frame."""
     text = (
         "Thread 0x01 [grpo-run (vote)] (most recent call first):\n  <no Python frame>\n\n"
         'Current thread 0x02 (most recent call first):\n  File ???, line ??? in ???\n  File "a "b".py", line 3 in f\n'
@@ -96,8 +96,8 @@ def test_names_of_threads_and_frames_without_a_line() -> None:
     assert main.frames == (Frame("", 0, "???"), Frame('a "b".py', 3, "f"))
 
 
-def test_py_spy_is_read() -> None:
-    """Its main thread by name; native frames are kept, without a line."""
+def test_py_spy_output_is_parsed() -> None:
+    """The main thread by its name; native frames are kept, without a line."""
     feeder, main = stacks.parse_py_spy(PY_SPY)
     assert (feeder.thread, feeder.main, main.thread, main.main) == (
         "QueueFeederThread",
@@ -109,8 +109,8 @@ def test_py_spy_is_read() -> None:
     assert main.frames[3].function == "judge (/home/me/my judge" or main.frames[3].line == 3
 
 
-def test_py_spys_main_thread_without_a_name_is_the_process() -> None:
-    """Before `threading` is imported no thread has a name."""
+def test_py_spys_unnamed_main_thread_has_the_process_id() -> None:
+    """Before `threading` is imported, threads have no name."""
     text = "Process 7: python\nPython v3.11\n\nThread 7 (active+gil)\n    f (/a.py:1)\nThread 8 (idle)\n    g (/b.py:2)\n"
     assert [stack.main for stack in stacks.parse_py_spy(text)] == [True, False]
 
@@ -119,8 +119,8 @@ def test_py_spys_main_thread_without_a_name_is_the_process() -> None:
     st.text(max_size=300)
     | st.lists(st.sampled_from([*MAIN.splitlines(), *PY_SPY.splitlines(), ""])).map("\n".join)
 )
-def test_no_text_is_too_strange(text: str) -> None:
-    """Whatever lies in a file: at most one main thread, no exception."""
+def test_any_text_can_be_parsed(text: str) -> None:
+    """At most one main thread, and no exception."""
     for parse in (stacks.parse_faulthandler, stacks.parse_py_spy):
         assert sum(stack.main for stack in parse(text)) == bool(parse(text))
 
@@ -149,20 +149,20 @@ def test_no_text_is_too_strange(text: str) -> None:
     ],
 )
 def test_the_users_line(frames: list[tuple[str, int, str]], line: int) -> None:
-    """The innermost frame that is the user's to mend."""
+    """The innermost frame of the user's code."""
     location = stacks.user_location(made(*frames))
     assert location is not None
     assert location.line == line
 
 
-def test_no_line_is_better_than_a_wrong_one() -> None:
-    """A stack of nothing but torch and this project says nothing of the user's code."""
+def test_a_stack_without_user_code_has_no_line() -> None:
+    """A stack of torch and this project only does not show the user's code."""
     assert stacks.user_location(made((f"{SITE}/torch/x.py", 1, "f"), (source.BOOTSTRAP, 2, "main"))) is None
     assert stacks.user_location(made()) is None
 
 
-def test_equal_ranks_are_folded_and_the_biggest_group_comes_first() -> None:
-    """Helper threads and thread identifiers do not keep ranks apart."""
+def test_ranks_with_equal_stacks_are_grouped() -> None:
+    """The largest group first; helper threads and thread identifiers do not matter."""
     waiting, alone = ("/home/me/train.py", 120, "step"), ("/home/me/train.py", 88, "reward")
     helper = Stack("0x9", (), False)
     by_rank = {
@@ -180,7 +180,7 @@ def test_equal_ranks_are_folded_and_the_biggest_group_comes_first() -> None:
 
 
 def test_the_text_marks_one_line_and_shortens_libraries() -> None:
-    """A recursive function stands in it several times."""
+    """Also for a recursive function, which appears several times."""
     frame = ("/home/me/train.py", 3, "again")
     text = stacks.format_stack_groups(
         [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]

@@ -1,4 +1,4 @@
-"""The picture of the last minutes: what was seen, when it began, and nothing made up."""
+"""The timeline of phases: what was observed, and when it began."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def inside(phase: Phase, since: float) -> tuple[OpenPhase, ...]:
     return (OpenPhase(phase=phase, since_seconds=since),)
 
 
-def test_a_phase_begins_when_the_rank_says_so(make_slot: MakeSlot) -> None:
-    """Not when it was first looked at; the one before ends there."""
+def test_a_phase_begins_at_its_start_in_the_slot(make_slot: MakeSlot) -> None:
+    """Not at the scan that first saw it; the previous phase ends there."""
     timeline = Timeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.1)
     timeline.record({0: make_slot(0, phases=inside(Phase.generate, 2.0))}, 2.1)
     assert spans(timeline, 3.0) == [["data", -2.0, -1.0], ["generate", -1.0, None]]
 
 
-def test_a_phase_that_goes_on_is_one_span(make_slot: MakeSlot) -> None:
-    """However often it is looked at."""
+def test_a_continuing_phase_is_one_span(make_slot: MakeSlot) -> None:
+    """However often it is scanned."""
     timeline = Timeline()
     for look in range(100):
         timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
@@ -39,15 +39,15 @@ def test_a_phase_that_goes_on_is_one_span(make_slot: MakeSlot) -> None:
 
 
 def test_the_same_phase_again_is_another_span(make_slot: MakeSlot) -> None:
-    """Two rewards in a row are two."""
+    """Two rewards in a row are two spans."""
     timeline = Timeline()
     for since in (1.0, 2.0):
         timeline.record({0: make_slot(0, phases=inside(Phase.reward, since))}, since)
     assert spans(timeline, 3.0) == [["reward", -2.0, -1.0], ["reward", -1.0, None]]
 
 
-def test_the_innermost_phase_is_drawn(make_slot: MakeSlot) -> None:
-    """What the rank is doing, not what that is part of."""
+def test_the_innermost_phase_is_recorded(make_slot: MakeSlot) -> None:
+    """Not the phases that enclose it."""
     timeline = Timeline()
     phases = (*inside(Phase.data, 1.0), *inside(Phase.reward, 1.5))
     timeline.record({0: make_slot(0, phases=phases)}, 2.0)
@@ -55,7 +55,7 @@ def test_the_innermost_phase_is_drawn(make_slot: MakeSlot) -> None:
 
 
 def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
-    """From the look on that could not read it, in one span, until one can."""
+    """In one span, from the first scan that failed until one succeeds."""
     timeline = Timeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0)
     for now in (2.0, 3.0):
@@ -65,8 +65,8 @@ def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
     assert spans(timeline, 5.0) == expected
 
 
-def test_a_rank_outside_any_phase_is_in_its_state(make_slot: MakeSlot) -> None:
-    """Before `train()`, say."""
+def test_a_rank_outside_any_phase_is_recorded_by_its_state(make_slot: MakeSlot) -> None:
+    """For example before `train()`."""
     timeline = Timeline()
     slot = make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=1.0)
     timeline.record({0: slot}, 2.0)
@@ -74,7 +74,7 @@ def test_a_rank_outside_any_phase_is_in_its_state(make_slot: MakeSlot) -> None:
 
 
 def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
-    """Also when a rank that was unknown turns out to have been in its phase for long."""
+    """Also if a rank that was unknown turns out to have been in its phase for long."""
     timeline = Timeline()
     timeline.record({0: None}, 5.0)
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 6.0)
@@ -86,8 +86,8 @@ def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
         assert float(str(before[2])) <= float(str(after[1]))
 
 
-def test_an_outer_phase_that_goes_on_is_drawn_after_the_inner_one(make_slot: MakeSlot) -> None:
-    """It began long before: its second span begins with the look that saw the inner one gone, and stays one."""
+def test_an_outer_phase_continues_after_the_inner_one(make_slot: MakeSlot) -> None:
+    """Its second span begins with the scan that saw the end of the inner phase."""
     timeline = Timeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, 0.1)
     timeline.record({0: make_slot(0, phases=(*inside(Phase.data, 0.0), *inside(Phase.generate, 5.0)))}, 5.1)
@@ -98,7 +98,7 @@ def test_an_outer_phase_that_goes_on_is_drawn_after_the_inner_one(make_slot: Mak
 
 
 def test_ranks_have_their_own_rows(make_slot: MakeSlot) -> None:
-    """And a rank's name is text, as JSON's keys are."""
+    """The keys are text, as in JSON."""
     timeline = Timeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0)), 7: None}, 1.0)
     assert set(timeline.as_json(1.0)["ranks"]) == {"0", "7"}
@@ -116,7 +116,7 @@ def test_memory_is_bounded(make_slot: MakeSlot) -> None:
     assert found[-1][1] == -1.0
 
 
-def test_a_new_attempt_begins_with_an_empty_picture(make_slot: MakeSlot) -> None:
+def test_a_new_attempt_begins_with_an_empty_timeline(make_slot: MakeSlot) -> None:
     """Its ranks are other processes."""
     timeline = Timeline()
     timeline.record({0: make_slot(0)}, 1.0)

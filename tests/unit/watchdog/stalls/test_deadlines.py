@@ -1,4 +1,4 @@
-"""How long a phase may be silent."""
+"""Deadlines: how long a phase may be without progress."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def later(values: list[float], settings: DeadlineSettings = SETTINGS) -> float:
 
 
 def test_after_twenty_short_steps_a_hang_is_found_within_ten_seconds() -> None:
-    """The promise of docs/watchdog.md, with a first step that took far longer."""
+    """The promise of docs/watchdog.md, after a much longer first step."""
     assert later([2.0] + [0.03, 0.05, 0.08, 0.05] * 5) <= 10.0
 
 
 @given(histories)
-def test_what_the_run_has_shown_is_never_taken_for_a_hang(values: list[float]) -> None:
-    """Whatever the ceiling: five times the longest, and the first again."""
+def test_an_observed_duration_is_never_a_hang(values: list[float]) -> None:
+    """For any ceiling: five times the longest duration, and the first occurrence again."""
     tight = DeadlineSettings(ceiling_seconds=60.0)
     limit = later(values, tight)
     assert limit >= 5.0 * max(values[1:], default=0.0)
@@ -40,7 +40,7 @@ def test_what_the_run_has_shown_is_never_taken_for_a_hang(values: list[float]) -
 def test_a_deadline_is_finite_and_not_below_the_floor(
     values: list[float], phase: Phase, occurrence: Occurrence
 ) -> None:
-    """Of any history: a deadline of zero ends every run, an infinite one none."""
+    """For any history: a deadline of zero would end every run, an infinite one none."""
     limit = deadline_seconds(phase, Durations.of(values), occurrence, SETTINGS)
     assert math.isfinite(limit)
     assert limit >= SETTINGS.floor_seconds
@@ -48,45 +48,45 @@ def test_a_deadline_is_finite_and_not_below_the_floor(
 
 @given(histories.filter(lambda values: len(values) > 1))
 def test_a_first_occurrence_gets_no_less_than_a_later_one(values: list[float]) -> None:
-    """It does the same and more."""
+    """It does the same work and more."""
     durations = Durations.of(values)
     first = deadline_seconds(Phase.reward, durations, FIRST, SETTINGS)
     assert first >= deadline_seconds(Phase.reward, durations, LATER, SETTINGS)
 
 
 @given(histories, st.floats(min_value=1e-4, max_value=8000.0))
-def test_nothing_unseen_is_granted_above_the_ceiling(values: list[float], ceiling: float) -> None:
-    """Above it lies only what the run has shown to need it."""
+def test_the_margin_for_outliers_is_limited_by_the_ceiling(values: list[float], ceiling: float) -> None:
+    """A longer deadline requires observed durations."""
     settings = DeadlineSettings(ceiling_seconds=max(ceiling, 60.0))
     shown = max(5.0 * max(values[1:], default=0.0), 1.5 * values[0])
     assert later(values, settings) <= max(settings.ceiling_seconds, shown) * (1 + 1e-9)
 
 
-def test_an_outlier_twenty_times_as_long_is_let_pass_before_one_was_seen() -> None:
-    """After 20 steps and after 2,000, for phases that are much longer than the floor."""
+def test_a_first_outlier_of_twenty_medians_is_no_hang() -> None:
+    """After 20 and after 2,000 steps, for phases much longer than the floor."""
     for number in (20, 2_000):
         assert later([30.0] * (number + 1)) > 20 * 30.0
 
 
-def test_the_margin_is_not_multiplied_by_outliers_that_have_come() -> None:
+def test_observed_outliers_do_not_multiply_the_margin() -> None:
     """Thirty times an outlier of twenty medians would be 600 medians."""
     usual = [0.5] * 2_000
     assert later([*usual, 10.0]) == pytest.approx(50.0)
 
 
-def test_a_small_sample_is_believed_less() -> None:
-    """Three checkpoints say little of the fourth."""
+def test_a_small_sample_has_a_larger_margin() -> None:
+    """Three checkpoints say little about the fourth."""
     assert later([4.0] * 4) > 2 * later([4.0] * 21)
 
 
-def test_when_only_a_first_is_known_the_second_is_not_held_to_the_floor() -> None:
-    """The first checkpoint took 10 s; the second one has no other evidence."""
+def test_after_only_a_first_occurrence_the_second_gets_more_than_the_floor() -> None:
+    """The first checkpoint took 10 s, and there is no other observation."""
     assert later([10.0]) > 20 * 10.0
     assert later([0.01]) == SETTINGS.first_floor_seconds
 
 
-def test_a_slow_first_may_come_again() -> None:
-    """A recompilation in the middle of steps of 50 ms takes as long as the compilation did."""
+def test_a_slow_first_occurrence_may_repeat() -> None:
+    """A recompilation between steps of 50 ms takes as long as the first compilation."""
     assert later([40.0] + [0.05] * 1000) == 60.0
 
 
@@ -96,27 +96,27 @@ def test_a_slow_first_may_come_again() -> None:
         (Phase.generate, 1800.0), (Phase.startup, 3600.0), (Phase.eval, 3600.0), (Phase.idle, 3600.0),
     ],
 )  # fmt: skip
-def test_with_nothing_learned_the_settings_decide(phase: Phase, expected: float) -> None:
-    """None and an empty record are the same; so are first and later."""
+def test_without_observations_the_settings_apply(phase: Phase, expected: float) -> None:
+    """For None and an empty record alike, and for first and later occurrences."""
     for durations in (None, Durations()):
         for occurrence in Occurrence:
             assert deadline_seconds(phase, durations, occurrence, SETTINGS) == expected
 
 
-def test_an_earlier_attempts_first_is_what_the_next_one_is_measured_by() -> None:
-    """A start-up of 20 s is hung after 200, not after an hour; one of 20 ms after the floor for firsts."""
+def test_a_first_occurrence_is_compared_with_earlier_first_ones() -> None:
+    """A start-up of 20 s is hung after 200 s; one of 20 ms after the floor for first occurrences."""
     assert deadline_seconds(Phase.startup, Durations.of([20.0]), FIRST, SETTINGS) == 200.0
     assert deadline_seconds(Phase.data, Durations.of([0.02]), FIRST, SETTINGS) == 60.0
 
 
 def test_the_scripts_own_time_is_not_learned() -> None:
-    """Between two calls a script may do anything, and did something else before."""
+    """Between two calls a script may do anything."""
     assert deadline_seconds(Phase.idle, Durations.of([0.1] * 50), LATER, SETTINGS) == 3600.0
 
 
 @pytest.mark.parametrize("name", list(DeadlineSettings.__dataclass_fields__))
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_setting_that_is_no_positive_number_is_refused_by_name(name: str, value: float) -> None:
+def test_a_setting_that_is_no_positive_number_is_rejected_by_name(name: str, value: float) -> None:
     """NaN compares false with everything: such a deadline would never pass."""
     with pytest.raises(ValueError, match=name):
         DeadlineSettings(**{name: value})
@@ -129,7 +129,7 @@ def test_a_setting_that_is_no_positive_number_is_refused_by_name(name: str, valu
         {"factor_seen": 31.0}, {"factor_first": 0.5}, {"factor_again": 0.9},
     ],
 )  # fmt: skip
-def test_settings_that_contradict_each_other_are_refused(changes: dict[str, float]) -> None:
-    """A floor above the ceiling has no deadline between them."""
+def test_contradictory_settings_are_rejected(changes: dict[str, float]) -> None:
+    """No deadline exists between a floor and a lower ceiling."""
     with pytest.raises(ValueError, match="must"):
         DeadlineSettings(**changes)

@@ -1,4 +1,4 @@
-"""Hangs that collectives cannot prove: who is blamed, and when nobody is."""
+"""Stalls that collectives cannot prove: which ranks are blamed, and when none is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def facts(state: str = "S", **changes: Any) -> ProcessFacts:
 
 
 def test_the_sentence_names_rank_phase_time_and_what_was_learned(make_slot: MakeSlot) -> None:
-    """One line, for the report's title."""
+    """One line, for the title of the report."""
     settings = DeadlineSettings(floor_seconds=6.0)
     slots = {
         0: make_slot(0, phases=nest((Phase.vote, 7.0))),
@@ -64,7 +64,7 @@ def test_the_sentence_names_rank_phase_time_and_what_was_learned(make_slot: Make
 
 
 def test_a_fresh_inner_phase_does_not_hide_an_overdue_outer_one(make_slot: MakeSlot) -> None:
-    """1000 s in a phase whose limit is 100 s, with a reward that has just begun inside it."""
+    """1000 s in a phase with a deadline of 100 s, with a reward that has just begun inside it."""
     learned = {Phase.score: Durations.of([0.1] + [20.0] * 50), Phase.reward: SHORT}
     slots = {0: make_slot(0, phases=nest((Phase.score, 1000.0), (Phase.reward, 0.1)))}
     settings = DeadlineSettings(ceiling_seconds=100.0)
@@ -73,14 +73,14 @@ def test_a_fresh_inner_phase_does_not_hide_an_overdue_outer_one(make_slot: MakeS
     assert (stall.phase, stall.deadline_seconds, stall.cause) == (Phase.score, 100.0, Cause.no_progress)
 
 
-def test_an_outer_phase_does_not_end_an_inner_one_that_is_in_time(make_slot: MakeSlot) -> None:
-    """The first checkpoint of a run, a minute long, inside a `data` phase of milliseconds."""
+def test_an_outer_phase_pauses_during_an_inner_one(make_slot: MakeSlot) -> None:
+    """The first checkpoint of a run takes a minute inside a `data` phase of milliseconds."""
     slots = {0: make_slot(0, phases=nest((Phase.data, 60.2), (Phase.checkpoint, 60.0)))}
     assert look(slots, learned={Phase.data: SHORT}, completed={0: {Phase.data}}) is None
 
 
-def test_an_inner_phase_that_has_ended_is_not_held_against_the_outer_one(make_slot: MakeSlot) -> None:
-    """The moment after that checkpoint, `data` alone is open, and a minute old."""
+def test_the_time_of_a_finished_inner_phase_is_subtracted(make_slot: MakeSlot) -> None:
+    """After that checkpoint, `data` alone is open and a minute old."""
     data, saving = OpenPhase(phase=Phase.data, since_seconds=900.0), OpenPhase(
         phase=Phase.checkpoint, since_seconds=900.1
     )  # fmt: skip
@@ -95,8 +95,8 @@ def test_an_inner_phase_that_has_ended_is_not_held_against_the_outer_one(make_sl
     assert (stall.cause, stall.waited_seconds) == (Cause.data_stall, pytest.approx(9.1))
 
 
-def test_inner_phases_without_end_do_not_hide_an_outer_one(make_slot: MakeSlot) -> None:
-    """A loop that opens one reward after another: of each kind only one deadline is taken off."""
+def test_endless_inner_phases_do_not_hide_an_overdue_outer_one(make_slot: MakeSlot) -> None:
+    """For a loop of rewards, at most one deadline per kind of phase is subtracted."""
     score, inner = OpenPhase(phase=Phase.score, since_seconds=0.0), NestedPhaseTime()
     now = 0.0
     while now < 200.0:
@@ -125,29 +125,29 @@ def test_of_two_overdue_phases_the_innermost_names_the_cause(make_slot: MakeSlot
         (Phase.startup, Cause.no_progress), (Phase.forward_backward, Cause.no_progress),
     ],
 )  # fmt: skip
-def test_the_phase_names_the_cause(make_slot: MakeSlot, phase: Phase, cause: Cause) -> None:
-    """Nothing else is known of a hang that no collective shows."""
+def test_the_phase_determines_the_cause(make_slot: MakeSlot, phase: Phase, cause: Cause) -> None:
+    """Nothing else is known about a hang without collectives."""
     stall = look({0: make_slot(0, phases=nest((phase, 20.0)))})
     assert stall is not None
     assert stall.cause is cause
 
 
-def test_counted_progress_sets_back_every_clock_it_happened_inside(make_slot: MakeSlot) -> None:
-    """An hour of generation whose last token came a second ago is slow, not hung, beyond any ceiling."""
+def test_progress_restarts_the_clocks_of_all_open_phases(make_slot: MakeSlot) -> None:
+    """An hour of generation whose last token came a second ago is slow, not hung."""
     slots = {0: make_slot(0, phases=nest((Phase.score, 9000.0), (Phase.generate, 8999.0)))}
     assert look(slots, progress={0: NOW - 1.0}) is None
     assert look(slots, progress={0: NOW - 9.0}) is not None
 
 
 def test_progress_before_a_phase_does_not_count_for_it(make_slot: MakeSlot) -> None:
-    """Nor does it make the phase older than it is."""
+    """It does not make the phase older either."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 7.0)))}
     assert look(slots, progress={0: NOW - 50.0}) is None
     assert look(slots, now=NOW + 2.0, progress={0: NOW - 50.0}) is not None
 
 
-def test_who_waits_for_a_rank_at_work_is_not_blamed(make_slot: MakeSlot) -> None:
-    """Rank 0 has waited in a collective beyond its deadline; rank 1 still generates, in time."""
+def test_a_rank_that_waits_for_a_working_rank_is_not_blamed(make_slot: MakeSlot) -> None:
+    """Rank 0 has waited beyond its deadline; rank 1 still generates, within its own."""
     slots = {
         0: make_slot(0, phases=nest((Phase.optimizer, 60.0))),
         1: make_slot(1, phases=nest((Phase.generate, 61.0))),
@@ -156,8 +156,8 @@ def test_who_waits_for_a_rank_at_work_is_not_blamed(make_slot: MakeSlot) -> None
     assert look(slots, learned=learned, waiting={0: True, 1: False}) is None
 
 
-def test_where_it_is_not_known_who_waits_the_one_in_time_protects_the_others(make_slot: MakeSlot) -> None:
-    """Rank 0 may be blocked in a collective of C++'s own: not before rank 1 is overdue as well."""
+def test_a_rank_within_its_deadline_protects_ranks_that_may_wait(make_slot: MakeSlot) -> None:
+    """Rank 0 may be blocked in a collective of C++; it is blamed once rank 1 is overdue too."""
     slots: dict[int, Slot | None] = {
         0: make_slot(0, phases=nest((Phase.optimizer, 60.0))),
         1: make_slot(1, phases=nest((Phase.generate, 61.0))),
@@ -172,8 +172,8 @@ def test_where_it_is_not_known_who_waits_the_one_in_time_protects_the_others(mak
     assert stall.sentence.endswith("; rank 0 missed its deadline too.")
 
 
-def test_the_first_to_fall_silent_is_named_first(make_slot: MakeSlot) -> None:
-    """The later one may only have noticed."""
+def test_the_longest_silent_rank_is_named_first(make_slot: MakeSlot) -> None:
+    """The later one may only wait for it."""
     slots = {rank: make_slot(rank, phases=nest((Phase.reward, ago))) for rank, ago in ((0, 20.0), (1, 40.0))}
     stall = look(slots)
     assert stall is not None
@@ -181,21 +181,21 @@ def test_the_first_to_fall_silent_is_named_first(make_slot: MakeSlot) -> None:
 
 
 def test_an_unreadable_rank_is_neither_culprit_nor_reason(make_slot: MakeSlot) -> None:
-    """All that can be seen wait beyond their deadlines, maybe for the one that cannot."""
+    """All observed ranks wait beyond their deadlines, possibly for the unreadable one."""
     slots = {0: make_slot(0, phases=nest((Phase.vote, 500.0))), 1: None}
     assert look(slots) is None
     assert look({0: None, 1: None}) is None
     assert look({0: None, 1: make_slot(1, state=RankState.absent, phases=nest((Phase.data, 900.0)))}) is None
 
 
-def test_a_rank_that_has_exited_already_is_left_to_its_exit_code(make_slot: MakeSlot) -> None:
-    """A zombie's slot says what it did last; the agent is about to read why it ended."""
+def test_a_zombie_is_not_judged(make_slot: MakeSlot) -> None:
+    """Its slot shows its last phase; the agent is about to read its exit code."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 60.0)))}
     assert look(slots, processes={0: facts("Z")}) is None
 
 
-def test_when_all_wait_nobody_is_blamed_and_it_is_said(make_slot: MakeSlot) -> None:
-    """Two ranks in a collective, none missing."""
+def test_no_rank_is_blamed_if_all_wait(make_slot: MakeSlot) -> None:
+    """The sentence says so."""
     slots = {rank: make_slot(rank, phases=nest((Phase.optimizer, 20.0 + rank))) for rank in range(2)}
     stall = look(slots, waiting={0: True, 1: True})
     assert stall is not None
@@ -204,16 +204,16 @@ def test_when_all_wait_nobody_is_blamed_and_it_is_said(make_slot: MakeSlot) -> N
     assert stall.waited_seconds == pytest.approx(20.0)
 
 
-def test_all_waiting_is_no_hang_while_the_last_has_only_just_come(make_slot: MakeSlot) -> None:
-    """The collective may be about to complete; on other nodes ranks may still work."""
+def test_all_ranks_waiting_is_no_hang_before_the_last_deadline(make_slot: MakeSlot) -> None:
+    """The collective may be about to complete; ranks on other nodes may still work."""
     slots = {rank: make_slot(rank, phases=nest((Phase.vote, ago))) for rank, ago in ((0, 60.0), (1, 0.1))}
     assert look(slots) is None
     long_ago = {rank: make_slot(rank, phases=nest((Phase.vote, 60.0))) for rank in range(2)}
     assert look(long_ago, whole_world=False) is None
 
 
-def test_a_rank_that_is_stopped_does_not_merely_wait(make_slot: MakeSlot) -> None:
-    """SIGSTOP inside a collective: its slot says that it waits, for ever."""
+def test_a_stopped_rank_does_not_merely_wait(make_slot: MakeSlot) -> None:
+    """SIGSTOP inside a collective: its slot says that it waits."""
     slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(3)}
     stall = look(slots, processes={0: facts(), 1: facts("T", heartbeat_age_seconds=float("nan")), 2: facts()})
     assert stall is not None
@@ -221,8 +221,8 @@ def test_a_rank_that_is_stopped_does_not_merely_wait(make_slot: MakeSlot) -> Non
     assert stall.sentence.startswith("Rank 1 is stopped (SIGSTOP), in vote for 20.0 s")
 
 
-def test_of_ranks_that_all_wait_the_one_whose_interpreter_stands_is_blamed(make_slot: MakeSlot) -> None:
-    """Nothing else tells it from the others."""
+def test_of_waiting_ranks_the_one_with_a_stuck_interpreter_is_blamed(make_slot: MakeSlot) -> None:
+    """Nothing else distinguishes it."""
     slots = {rank: make_slot(rank, phases=nest((Phase.vote, 20.0))) for rank in range(2)}
     stall = look(slots, processes={0: facts(), 1: facts("R", heartbeat_age_seconds=19.0)})
     assert stall is not None
@@ -233,22 +233,22 @@ def test_of_ranks_that_all_wait_the_one_whose_interpreter_stands_is_blamed(make_
     ("age", "cause"),
     [(19.0, Cause.interpreter_stuck), (1.0, Cause.reward_stall), (float("nan"), Cause.reward_stall)],
 )
-def test_a_late_beat_overrides_the_phase(make_slot: MakeSlot, age: float, cause: Cause) -> None:
-    """A regular expression that holds the interpreter is no slow reward server; an unknown beat says nothing."""
+def test_a_late_heartbeat_overrides_the_phase(make_slot: MakeSlot, age: float, cause: Cause) -> None:
+    """A regular expression that holds the GIL is no slow reward server; an unknown heartbeat says nothing."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 20.0)))}
     stall = look(slots, processes={0: facts("R", heartbeat_age_seconds=age)})
     assert stall is not None
     assert stall.cause is cause
 
 
-def test_a_late_beat_alone_is_no_hang(make_slot: MakeSlot) -> None:
-    """A long call into C that keeps the interpreter is in time until its phase is not."""
+def test_a_late_heartbeat_alone_is_no_hang(make_slot: MakeSlot) -> None:
+    """A long call into C is no hang before the phase is overdue."""
     slots = {0: make_slot(0, phases=nest((Phase.reward, 5.0)))}
     assert look(slots, processes={0: facts("T", heartbeat_age_seconds=5.0)}) is None
 
 
 def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
-    """A restart would be spent while it holds the accelerator."""
+    """A restart would fail while it holds the accelerator."""
     slots = {0: make_slot(0, phases=nest((Phase.checkpoint, 20.0)))}
     stall = look(slots, processes={0: facts("D")})
     assert stall is not None
@@ -258,7 +258,7 @@ def test_a_culprit_that_cannot_be_killed_is_marked(make_slot: MakeSlot) -> None:
 
 
 def test_a_first_occurrence_in_a_new_attempt_is_not_held_to_later_ones(make_slot: MakeSlot) -> None:
-    """After a restart the first step compiles again, however short the steps were."""
+    """After a restart the first step compiles again."""
     slots = {0: make_slot(0, phases=nest((Phase.forward_backward, 50.0)))}
     assert look(slots, completed={0: {Phase.data}}) is None
     assert look(slots, completed={}) is None
@@ -267,8 +267,8 @@ def test_a_first_occurrence_in_a_new_attempt_is_not_held_to_later_ones(make_slot
     assert "learned from a first occurrence of 0.1 s" in stall.sentence
 
 
-def test_a_rank_that_never_begins_to_train_is_found(make_slot: MakeSlot) -> None:
-    """State starting, with and without the phase; an hour when nothing is known of start-ups."""
+def test_a_rank_that_never_starts_training_is_found(make_slot: MakeSlot) -> None:
+    """In state `starting`, with or without the phase; after an hour if no start-up was observed."""
     for phases in ((), nest((Phase.startup, 4000.0))):
         slot = make_slot(0, state=RankState.starting, phases=phases, last_progress_seconds=NOW - 4000.0)
         stall = look({0: slot}, learned={}, completed={})
@@ -278,8 +278,8 @@ def test_a_rank_that_never_begins_to_train_is_found(make_slot: MakeSlot) -> None
         assert look({0: slot}, now=NOW - 500.0, learned={}, completed={}) is None
 
 
-def test_between_two_calls_a_script_has_until_the_ceiling(make_slot: MakeSlot) -> None:
-    """What it does there is its own; short pauses before say nothing of it."""
+def test_between_two_calls_the_deadline_is_the_ceiling(make_slot: MakeSlot) -> None:
+    """Short pauses before say nothing about a later one."""
     slot = make_slot(0, state=RankState.between, phases=nest((Phase.idle, 3000.0)))
     assert look({0: slot}) is None
     stall = look({0: slot}, now=NOW + 700.0)
@@ -289,7 +289,7 @@ def test_between_two_calls_a_script_has_until_the_ceiling(make_slot: MakeSlot) -
 
 @pytest.mark.parametrize("state", [RankState.done, RankState.failed])
 def test_a_script_that_has_ended_is_not_judged_by_its_phases(make_slot: MakeSlot, state: RankState) -> None:
-    """Nor does it keep the others' wait from being one of all."""
+    """Other ranks can still all wait."""
     ended = make_slot(0, state=state, phases=nest((Phase.idle, 9000.0)))
     assert look({0: ended}) is None
     stall = look({0: ended, 1: make_slot(1, phases=nest((Phase.vote, 20.0)))})
@@ -315,7 +315,7 @@ ranks_seen = st.dictionaries(
 def test_only_overdue_ranks_that_do_not_wait_are_ever_blamed(
     make_slot: MakeSlot, seen: dict[int, Any]
 ) -> None:
-    """Whatever mixture of phases, waits, states and unreadable slots is seen."""
+    """For any mixture of phases, waits, states and unreadable slots."""
     slots: dict[int, Slot | None] = {
         rank: make_slot(rank, phases=nest((phase, ago))) if readable else None
         for rank, (phase, ago, readable, _, _) in seen.items()
@@ -338,8 +338,8 @@ def ended(make_slot: MakeSlot) -> dict[int, Slot | None]:
     return {rank: make_slot(rank, state=RankState.done) for rank in range(2)}
 
 
-def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: MakeSlot) -> None:
-    """A thread that is waited for at the exit, and never comes."""
+def test_an_inactive_process_after_the_last_line_is_hung(make_slot: MakeSlot) -> None:
+    """For example, it joins a thread that never ends."""
     before = {0: facts(), 1: facts()}
     now = {0: facts(cpu_seconds=10.05), 1: facts()}
     assert find_exit_hangs(ended(make_slot), before, now, 8.0, DeadlineSettings()) == (0, 1)
@@ -352,8 +352,8 @@ def test_a_process_that_does_nothing_after_the_last_line_is_hung(make_slot: Make
         facts(io_bytes=70_000), facts(io_bytes=-70_000), facts(cpu_seconds=10.2), facts(cpu_seconds=2.0), facts("Z"), None,
     ],
 )  # fmt: skip
-def test_work_at_the_exit_is_let_go_on(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
-    """An upload, a last computation, a child that has just ended, a process that has, one that is not seen."""
+def test_work_at_exit_is_no_hang(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
+    """An upload, a computation, a child or a process that has just exited, an unobserved process."""
     assert (
         find_exit_hangs(
             ended(make_slot), {0: facts(), 1: None}, {0: now, 1: facts()}, 10.0, DeadlineSettings()
@@ -362,7 +362,7 @@ def test_work_at_the_exit_is_let_go_on(make_slot: MakeSlot, now: ProcessFacts | 
     )
 
 
-def test_only_ranks_whose_script_has_ended_can_hang_at_the_exit(make_slot: MakeSlot) -> None:
+def test_only_ranks_whose_script_has_ended_can_hang_at_exit(make_slot: MakeSlot) -> None:
     """Others are judged by their phases."""
     slots = {0: make_slot(0), 1: None}
     same: dict[int, ProcessFacts | None] = {0: facts(), 1: facts()}
@@ -370,7 +370,7 @@ def test_only_ranks_whose_script_has_ended_can_hang_at_the_exit(make_slot: MakeS
 
 
 def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:
-    """With the time it costs, the phase that costs most first."""
+    """The phase that costs most time first."""
     usual = {Phase.generate: Durations.of([1.0] * 30), Phase.reward: Durations.of([0.5] * 30)}
     slow = {Phase.generate: Durations.of([4.0] * 30), Phase.reward: Durations.of([1.0] * 30)}
     found = find_stragglers({0: usual, 1: usual, 2: slow})
@@ -390,8 +390,8 @@ def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:
         },  # waits included
     ],
 )
-def test_what_is_no_straggler(slow: dict[Phase, Durations]) -> None:
-    """Chance, noise, and phases in which a rank waits for the slow one."""
+def test_noise_is_no_straggler(slow: dict[Phase, Durations]) -> None:
+    """Neither are ranks in phases in which all wait for the slowest."""
     usual = {
         Phase.generate: Durations.of([1.0] * 30), Phase.data: Durations.of([0.004] * 30),
         Phase.vote: Durations.of([0.001] * 30), Phase.forward_backward: Durations.of([1.0] * 30),
@@ -399,6 +399,6 @@ def test_what_is_no_straggler(slow: dict[Phase, Durations]) -> None:
     assert find_stragglers({0: usual, 1: usual, 2: slow}) == []
 
 
-def test_a_lone_rank_is_no_straggler() -> None:
+def test_a_single_rank_is_no_straggler() -> None:
     """There is nothing to compare it with."""
     assert find_stragglers({0: {Phase.generate: Durations.of([100.0] * 30)}}) == []

@@ -1,4 +1,4 @@
-"""What a rank keeps of how long its phases took."""
+"""Histograms of phase durations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ attempts = st.lists(seconds, max_size=60)
 
 @given(seconds)
 def test_a_duration_lies_between_the_edges_of_its_bucket(value: float) -> None:
-    """The deadline's quantile is an edge: a value outside would make it a lie (the last digit may round)."""
+    """Deadlines use the edges of buckets (the last digit may be rounded)."""
     bucket = bucket_of(value)
     assert lower_edge_seconds(bucket) * (1 - 1e-12) <= value < upper_edge_seconds(bucket) * (1 + 1e-12)
 
@@ -37,25 +37,25 @@ def test_a_duration_lies_between_the_edges_of_its_bucket(value: float) -> None:
     ],
 )  # fmt: skip
 def test_buckets_are_half_octaves_from_a_millisecond(value: float, bucket: int) -> None:
-    """The scale is shared with the board; nothing that a clock can give makes it raise in a rank."""
+    """The board uses the same scale; no duration makes it raise."""
     assert bucket_of(value) == bucket
 
 
 def test_every_bucket_can_be_reached() -> None:
-    """48 counters, none wasted."""
+    """All 48 counters are used."""
     middles = [0.0005] + [0.001 * 2 ** ((bucket - 0.5) / 2) for bucket in range(1, BUCKETS)]
     assert [bucket_of(middle) for middle in middles] == list(range(BUCKETS))
 
 
-def test_the_first_occurrence_is_kept_apart() -> None:
-    """It compiles: counted among the others it would be the maximum for ever."""
+def test_the_first_occurrence_is_stored_separately() -> None:
+    """It includes compilation and would otherwise be the maximum."""
     durations = Durations.of([90.0, 0.05, 0.07])
     assert (durations.first_seconds, durations.max_seconds, durations.count) == (90.0, 0.07, 2)
     assert durations.quantile(1.0) < 0.1
 
 
 def test_without_occurrences_everything_is_zero() -> None:
-    """Zero is what an untouched board holds."""
+    """An empty board contains zeros."""
     durations = Durations.of([])
     assert durations == Durations()
     assert (durations.count, durations.quantile(0.99), durations.longest_seconds, durations.median_seconds) == (
@@ -65,7 +65,7 @@ def test_without_occurrences_everything_is_zero() -> None:
 
 @given(st.lists(seconds, min_size=2, max_size=60), st.floats(min_value=0.0, max_value=1.0))
 def test_a_quantile_is_not_below_the_true_one(values: list[float], fraction: float) -> None:
-    """And not more than half an octave above it, but for durations under a millisecond."""
+    """And at most half an octave above it, except below a millisecond."""
     rest = sorted(values[1:])
     exact = rest[max(1, math.ceil(fraction * len(rest) - 1e-9)) - 1]
     found = Durations.of(values).quantile(fraction)
@@ -74,20 +74,20 @@ def test_a_quantile_is_not_below_the_true_one(values: list[float], fraction: flo
 
 
 def test_an_outlier_in_a_thousand_stays_out_of_the_99th_percentile() -> None:
-    """The margin for the unseen is taken over a usual occurrence, whether or not an outlier has come."""
+    """The margin is a multiple of a usual occurrence, with or without an outlier."""
     usual = [0.05] * 1000
     assert Durations.of([*usual, 1.0]).quantile(0.99) == Durations.of(usual).quantile(0.99)
 
 
 def test_the_longest_counts_before_its_exact_value_is_written() -> None:
-    """A rank counts first and writes the maximum then; between the two the counter must be believed."""
+    """A rank updates the counter before the maximum; in between the counter is used."""
     counts = tuple(1 if bucket == bucket_of(600.0) else 0 for bucket in range(BUCKETS))
     assert Durations(counts, 1.0, 0.05).longest_seconds > 400.0
 
 
 @given(st.lists(attempts, max_size=5))
 def test_merging_ranks_takes_the_slowest_of_them(ranks: list[list[float]]) -> None:
-    """As many occurrences as the best-informed rank saw, and no quantile below that rank's."""
+    """As many occurrences as the rank with the most, and no quantile below that rank's."""
     many = [Durations.of(values) for values in ranks]
     merged = merge_ranks(many)
     assert merged.count == max((one.count for one in many), default=0)
@@ -99,13 +99,13 @@ def test_merging_ranks_takes_the_slowest_of_them(ranks: list[list[float]]) -> No
             assert all(merged.quantile(q) >= one.quantile(q) for q in (0.0, 0.5, 0.9, 0.99, 1.0))
 
 
-def test_eight_ranks_in_step_are_not_eight_times_the_evidence() -> None:
-    """Otherwise a run on many ranks would believe a few steps."""
+def test_ranks_in_step_do_not_multiply_occurrences() -> None:
+    """Otherwise a run on many ranks would trust a few steps."""
     assert merge_ranks([Durations.of([1.0] * 4)] * 8).count == 3
 
 
-def test_one_rank_with_a_short_history_does_not_outvote_a_long_one() -> None:
-    """One slow occurrence of another rank is one occurrence, not its whole distribution."""
+def test_a_short_history_does_not_replace_a_long_one() -> None:
+    """One slow occurrence on another rank is one occurrence."""
     merged = merge_ranks([Durations.of([1.0] * 1001), Durations.of([1.0, 30.0])])
     assert merged.quantile(0.99) == upper_edge_seconds(bucket_of(1.0))
     assert merged.max_seconds == 30.0
@@ -113,7 +113,7 @@ def test_one_rank_with_a_short_history_does_not_outvote_a_long_one() -> None:
 
 @given(attempts, attempts, attempts)
 def test_attempts_add_up_in_any_grouping(one: list[float], two: list[float], three: list[float]) -> None:
-    """The journal is folded from the left, the supervisor adds the running attempt last."""
+    """The journal is replayed from the start; the supervisor adds the current attempt last."""
     a, b, c = Durations.of(one), Durations.of(two), Durations.of(three)
     assert a.then(b).then(c) == a.then(b.then(c))
     assert a.then(b).count == a.count + b.count
@@ -121,8 +121,8 @@ def test_attempts_add_up_in_any_grouping(one: list[float], two: list[float], thr
 
 
 @given(attempts)
-def test_the_journal_gives_back_what_it_was_given(values: list[float]) -> None:
-    """To the microsecond, through JSON text."""
+def test_durations_survive_the_journal(values: list[float]) -> None:
+    """To the microsecond, through JSON."""
     durations = Durations.of(values)
     again = Durations.from_json(json.loads(json.dumps(durations.as_json())))
     assert again.counts == durations.counts
@@ -144,19 +144,19 @@ GOOD = {"counts": {"3": 2}, "first_seconds": 1.0, "max_seconds": 0.002}
         GOOD | {"max_seconds": True}, {"counts": {}, "first_seconds": 1.0}, GOOD | {"extra": 1},
     ],
 )  # fmt: skip
-def test_nonsense_in_the_journal_is_refused(bad: object) -> None:
+def test_invalid_durations_are_rejected(bad: object) -> None:
     """A deadline learned from a damaged line could be anything."""
     with pytest.raises(ValueError, match="durations"):
         Durations.from_json(bad)
 
 
-def test_the_good_form_is_accepted() -> None:
-    """So that the refusals above are about what was changed."""
+def test_valid_durations_are_accepted() -> None:
+    """The rejected values above differ from it in one place."""
     assert Durations.from_json(GOOD).count == 2
 
 
-def test_what_lasted_long_without_being_counted_is_the_longest() -> None:
-    """It changes neither how often nor how long it usually takes."""
+def test_a_terminated_phase_extends_the_longest_duration() -> None:
+    """It changes neither the count nor the usual duration."""
     seen = Durations.of([9.0, 1.0, 2.0])
     longer = seen.lasting(30.0)
     assert (longer.max_seconds, longer.counts, longer.first_seconds) == (
