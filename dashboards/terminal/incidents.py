@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_run.dashboards.terminal.progress import count
 from grpo_run.runtime.record.history import Recovery
+from grpo_run.watchdog.rank_names import rank_names
 
 LABEL_WIDTH = 10
 ACTIONS = {
@@ -81,4 +82,4 @@ def _where(verdict: Mapping[str, Any], rank: int | None) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+    return rank_names(ranks) if ranks else ""

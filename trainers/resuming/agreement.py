@@ -13,6 +13,7 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.rank_names import rank_names
 
 
 def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
@@ -36,7 +37,7 @@ def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
     visible = session.votes.gather([int(problem is None)])
     blind = [rank for rank, (sees,) in enumerate(visible) if not sees]
     if blind:
-        who = f"rank {blind[0]} does" if len(blind) == 1 else f"ranks {', '.join(map(str, blind))} do"
+        who = f"{rank_names(blind)} {'does' if len(blind) == 1 else 'do'}"
         raise ConfigError(
             f"{who} not see the checkpoint that rank 0 resumes from in {request.call.output_dir}"
             + (f" ({problem})" if problem else "")

@@ -110,7 +110,7 @@ def test_a_fault_is_a_block_of_what_who_where_and_action(screen: Open, tmp_path:
         "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 (phase reward).",
         "         detected  after 0.12 s",
         "         where     /far/train.py:31 in reward",
-        "         waiting   ranks 0, 2",
+        "         waiting   ranks 0 and 2",
         "         action    restart all ranks: from the newest complete checkpoint",
         f"         evidence  {tmp_path}",
     ]
