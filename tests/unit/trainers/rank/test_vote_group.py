@@ -1,8 +1,10 @@
-"""The vote group with one rank: votes, collective decisions, and the order they require."""
+"""The vote group: votes, collective decisions, and the order they require."""
 
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
+from support.vote_groups import run_ranks
 
 from grpo_run.trainers.rank.vote import Flags, Vote
 from grpo_run.trainers.rank.vote_group import VoteGroup
@@ -61,3 +63,31 @@ def test_closing_twice_is_harmless(alone: VoteGroup) -> None:
     """The bootstrap and an exit handler may both close the group."""
     alone.close()
     alone.close()
+
+
+def test_the_maxima_of_a_single_rank_are_its_values(alone: VoteGroup) -> None:
+    """The values keep their positions."""
+    assert alone.maxima([3, 0, 2**40]) == [3, 0, 2**40]
+
+
+def test_two_ranks_get_the_maximum_at_each_position() -> None:
+    """Both ranks get the same vector, from a single all-reduce each."""
+    store = dist.HashStore()
+    issued: list[tuple[int, str]] = []
+
+    def run(rank: int, values: list[int]) -> list[int]:
+        group = VoteGroup(
+            store,
+            rank=rank,
+            world_size=2,
+            prefix="test",
+            timeout_seconds=30,
+            on_collective=lambda name, sequence, operation, tensor, work: issued.append((rank, operation)),
+        )
+        maxima = group.maxima(values)
+        group.close()
+        return maxima
+
+    results = run_ranks(lambda: run(0, [1, 0, 7]), lambda: run(1, [0, 2, 3]))
+    assert results == [[1, 2, 7], [1, 2, 7]]
+    assert sorted(issued) == [(0, "allreduce"), (1, "allreduce")]
