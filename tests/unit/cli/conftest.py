@@ -1,4 +1,4 @@
-"""A working directory of its own, with a script and the environment of nobody's launcher."""
+"""A working directory with a script, and an environment without variables of other launchers."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ def out(here: Path) -> Path:
 
 
 def publish(folder: Path, step: int, run_id: str = "night") -> Path:
-    """One of ours, on two ranks."""
+    """Publish a checkpoint of two ranks."""
     path = made.plain(folder, step)
     write_manifest(path, identity(folder, step, run_id=run_id, world_size=2))
     return path
 
 
 def flip(path: Path) -> None:
-    """One bit of the weights."""
+    """Flip one bit of the weights."""
     file = path / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -46,14 +46,14 @@ def flip(path: Path) -> None:
 
 
 def as_json(capsys: Captured, *words: str) -> tuple[int, dict[str, Any]]:
-    """A command's exit code and object."""
+    """Run a command; return its exit code and its JSON object."""
     code = main(["checkpoints", *words, "--json"])
     value: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, value
 
 
-def test_a_list_has_a_line_each(out: Path, capsys: Captured) -> None:
-    """Newest first, with ranks, run, state and name."""
+def test_list_prints_one_line_per_checkpoint(out: Path, capsys: Captured) -> None:
+    """Newest first, with name, step, ranks, run and state."""
     made.plain(out, 50)
     assert main(["checkpoints", "list", "out"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -62,8 +62,8 @@ def test_a_list_has_a_line_each(out: Path, capsys: Captured) -> None:
     assert {"40", "2", "yes", "night", "published"} <= set(lines[3].split())
 
 
-def test_the_object_has_every_field(out: Path, capsys: Captured) -> None:
-    """And nothing else is printed."""
+def test_json_output_has_every_field(out: Path, capsys: Captured) -> None:
+    """Standard output holds one JSON object and nothing else."""
     code, value = as_json(capsys, "list", "out")
     assert code == 0
     assert [one["step"] for one in value["checkpoints"]] == [40, 30, 20, 10]
@@ -72,8 +72,8 @@ def test_the_object_has_every_field(out: Path, capsys: Captured) -> None:
     )
 
 
-def test_a_run_is_known_by_its_id(out: Path, here: Path, capsys: Captured) -> None:
-    """Or its directory, or by being the newest: its journal says where its checkpoints are."""
+def test_a_run_may_be_named_by_id_or_directory(out: Path, here: Path, capsys: Captured) -> None:
+    """Without a name, the newest run is used; its journal lists its checkpoints."""
     directory = RunDirectory(path=here / "runs" / "night")
     directory.create()
     directory.write_run({"run_id": "night"})
@@ -94,8 +94,8 @@ def test_a_run_is_known_by_its_id(out: Path, here: Path, capsys: Captured) -> No
 @pytest.mark.parametrize(
     "words", [["list", "nowhere"], ["list"], ["verify", "."], ["prune", "out", "--keep", "0"]]
 )
-def test_nothing_to_look_at_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
-    """Nothing on standard output."""
+def test_a_target_without_checkpoints_is_refused(capsys: Captured, words: list[str]) -> None:
+    """One line on standard error, nothing on standard output, exit code 2."""
     os.mkdir("out")
     assert main(["checkpoints", *words]) == 2
     shown = capsys.readouterr()
@@ -103,8 +103,8 @@ def test_nothing_to_look_at_is_one_line_and_2(capsys: Captured, words: list[str]
     assert shown.err.count("\n") == 1
 
 
-def test_all_sound_is_0(out: Path, capsys: Captured) -> None:
-    """One checkpoint alone, or all of a directory; what lies aside is not asked."""
+def test_verify_exits_with_0_if_all_are_good(out: Path, capsys: Captured) -> None:
+    """For one checkpoint or a directory; renamed directories are not verified."""
     reject_checkpoint(made.plain(out, 60), "bad")
     assert main(["checkpoints", "verify", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 good"
@@ -112,8 +112,8 @@ def test_all_sound_is_0(out: Path, capsys: Captured) -> None:
     assert "verified" in capsys.readouterr().out
 
 
-def test_a_flipped_bit_is_1_and_named(out: Path, capsys: Captured) -> None:
-    """Which file of which checkpoint, and how it differs; the others are looked at all the same."""
+def test_verify_names_a_file_with_a_flipped_bit(out: Path, capsys: Captured) -> None:
+    """Exit code 1; the other checkpoints are verified too."""
     flip(out / "checkpoint-30")
     assert main(["checkpoints", "verify", "out"]) == 1
     shown = capsys.readouterr().out
@@ -124,15 +124,15 @@ def test_a_flipped_bit_is_1_and_named(out: Path, capsys: Captured) -> None:
     assert (code, value["bad"]) == (1, 1)
 
 
-def test_a_half_written_one_is_1(out: Path, capsys: Captured) -> None:
-    """What lacks is named."""
+def test_verify_names_the_missing_files_of_an_incomplete_checkpoint(out: Path, capsys: Captured) -> None:
+    """Exit code 1."""
     (made.plain(out, 50) / "scheduler.pt").unlink()
     assert main(["checkpoints", "verify", "out"]) == 1
     assert "scheduler.pt is missing" in capsys.readouterr().out
 
 
-def test_prune_shows_first(out: Path, capsys: Captured) -> None:
-    """And deletes nothing."""
+def test_prune_without_yes_deletes_nothing(out: Path, capsys: Captured) -> None:
+    """It prints what it would delete."""
     assert main(["checkpoints", "prune", "out"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("would delete") == 2
@@ -140,8 +140,8 @@ def test_prune_shows_first(out: Path, capsys: Captured) -> None:
     assert len(os.listdir(out)) == 4
 
 
-def test_prune_keeps_the_newest_verified(out: Path, capsys: Captured) -> None:
-    """A damaged one does not count, and is not touched; nor is one without a manifest."""
+def test_prune_keeps_the_newest_verified_checkpoints(out: Path, capsys: Captured) -> None:
+    """Damaged checkpoints do not count and are not deleted, nor are those without a manifest."""
     flip(out / "checkpoint-40")
     made.plain(out, 5)
     assert main(["checkpoints", "prune", "out", "--keep", "1", "--yes"]) == 0
@@ -151,23 +151,23 @@ def test_prune_keeps_the_newest_verified(out: Path, capsys: Captured) -> None:
     assert (code, value["deleted"]) == (0, [])
 
 
-def test_prune_keeps_the_best(out: Path, capsys: Captured) -> None:
-    """As the newest trainer state names it."""
+def test_prune_keeps_the_best_checkpoint(out: Path, capsys: Captured) -> None:
+    """The one that the newest trainer state names."""
     path = publish_with_best(out, 50, best="out/checkpoint-10")
     assert main(["checkpoints", "prune", "out", "--keep", "1", "--yes"]) == 0
     assert sorted(os.listdir(out)) == ["checkpoint-10", path.name]
 
 
 def publish_with_best(folder: Path, step: int, best: str) -> Path:
-    """One whose trainer knows an older best one."""
+    """Publish a checkpoint whose trainer state names an older one as the best."""
     path = made.plain(folder, step)
     (path / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_model_checkpoint": best}))
     write_manifest(path, identity(folder, step, run_id="night", world_size=2))
     return path
 
 
-def test_what_lies_aside_goes_only_when_asked(out: Path, capsys: Captured) -> None:
-    """Rejected, and partial ones that nobody writes any more; another run's replaced one stays."""
+def test_prune_deletes_renamed_directories_only_with_rejected(out: Path, capsys: Captured) -> None:
+    """Rejected and abandoned partial ones; another run's replaced checkpoint stays."""
     reject_checkpoint(made.plain(out, 50), "bad")
     os.rename(made.plain(out, 60), out / ".checkpoint-60.partial-00ff")
     os.rename(publish(out, 70, run_id="other"), out / "replaced-checkpoint-70")
@@ -182,8 +182,10 @@ def test_what_lies_aside_goes_only_when_asked(out: Path, capsys: Captured) -> No
     ]
 
 
-def test_what_cannot_be_deleted_is_1(out: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is no checkpoint any more, as half of it may be gone."""
+def test_prune_exits_with_1_if_a_deletion_fails(
+    out: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is no longer a checkpoint, because files may be missing."""
 
     def refuse(path: Path) -> None:
         raise OSError(16, "Device or resource busy")
@@ -194,8 +196,8 @@ def test_what_cannot_be_deleted_is_1(out: Path, capsys: Captured, monkeypatch: p
     assert [found.manifest.step for found in find_checkpoints(out)] == [40, 30, 20]
 
 
-def test_one_checkpoint_is_not_pruned(out: Path, capsys: Captured) -> None:
-    """Its directory is."""
+def test_prune_refuses_a_single_checkpoint(out: Path, capsys: Captured) -> None:
+    """The message names its directory."""
     assert main(["checkpoints", "prune", "out/checkpoint-10"]) == 2
     assert "give its directory" in capsys.readouterr().err
 
@@ -203,6 +205,6 @@ def test_one_checkpoint_is_not_pruned(out: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")]
 )
-def test_sizes_are_readable(count: int, text: str) -> None:
-    """In binary units."""
+def test_sizes_are_printed_in_binary_units(count: int, text: str) -> None:
+    """With one decimal from KiB on."""
     assert size(count) == text

@@ -1,4 +1,4 @@
-"""`grpo-run launch` around the run itself. No supervisor is started here."""
+"""`grpo-run launch`: the run directory, and what a starting run prints. No supervisor is started here."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
 
 
 def test_a_run_is_supervised_in_its_own_directory(here: Path, supervised: list[RunDirectory]) -> None:
-    """Made, locked while it lasts, and its exit code is the command's."""
+    """The directory is created and locked while the run lasts; the run's exit code is the command's."""
     assert main(["launch", "train.py"]) == 75
     (directory,) = supervised
     assert directory.path == here / parse(["train.py"]).config.run_directory
     assert directory.owner() is None
 
 
-def test_a_run_that_is_being_run_is_not_run_twice(
+def test_a_live_run_is_not_started_twice(
     here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2, one line, with the pid of the other."""
+    """Exit code 2 and one line with the pid of the other supervisor."""
     directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
     directory.create()
     lock = directory.acquire()
@@ -53,10 +53,10 @@ def test_a_run_that_is_being_run_is_not_run_twice(
     assert supervised == []
 
 
-def test_a_finished_run_is_not_run_again(
+def test_a_finished_run_is_not_started_again(
     here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """0, one line, and how to start another."""
+    """Exit code 0 and one line that names --fresh."""
     directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
     directory.create()
     Journal(directory.journal, "night").write("run_ended", exit_code=0, sentence="Finished.")
@@ -66,10 +66,8 @@ def test_a_finished_run_is_not_run_again(
 
 
 @pytest.mark.parametrize("code", [75, 93, 2])
-def test_a_run_that_ended_otherwise_is_gone_on_with(
-    here: Path, supervised: list[RunDirectory], code: int
-) -> None:
-    """The same command goes on."""
+def test_an_unfinished_run_is_resumed(here: Path, supervised: list[RunDirectory], code: int) -> None:
+    """The same command resumes a run that stopped, gave up or was refused."""
     directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
     directory.create()
     Journal(directory.journal, "night").write("run_ended", exit_code=code, sentence="")
@@ -77,10 +75,10 @@ def test_a_run_that_ended_otherwise_is_gone_on_with(
     assert len(supervised) == 1
 
 
-def test_a_directory_that_cannot_be_written_is_one_line_and_2(
+def test_a_run_directory_that_cannot_be_written_is_refused(
     here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the way around."""
+    """Exit code 2 and one line that names --run-dir."""
     (here / "file").touch()
     assert main(["launch", "--run-dir", "file/run", "train.py"]) == 2
     shown = capsys.readouterr().err

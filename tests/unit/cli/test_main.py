@@ -1,4 +1,4 @@
-"""`grpo-run`: which command, which exit code, one line."""
+"""The `grpo-run` command: subcommands, exit codes, one-line errors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Captured = pytest.CaptureFixture[str]
         ("xyzzy", "commands: "),
     ],
 )
-def test_an_unknown_command_is_one_line_and_2(capsys: Captured, word: str, hint: str) -> None:
-    """With the nearest name, or all of them."""
+def test_an_unknown_command_is_refused(capsys: Captured, word: str, hint: str) -> None:
+    """Exit code 2 and one line with the closest command, or all of them."""
     assert main([word]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -36,8 +36,8 @@ def test_an_unknown_command_is_one_line_and_2(capsys: Captured, word: str, hint:
     assert hint in shown.err
 
 
-def test_no_command_is_2_and_help_is_0(capsys: Captured) -> None:
-    """Both show what there is."""
+def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
+    """Both print the list of commands."""
     assert main([]) == 2
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -46,14 +46,14 @@ def test_no_command_is_2_and_help_is_0(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
-    """From the package's metadata."""
+    """It is read from the package metadata."""
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"grpo-run {version('grpo-run')}\n"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_its_file(name: str) -> None:
-    """With a `main` that takes the words after it; read from the source, nothing heavy is imported."""
+    """With a `main` that takes the arguments; checked in the source, without importing it."""
     spec = find_spec(f"grpo_run.cli.{name}")
     assert spec is not None
     assert spec.origin is not None
@@ -63,8 +63,8 @@ def test_every_command_has_its_file(name: str) -> None:
     assert [argument.arg for argument in function.args.args] == ["arguments"]
 
 
-def test_only_the_command_that_is_asked_for_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the words after it, and its exit code is the program's."""
+def test_only_the_given_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It receives the arguments after its name, and its exit code is returned."""
     imported: list[str] = []
     given: list[list[str]] = []
 
@@ -82,8 +82,8 @@ def test_only_the_command_that_is_asked_for_is_imported(monkeypatch: pytest.Monk
     assert given == [["train.py", "--lr", "1"]]
 
 
-def test_a_mistake_of_the_users_is_one_line_and_2(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What, where, what to do; no traceback."""
+def test_a_usage_error_is_one_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2, no traceback."""
 
     def command(words: list[str]) -> int:
         raise ConfigError("--stop-timeout 0: must be above 0")
@@ -93,8 +93,8 @@ def test_a_mistake_of_the_users_is_one_line_and_2(capsys: Captured, monkeypatch:
     assert capsys.readouterr().err == "grpo-run: --stop-timeout 0: must be above 0\n"
 
 
-def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traceback is what a bug report needs."""
+def test_an_internal_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug report needs the traceback."""
 
     def command(words: list[str]) -> int:
         raise KeyError("bug")
@@ -104,8 +104,8 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
         main(["launch"])
 
 
-def test_the_words_come_from_the_command_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When none are given."""
+def test_arguments_default_to_the_command_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If none are passed."""
     monkeypatch.setattr(main_module.sys, "argv", ["grpo-run", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("grpo-run ")

@@ -1,4 +1,4 @@
-"""`grpo-run report`: a page beside the verdict, or one line."""
+"""`grpo-run report`: write a page, or refuse in one line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run(here: Path) -> RunDirectory:
     return write_incident(here)
 
 
-def test_the_latest_incident_is_written_beside_its_verdict(run: RunDirectory, capsys: Captured) -> None:
-    """For its owner only; the path is all that is printed."""
+def test_the_latest_incident_is_the_default(run: RunDirectory, capsys: Captured) -> None:
+    """The page is written to the incident's folder with mode 0600, and its path is printed."""
     assert main(["report"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == Path("runs/night/incidents/0002-signal/report.html")
@@ -33,8 +33,8 @@ def test_the_latest_incident_is_written_beside_its_verdict(run: RunDirectory, ca
     assert [file.name for file in path.parent.glob(".*")] == []
 
 
-def test_one_incident_elsewhere(run: RunDirectory, here: Path, capsys: Captured) -> None:
-    """The number chooses; the file is replaced, and nothing is written into the run."""
+def test_an_incident_and_a_file_may_be_chosen(run: RunDirectory, here: Path, capsys: Captured) -> None:
+    """The file is replaced, and nothing is written to the run directory."""
     (here / "page.html").write_text("old")
     assert main(["report", "night", "--incident", "1", "--output", "page.html"]) == 0
     assert capsys.readouterr().out == "page.html\n"
@@ -55,8 +55,8 @@ def test_one_incident_elsewhere(run: RunDirectory, here: Path, capsys: Captured)
         (["other"], "not a run directory"),
     ],
 )
-def test_bad_input_is_one_line_and_2(capsys: Captured, words: list[str], hint: str) -> None:
-    """What was looked for, and what there is."""
+def test_bad_input_is_refused_in_one_line(capsys: Captured, words: list[str], hint: str) -> None:
+    """Exit code 2; the line names what was searched and what exists."""
     assert main(["report", *words]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -65,8 +65,8 @@ def test_bad_input_is_one_line_and_2(capsys: Captured, words: list[str], hint: s
     assert hint in shown.err
 
 
-def test_a_run_without_incidents_is_one_line_and_2(run: RunDirectory, capsys: Captured) -> None:
-    """Good news, but no report."""
+def test_a_run_without_incidents_is_refused_in_one_line(run: RunDirectory, capsys: Captured) -> None:
+    """Exit code 2."""
     for path in sorted(run.incidents.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     assert main(["report", "night"]) == 2

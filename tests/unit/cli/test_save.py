@@ -1,4 +1,4 @@
-"""`grpo-run save`: the request is left on the board."""
+"""`grpo-run save`: write the request to the board."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def run(here: Path) -> RunDirectory:
     return directory
 
 
-def test_the_ranks_are_asked(run: RunDirectory, capsys: Captured) -> None:
-    """Once a command; a stop is not asked for."""
+def test_the_request_is_written_to_the_board(run: RunDirectory, capsys: Captured) -> None:
+    """Once per command; no stop is requested."""
     lock = run.acquire()
     assert main(["save", "night"]) == 0
     assert main(["save"]) == 0
@@ -34,8 +34,8 @@ def test_the_ranks_are_asked(run: RunDirectory, capsys: Captured) -> None:
     assert "checkpoint" in capsys.readouterr().out
 
 
-def test_nothing_to_save_is_one_line_and_2(run: RunDirectory, capsys: Captured) -> None:
-    """A run that nobody runs; the next one must not find an old request."""
+def test_an_inactive_run_is_refused(run: RunDirectory, capsys: Captured) -> None:
+    """The next supervisor must not find an old request."""
     assert main(["save", "night"]) == 2
     assert "no run is active" in capsys.readouterr().err
     assert Board.open(run.board).requests == (False, 0)
@@ -43,8 +43,8 @@ def test_nothing_to_save_is_one_line_and_2(run: RunDirectory, capsys: Captured) 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", [[], ["no-such-run"]])
-def test_no_run_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
-    """What was looked for."""
+def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
+    """Exit code 2 and one line with the name."""
     assert main(["save", *words]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("grpo-run: ")

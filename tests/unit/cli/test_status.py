@@ -1,4 +1,4 @@
-"""`grpo-run status`: the verdict first."""
+"""`grpo-run status`: the summary first."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def run(here: Path) -> RunDirectory:
 
 
 def end(run: RunDirectory, sentence: str) -> None:
-    """It gave up, with these words."""
+    """Record that the run gave up with this sentence."""
     journal = Journal(run.journal, "night")
     journal.write("run_ended", exit_code=93, sentence=sentence)
     journal.close()
 
 
-def test_the_verdict_comes_first(run: RunDirectory, capsys: Captured) -> None:
-    """In the first line, then the facts."""
+def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> None:
+    """The facts follow."""
     end(run, "Rank 1 was killed by SIGKILL in step 8.")
     assert main(["status", "night"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -50,8 +50,8 @@ def test_the_verdict_comes_first(run: RunDirectory, capsys: Captured) -> None:
     assert "7 of 10" in "\n".join(lines[1:])
 
 
-def test_a_long_verdict_is_one_line(run: RunDirectory, capsys: Captured) -> None:
-    """In a file or a pipe nothing is folded: a script may take the first line."""
+def test_a_long_summary_is_one_line(run: RunDirectory, capsys: Captured) -> None:
+    """A pipe gets unfolded lines, so that a program can read the first."""
     sentence = "Rank 1 raised ValueError in step 8 (phase reward): " + "a long story " * 12 + "ends."
     end(run, sentence)
     main(["status", "night"])
@@ -59,15 +59,15 @@ def test_a_long_verdict_is_one_line(run: RunDirectory, capsys: Captured) -> None
 
 
 @pytest.mark.parametrize("words", ["unbalanced [/INST] in the answer", "KeyError: [rank1] [bold]x[/bold]"])
-def test_brackets_in_a_verdict_are_text(run: RunDirectory, capsys: Captured, words: str) -> None:
-    """Chat templates and tensors are full of them; nothing is swallowed, nothing raises."""
+def test_brackets_in_a_sentence_are_not_markup(run: RunDirectory, capsys: Captured, words: str) -> None:
+    """Chat templates and tensors contain them; they are printed as they are."""
     end(run, words)
     assert main(["status", "night"]) == 0
     assert capsys.readouterr().out.splitlines()[0].strip() == words
 
 
-def test_the_object_is_json_and_nothing_else(run: RunDirectory, capsys: Captured) -> None:
-    """For programs."""
+def test_json_output_is_one_object(run: RunDirectory, capsys: Captured) -> None:
+    """Standard output holds nothing else."""
     end(run, "Gave up.")
     assert main(["status", "--json"]) == 0
     shown = capsys.readouterr()
@@ -81,8 +81,8 @@ def test_the_object_is_json_and_nothing_else(run: RunDirectory, capsys: Captured
     assert shown.err == ""
 
 
-def test_a_vanished_supervisor_is_unknown(run: RunDirectory, capsys: Captured) -> None:
-    """Not running, whatever the journal's last line says."""
+def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory, capsys: Captured) -> None:
+    """Whatever state the journal's last line names."""
     main(["status", "--json"])
     assert json.loads(capsys.readouterr().out)["state"] == "unknown"
     main(["status"])
@@ -91,8 +91,8 @@ def test_a_vanished_supervisor_is_unknown(run: RunDirectory, capsys: Captured) -
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", [[], ["no-such-run"], ["--json"]])
-def test_no_run_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
-    """Nothing on standard output."""
+def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
+    """Exit code 2 and nothing on standard output."""
     assert main(["status", *words]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

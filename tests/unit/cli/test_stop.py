@@ -1,4 +1,4 @@
-"""`grpo-run stop`: the supervisor is asked, and may be waited for. No process is signalled here."""
+"""`grpo-run stop`: signal the supervisor and wait for it. No process is signalled here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(here: Path) -> RunDirectory:
 
 @pytest.fixture
 def owned(run: RunDirectory) -> Iterator[int]:
-    """The same run, owned by this process; the lock."""
+    """The same run, locked by this process."""
     lock = run.acquire()
     yield lock
     with contextlib.suppress(OSError):  # a test may have let it go
@@ -43,33 +43,33 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("owned")
-def test_the_supervisor_is_asked(sent: list[tuple[int, int]], capsys: Captured) -> None:
-    """By SIGTERM, as a batch system would."""
+def test_the_supervisor_receives_sigterm(sent: list[tuple[int, int]], capsys: Captured) -> None:
+    """As from a batch system."""
     assert main(["stop", "night"]) == 0
     assert sent == [(os.getpid(), signal.SIGTERM)]
     assert str(os.getpid()) in capsys.readouterr().out
 
 
-def test_waiting_ends_when_the_supervisor_does(
+def test_wait_returns_when_the_supervisor_exits(
     owned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """0."""
+    """Exit code 0."""
     monkeypatch.setattr(os, "kill", lambda pid, number: os.close(owned))
     assert main(["stop", "night", "--wait", "60"]) == 0
 
 
 @pytest.mark.usefixtures("owned", "sent")
-def test_waiting_has_an_end(capsys: Captured) -> None:
-    """When it is still there, that is said, and is no success."""
+def test_wait_exits_with_1_after_its_time(capsys: Captured) -> None:
+    """The run is still stopping."""
     assert main(["stop", "night", "--wait", "0.01"]) != 0
     assert "still stopping" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("owned")
-def test_a_supervisor_that_has_just_gone_is_one_line_and_2(
+def test_a_supervisor_that_has_just_exited_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """Between looking and asking."""
+    """Exit code 2: it exited between the check and the signal."""
 
     def gone(pid: int, number: int) -> None:
         raise ProcessLookupError(3, "No such process")
@@ -80,8 +80,8 @@ def test_a_supervisor_that_has_just_gone_is_one_line_and_2(
 
 
 @pytest.mark.usefixtures("run")
-def test_nothing_to_stop_is_one_line_and_2(sent: list[tuple[int, int]], capsys: Captured) -> None:
-    """A run that nobody runs."""
+def test_an_inactive_run_is_refused(sent: list[tuple[int, int]], capsys: Captured) -> None:
+    """Exit code 2, and no signal is sent."""
     assert main(["stop", "night"]) == 2
     assert "no run is active" in capsys.readouterr().err
     assert sent == []
@@ -89,8 +89,8 @@ def test_nothing_to_stop_is_one_line_and_2(sent: list[tuple[int, int]], capsys: 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", [[], ["no-such-run"]])
-def test_no_run_is_one_line_and_2(capsys: Captured, words: list[str]) -> None:
-    """What was looked for."""
+def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
+    """Exit code 2 and one line with the name."""
     assert main(["stop", *words]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("grpo-run: ")

@@ -1,4 +1,4 @@
-"""What may be written after `grpo-run launch`, what is refused before a process starts, and what makes a run this run."""
+"""The command line of `grpo-run launch`: what is accepted, what is refused, and what identifies a run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OUR_FLAGS = {
     "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
-"""Frozen: a flag is a promise. Add one here, and to the documentation, when one is added to the parser."""
+"""An option is a promise. Add a new one here and to the documentation."""
 
 
 @pytest.fixture
 def at_home(here: Path) -> Path:
-    """The working directory, known to be where commands run."""
+    """The working directory of the commands."""
     return here
 
 
 def torchruns() -> argparse.ArgumentParser:
-    """The parser that ours is made of, as torch made it."""
+    """torchrun's own parser."""
     from torch.distributed.run import get_args_parser
 
     return get_args_parser()
@@ -49,24 +49,24 @@ def flags(parser: argparse.ArgumentParser) -> set[str]:
     return {word for action in parser._actions for word in action.option_strings}
 
 
-def test_our_flags_are_frozen() -> None:
-    """Those beside torchrun's."""
+def test_our_options_are_a_promise() -> None:
+    """An option is not removed or renamed."""
     assert flags(build_parser()) - flags(torchruns()) == OUR_FLAGS
 
 
-def test_every_flag_of_torchruns_is_taken() -> None:
-    """`torchrun` may be replaced by `grpo-run launch` in any command."""
+def test_every_option_of_torchrun_is_accepted() -> None:
+    """`grpo-run launch` can replace `torchrun` in any command."""
     assert flags(torchruns()) <= flags(build_parser())
 
 
-def test_every_flag_says_what_it_does() -> None:
+def test_every_option_has_a_help_text() -> None:
     """In `--help`."""
     actions = [action for action in build_parser()._actions if action.option_strings]
     assert [action.option_strings for action in actions if not action.help] == []
 
 
 def error(*words: str) -> str:
-    """The one line that these words earn."""
+    """The line with which these words are refused."""
     with pytest.raises(UsageError) as caught:
         parse(words)
     line = str(caught.value)
@@ -137,14 +137,14 @@ def error(*words: str) -> str:
         ([], "training_script"),
     ],
 )
-def test_what_is_wrong_is_one_line(words: list[str], says: str) -> None:
-    """Before any process is started, with the flag and its value."""
+def test_a_wrong_option_is_refused_in_one_line(words: list[str], says: str) -> None:
+    """The line names the option and its value."""
     assert says in error(*words)
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_wrong_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """Through the program itself."""
+def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Through `main`."""
     assert main(["launch", "--no-such-flag", "train.py"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("grpo-run: ")
@@ -152,8 +152,8 @@ def test_a_wrong_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_plain_line_becomes_a_run() -> None:
-    """With torchrun's defaults and ours."""
+def test_a_plain_command_has_the_defaults() -> None:
+    """torchrun's and ours."""
     made: LaunchCommand = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
     config = made.config
     assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
@@ -176,8 +176,8 @@ def test_a_plain_line_becomes_a_run() -> None:
         ["a=b", "--generation"],
     ],
 )
-def test_the_scripts_own_words_are_its_own(arguments: list[str]) -> None:
-    """Even when they look like ours."""
+def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
+    """Even if they look like our options."""
     config = parse(["train.py", *arguments]).config
     assert list(config.arguments) == arguments
     assert config.generation == {}
@@ -201,8 +201,8 @@ def test_the_scripts_own_words_are_its_own(arguments: list[str]) -> None:
         ["--standalone", "--generation", "max_time=3", "max_completion_length=64", "--", "train.py"],
     ],
 )
-def test_caps_may_be_written_in_every_usual_way(words: list[str]) -> None:
-    """In a list, or one a flag; the list ends at the first word that is no KEY=VALUE."""
+def test_generation_caps_may_be_a_list_or_repeated(words: list[str]) -> None:
+    """A list ends at the first word that is not KEY=VALUE."""
     config = parse([*words, "--generation", "mine=1"]).config
     assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
     assert config.arguments[-2:] == ("--generation", "mine=1")
@@ -220,8 +220,8 @@ def test_caps_may_be_written_in_every_usual_way(words: list[str]) -> None:
         (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
     ],
 )  # fmt: skip
-def test_only_our_own_list_is_split(words: list[str], split: list[str]) -> None:
-    """What comes after the script is not touched."""
+def test_only_a_list_before_the_script_is_split(words: list[str], split: list[str]) -> None:
+    """Words after the script are unchanged."""
     assert OptionWords(build_parser()).split_generation(words) == split
 
 
@@ -233,7 +233,7 @@ IDENTICAL = [
 
 
 @pytest.mark.parametrize("extra", IDENTICAL)
-def test_what_differs_by_node_or_only_looks_makes_no_other_run(extra: list[str]) -> None:
+def test_options_of_the_node_or_the_display_do_not_change_the_run(extra: list[str]) -> None:
     """The command finds its run again."""
     assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"])
 
@@ -242,20 +242,20 @@ def test_what_differs_by_node_or_only_looks_makes_no_other_run(extra: list[str])
     "extra",
     [["--nproc-per-node", "2"], ["--generation", "max_time=3"], ["--accelerate-config", "zero2.yaml"]],
 )
-def test_what_changes_the_training_makes_another_run(extra: list[str]) -> None:
-    """It must not go on from the other's checkpoints unasked."""
+def test_options_that_affect_training_make_another_run(extra: list[str]) -> None:
+    """It must not resume from the other run's checkpoints."""
     assert identity([*extra, "train.py"]) != identity(["train.py"])
 
 
 @pytest.mark.parametrize("own", [["--fresh"], ["--run-dir", "a"], ["--node-rank=3"], ["--metrics-addr", "x"]])
-def test_the_scripts_own_words_make_another_run(own: list[str]) -> None:
-    """After the script every word is the script's, whatever it looks like."""
+def test_script_arguments_make_another_run(own: list[str]) -> None:
+    """Even if they look like options of the display."""
     assert identity(["train.py", *own]) != identity(["train.py"])
     assert identity(["train.py", "--run-dir", "a"]) != identity(["train.py", "--run-dir", "b"])
 
 
 def finished(path: Path, *words: str, code: int = 0) -> None:
-    """The run of these words and `train.py` has ended in `path`."""
+    """Record that the run of this command has ended in `path`."""
     run = RunDirectory(path=path)
     run.create()
     run.write_run(parse([*words, "train.py"]).config.as_json())
@@ -266,20 +266,20 @@ def finished(path: Path, *words: str, code: int = 0) -> None:
 
 
 def where(*words: str) -> Path:
-    """The directory that a command's run would have."""
+    """The run directory of this command."""
     return parse([*words, "train.py"]).config.run_directory
 
 
-def test_the_same_command_goes_on_in_the_same_directory(at_home: Path) -> None:
-    """Finished or not: what follows is decided there."""
+def test_the_same_command_uses_the_same_directory(at_home: Path) -> None:
+    """Finished or not."""
     first = where()
     finished(at_home / first)
     assert where() == first
 
 
 @pytest.mark.parametrize("words", [[], ["--run-id", "exp"]])
-def test_fresh_starts_the_next_of_the_series(at_home: Path, words: list[str]) -> None:
-    """When the last has finished; and the plain command then finds the newest."""
+def test_fresh_starts_the_next_run_of_the_series(at_home: Path, words: list[str]) -> None:
+    """If the last has finished; the plain command then finds the newest."""
     first = where(*words)
     finished(at_home / first, *words)
     second = where("--fresh", *words)
@@ -289,33 +289,33 @@ def test_fresh_starts_the_next_of_the_series(at_home: Path, words: list[str]) ->
     assert where("--fresh", *words) == second
 
 
-def test_a_run_id_names_that_run_and_no_other(at_home: Path) -> None:
-    """`exp-2` is somebody's other run, not a continuation of `exp`."""
+def test_a_run_id_names_that_run_only(at_home: Path) -> None:
+    """`exp-2` may be another run, not a continuation of `exp`."""
     finished(at_home / "runs" / "exp", "--run-id", "exp")
     finished(at_home / "runs" / "exp-2", "--run-id", "exp-2", code=75)
     assert where("--run-id", "exp") == Path("runs/exp").resolve()
     assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3").resolve()
 
 
-def test_fresh_with_a_directory_that_has_finished_is_refused(at_home: Path) -> None:
-    """There is no next one to start; saying `nothing to do, use --fresh` to one who did would be a circle."""
+def test_fresh_with_a_finished_run_directory_is_refused(at_home: Path) -> None:
+    """The directory is given, so there is no next one to use."""
     finished(at_home / "mine")
     assert "--run-dir" in error("--fresh", "--run-dir", "mine", "train.py")
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_script_that_sets_what_libraries_read_gets_fresh_interpreters(
+def test_a_script_that_sets_import_time_variables_disables_preloading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And is told so."""
+    """A line on standard error says so."""
     Path("train.py").write_text('import os\nos.environ["HF_HOME"] = "x"\n')
     assert parse(["train.py"]).config.preload is False
     assert "HF_HOME" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("at_home")
-def test_fresh_interpreters_may_be_asked_for() -> None:
-    """With `--no-preload`."""
+def test_no_preload_disables_preloading() -> None:
+    """Ranks start as fresh interpreters."""
     assert parse(["--no-preload", "train.py"]).config.preload is False
 
 
@@ -338,26 +338,24 @@ def test_shown_ranks(words: list[str], shown: set[int]) -> None:
 @pytest.mark.parametrize(
     "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
 )
-def test_torchruns_flags_that_mean_nothing_here_are_said(
+def test_ignored_options_of_torchrun_cause_a_warning(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    """Taken, and not silently."""
+    """They are accepted, but not silently."""
     parse([*words, "train.py"])
     assert f"{words[0]} is ignored" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
-def test_several_ranks_share_the_cores_as_under_torchrun(ranks: str, threads: str | None) -> None:
-    """One thread each, unless the environment says otherwise."""
+def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
+    """As under torchrun, unless the environment sets another number."""
     environment = parse(["--nproc-per-node", ranks, "train.py"]).config.environment
     assert environment.get("OMP_NUM_THREADS") == threads
 
 
-def test_untested_versions_are_refused_before_anything_starts(
-    at_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or allowed."""
+def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless `--allow-untested` is given."""
     from packaging.specifiers import SpecifierSet
 
     from grpo_run.trainers import upstream
@@ -367,8 +365,8 @@ def test_untested_versions_are_refused_before_anything_starts(
     assert parse(["--allow-untested", "train.py"]).config.allow_untested
 
 
-def test_the_deadline_for_leaving_is_said_in_seconds(here: Path) -> None:
-    """And is none of the others."""
+def test_deadline_exit_sets_one_deadline(here: Path) -> None:
+    """The other deadlines keep their defaults."""
     said = parse(["--deadline-exit", "30", "train.py"]).config.deadlines
     default = parse(["train.py"]).config.deadlines
     assert (said.exit_seconds, default.exit_seconds) == (30.0, 8.0)
@@ -385,15 +383,13 @@ def test_the_deadline_for_leaving_is_said_in_seconds(here: Path) -> None:
         (["--snapshot-every", "25"], 25),
     ],
 )
-def test_how_often_snapshots_are_taken(words: list[str], every: int | None) -> None:
-    """As often as pays, unless it is said."""
+def test_snapshot_every_is_a_number_or_auto(words: list[str], every: int | None) -> None:
+    """auto is the default."""
     assert parse([*words, "train.py"]).config.snapshot_every == every
 
 
-def test_snapshots_lie_in_memory_unless_told_otherwise(
-    at_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a place of the run's own, below the directory that was named; the same for the same run."""
+def test_each_run_has_its_own_staging_directory(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the given directory, the same for the same run, and not created by parsing."""
     memory, other = at_home / "memory", at_home / "other"
     memory.mkdir()
     other.mkdir()
@@ -409,23 +405,23 @@ def test_snapshots_lie_in_memory_unless_told_otherwise(
 
 
 @pytest.mark.usefixtures("at_home")
-def test_the_usual_place_is_in_memory() -> None:
-    """Where Linux keeps it."""
+def test_snapshots_default_to_dev_shm() -> None:
+    """The file system in memory that Linux has."""
     assert build_parser().get_default("snapshot_dir") == "/dev/shm"
 
 
-def test_of_several_nodes_none_has_the_whole_checkpoint(at_home: Path) -> None:
-    """Each writes its part directly."""
+def test_several_nodes_do_not_stage_checkpoints(at_home: Path) -> None:
+    """Each node would hold a part, so ranks write directly to disk."""
     memory = at_home / "memory"
     memory.mkdir()
     words = ["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]
     assert parse(words).config.snapshot_directory is None
 
 
-def test_a_machine_without_such_a_file_system_writes_directly(
+def test_an_unusable_default_directory_disables_staging(
     at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or with one that somebody else has taken the place on: nobody asked for it, so nobody is refused."""
+    """It does not exist, or another user can access it; the user did not ask for it, so it is no error."""
     memory = at_home / "memory"
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
     assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
@@ -436,8 +432,8 @@ def test_a_machine_without_such_a_file_system_writes_directly(
     assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
 
 
-def test_a_place_that_was_named_and_cannot_be_used_is_refused(at_home: Path) -> None:
-    """It was asked for."""
+def test_an_unusable_named_directory_is_refused(at_home: Path) -> None:
+    """The user asked for it."""
     taken = at_home / "memory" / f"grpo-run-{os.getuid()}"
     taken.mkdir(parents=True)
     taken.chmod(0o755)

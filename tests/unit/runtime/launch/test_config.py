@@ -1,4 +1,4 @@
-"""A run's configuration."""
+"""The configuration of a run."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def test_a_timeout_of_0_or_less_is_refused(name: str, shown: str, value: float) 
 
 
 def test_a_negative_hygiene_interval_is_refused() -> None:
-    """0 means never; less means nothing."""
+    """0 means never."""
     with pytest.raises(ConfigError, match="--hygiene-every"):
         make_config(hygiene_every=-1)
 
 
-def test_what_is_recorded_holds_no_environment() -> None:
+def test_the_environment_is_not_recorded() -> None:
     """It may hold secrets."""
     assert "hf_secret" not in json.dumps(make_config().as_json())
 
 
-def test_what_is_recorded_says_what_was_asked_for() -> None:
-    """As JSON."""
+def test_the_configuration_is_recorded_as_json() -> None:
+    """With the values of the command line."""
     record = json.loads(json.dumps(make_config(generation={"max_time": 2.5}).as_json()))
     assert record["run_id"] == "train-abc123"
     assert record["arguments"] == ["--lr", "1e-6"]

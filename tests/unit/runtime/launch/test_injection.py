@@ -1,4 +1,4 @@
-"""The text of `--inject`: what it may say, what is refused and how, and what is left of a list once some have fired."""
+"""The text of `--inject`: its syntax, what is refused, and which injections remain after some have fired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_run.watchdog.observation import Phase
 
 
 def refusal(text: str) -> str:
-    """The one line that this text earns."""
+    """The line with which this text is refused."""
     with pytest.raises(ConfigError) as caught:
         Injection.parse(text)
     line = str(caught.value)
@@ -32,8 +32,8 @@ def refusal(text: str) -> str:
     return line
 
 
-def test_the_plain_form_takes_the_kinds_own_phase_and_length() -> None:
-    """As the manual's example."""
+def test_phase_and_duration_default_to_the_kinds() -> None:
+    """As in the example of the help."""
     found = Injection.parse("kill@rank1:step7")
     assert (found.kind, found.rank, found.step, found.phase, found.seconds) == (
         "kill",
@@ -46,8 +46,8 @@ def test_the_plain_form_takes_the_kinds_own_phase_and_length() -> None:
 
 
 @pytest.mark.parametrize("order", ["phase=score:seconds=2.5", "seconds=2.5:phase=score"])
-def test_options_may_come_in_either_order(order: str) -> None:
-    """And mean the same, under one canonical text."""
+def test_phase_and_seconds_may_be_in_either_order(order: str) -> None:
+    """The canonical text is the same."""
     found = Injection.parse(f"hang@rank0:step3:{order}")
     assert (found.phase, found.seconds) == (Phase.score, 2.5)
     assert str(found) == "hang@rank0:step3:phase=score:seconds=2.5"
@@ -56,8 +56,8 @@ def test_options_may_come_in_either_order(order: str) -> None:
 @pytest.mark.parametrize(
     "text", ["slow@rank0:step3:phase=reward", "slow@rank00:step03:seconds=1.0", "slow@rank0:step3:seconds=1"]
 )
-def test_what_means_the_same_has_one_name(text: str) -> None:
-    """Else it would fire twice in a run."""
+def test_equal_injections_have_one_canonical_text(text: str) -> None:
+    """Otherwise one would fire twice in a run."""
     assert str(Injection.parse(text)) == "slow@rank0:step3"
 
 
@@ -68,10 +68,10 @@ def test_what_means_the_same_has_one_name(text: str) -> None:
     phase=st.sampled_from([phase for phase in Phase if phase is not Phase.startup]),
     seconds=st.floats(0.001, 604_800.0) | st.none(),
 )
-def test_canonical_text_reads_back_as_itself(
+def test_canonical_text_is_parsed_to_the_same_injection(
     kind: str, rank: int, step: int, phase: Phase, seconds: float | None
 ) -> None:
-    """For every kind, place and length."""
+    """For every kind, place and duration."""
     if KINDS[kind].fixed_phase:
         phase = KINDS[kind].phase
     if KINDS[kind].seconds is None:
@@ -123,40 +123,40 @@ def test_canonical_text_reads_back_as_itself(
         ("slow-generation@rank1:step7:phase=reward", "happens in phase generate only"),
     ],
 )
-def test_what_is_wrong_is_one_line(text: str, says: str) -> None:
-    """With what was written, and what to write."""
+def test_a_wrong_injection_is_refused_in_one_line(text: str, says: str) -> None:
+    """The line holds the text and what to write."""
     assert says in refusal(text)
 
 
 @pytest.mark.parametrize(("rank", "step"), [(-1, 1), (0, 0), (0, -3)])
-def test_built_by_hand_it_is_checked_too(rank: int, step: int) -> None:
-    """Tests build them without text."""
+def test_the_constructor_checks_rank_and_step(rank: int, step: int) -> None:
+    """Tests construct injections without text."""
     with pytest.raises(ConfigError):
         Injection.of("kill", rank=rank, step=step)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, 0.0, -1.0, 1e9])
-def test_a_length_built_by_hand_is_checked_too(seconds: float) -> None:
-    """Not a number above all, which compares with nothing."""
+def test_the_constructor_checks_the_duration(seconds: float) -> None:
+    """NaN above all, which compares as false."""
     with pytest.raises(ConfigError, match="seconds"):
         Injection.of("slow", rank=0, step=1, seconds=seconds)
 
 
-def test_an_injection_twice_is_refused() -> None:
-    """It fires once in a run, so the second would never come; spelling it otherwise does not make it another."""
+def test_a_repeated_injection_is_refused() -> None:
+    """It fires once in a run, however it is written."""
     with pytest.raises(ConfigError, match="given twice"):
         parse_all(["kill@rank1:step7", "kill@rank1:step7:phase=forward_backward"])
 
 
 def test_two_collectives_at_one_place_are_refused() -> None:
-    """What the other ranks should call there would have no answer."""
+    """The other ranks cannot take part in both."""
     with pytest.raises(ConfigError, match=r"skip@rank0:step5 is a collective at the same step and phase"):
         parse_all(["skip@rank0:step5", "extra@rank1:step5"])
     parse_all(["skip@rank0:step5", "extra@rank1:step6", "extra@rank1:step5:phase=reward", "kill@rank0:step5"])
 
 
-def test_the_order_of_the_flags_is_kept() -> None:
-    """What is written first happens first."""
+def test_the_order_of_the_options_is_kept() -> None:
+    """Injections at one place happen in this order."""
     texts = ["kill@rank1:step7", "hang@rank0:step2", "extra@rank1:step3"]
     assert [str(injection) for injection in parse_all(texts)] == texts
     assert parse_all([]) == ()
@@ -171,19 +171,19 @@ def test_the_order_of_the_flags_is_kept() -> None:
         ("skip@rank0:step7", 1, "skip needs at least 2 ranks"),
     ],
 )
-def test_what_the_run_is_too_small_for_is_said(text: str, world_size: int, says: str) -> None:
-    """A drill that cannot happen must not pass for one that was survived."""
+def test_an_injection_that_cannot_happen_is_refused(text: str, world_size: int, says: str) -> None:
+    """The rank does not exist, or a collective fault has no second rank."""
     with pytest.raises(ConfigError, match=says):
         check(parse_all([text]), world_size)
 
 
-def test_what_the_run_has_room_for_passes() -> None:
+def test_every_existing_rank_is_accepted() -> None:
     """Up to the last rank."""
     check(parse_all(["kill@rank1:step7", "skip@rank0:step7", "hang@rank1:step7"]), 2)
 
 
-def test_what_has_fired_does_not_remain() -> None:
-    """By canonical text, in order; texts of other runs mean nothing."""
+def test_fired_injections_do_not_remain() -> None:
+    """They are identified by canonical text; the order is kept."""
     injections = parse_all(["kill@rank1:step7", "hang@rank0:step2:seconds=5", "hang@rank0:step2"])
     left = remaining(injections, {"hang@rank0:step2:seconds=5", "kill@rank9:step7"})
     assert [str(injection) for injection in left] == ["kill@rank1:step7", "hang@rank0:step2"]
@@ -191,8 +191,8 @@ def test_what_has_fired_does_not_remain() -> None:
     assert remaining(injections, {str(injection) for injection in injections}) == ()
 
 
-def test_every_kind_is_told_in_a_line_of_its_own() -> None:
-    """With a sentence and the phase it happens in."""
+def test_the_help_has_one_line_per_kind() -> None:
+    """With its sentence and default phase."""
     lines = help_text().splitlines()
     assert [line.split()[0] for line in lines] == list(KINDS)
     for line, kind in zip(lines, KINDS.values(), strict=True):
@@ -202,7 +202,7 @@ def test_every_kind_is_told_in_a_line_of_its_own() -> None:
 
 
 def test_only_collectives_have_a_common_part() -> None:
-    """And each kind's own values are ones that it accepts."""
+    """And each kind's defaults are valid."""
     for name, kind in KINDS.items():
         assert kind.collective or not kind.common
         assert Injection.parse(f"{name}@rank0:step1").phase is kind.phase

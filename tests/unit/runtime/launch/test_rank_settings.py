@@ -1,4 +1,4 @@
-"""What the supervisor tells a rank."""
+"""The settings of a rank and their encoding."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 Make = Callable[..., RankSettings]
 
 
-def test_settings_arrive_as_they_were_sent(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through one environment variable, whole numbers whole."""
+def test_settings_survive_the_environment_variable(
+    make_settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Integers stay integers."""
     sent = make_settings(
         arguments=("--name", 'fünf "words"\nhere', ""),
         generation={"max_completion_length": 64, "max_time": 2.0},
@@ -30,28 +32,28 @@ def test_settings_arrive_as_they_were_sent(make_settings: Make, monkeypatch: pyt
     assert [type(value) for value in received.config.generation.values()] == [int, float]
 
 
-def test_one_variable_carries_all(make_settings: Make) -> None:
-    """The script's environment is not littered."""
+def test_one_variable_carries_all_settings(make_settings: Make) -> None:
+    """No other variable is added to the script's environment."""
     assert list(make_settings().to_environment()) == [VARIABLE]
 
 
-def test_an_unknown_setting_is_our_own_bug(make_settings: Make) -> None:
-    """Supervisor and rank are of one version."""
+def test_an_unknown_setting_is_refused(make_settings: Make) -> None:
+    """Supervisor and rank have the same version."""
     with pytest.raises(pydantic.ValidationError):
         RankSettings(**{**make_settings().model_dump(), "no_such_setting": 1})
 
 
-def test_arguments_that_are_no_utf8_arrive(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file name in another encoding is a lone surrogate in `sys.argv`; the script gets the same word."""
+def test_arguments_that_are_not_utf8_survive(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file name in another encoding is a lone surrogate in `sys.argv`."""
     sent = make_settings(arguments=("data-\udcff.json",))
     monkeypatch.setenv(VARIABLE, sent.to_environment()[VARIABLE])
     assert RankSettings.from_environment().config.arguments == ("data-\udcff.json",)
 
 
-def test_the_configuration_arrives_whole_without_the_environment(
+def test_the_whole_configuration_is_carried_without_the_environment(
     make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank receives every field of the configuration; its environment variables it already has."""
+    """The rank has its environment variables already."""
     sent = make_settings(
         environment={"HF_TOKEN": "hf_secret"}, budget=Budget(failures_without_progress=7),
         timeouts=Timeouts(vote_seconds=20.0), deadlines=DeadlineSettings(floor_seconds=3.0, ceiling_seconds=90.0),

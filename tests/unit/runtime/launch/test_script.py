@@ -1,4 +1,4 @@
-"""What a script will do to its environment, read from its source."""
+"""Finding the script, and the environment variables that its source sets."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ NO_WAYS = {
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_every_usual_way_of_setting_is_seen(way: str) -> None:
-    """Each of them must send the rank to a fresh interpreter."""
+def test_every_usual_assignment_is_found(way: str) -> None:
+    """Each requires a fresh interpreter."""
     assert variables_set(WAYS[way]) == {"HF_HOME"}
 
 
 @pytest.mark.parametrize("way", sorted(NO_WAYS))
-def test_what_sets_nothing_is_not_taken_for_setting(way: str) -> None:
-    """A fresh interpreter costs seconds a restart; it must have a reason."""
+def test_reads_are_not_taken_for_assignments(way: str) -> None:
+    """A fresh interpreter costs seconds at every restart."""
     assert variables_set(NO_WAYS[way]) == set()
 
 
 @pytest.mark.parametrize("source", ["def (", "print 'python 2'", "\0", ""])
-def test_bad_syntax_yields_none(source: str) -> None:
-    """Python says it better when it runs."""
+def test_a_syntax_error_yields_no_variables(source: str) -> None:
+    """Python reports the error when it runs the script."""
     assert variables_set(source) == set()
 
 
@@ -61,37 +61,37 @@ def test_bad_syntax_yields_none(source: str) -> None:
     ["HF_HOME", "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF"],
 )
 def test_variables_read_at_import_need_a_fresh_interpreter(tmp_path: Path, name: str) -> None:
-    """The warm one has read them already."""
+    """The warm interpreter has read them already."""
     script = tmp_path / "train.py"
     script.write_text(f'import os\nos.environ["{name}"] = "1"\n')
     assert needs_fresh_interpreter(script) == {name}
 
 
 @pytest.mark.parametrize("name", ["WANDB_PROJECT", "MY_SETTING", "TOKENIZERS_PARALLELISM", "PATH"])
-def test_other_variables_do_not(tmp_path: Path, name: str) -> None:
-    """Nobody has read them yet."""
+def test_other_variables_do_not_need_a_fresh_interpreter(tmp_path: Path, name: str) -> None:
+    """No library has read them."""
     script = tmp_path / "train.py"
     script.write_text(f'import os\nos.environ["{name}"] = "1"\n')
     assert needs_fresh_interpreter(script) == set()
 
 
-def test_a_script_that_is_no_utf8_is_read_all_the_same(tmp_path: Path) -> None:
-    """A comment in another encoding hides nothing."""
+def test_a_script_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+    """A comment in another encoding hides no assignment."""
     script = tmp_path / "train.py"
     script.write_bytes(b'# -*- coding: latin-1 -*-\n# \xfcber\nimport os\nos.environ["HF_HOME"] = "x"\n')
     assert needs_fresh_interpreter(script) == {"HF_HOME"}
 
 
-def test_a_script_is_its_file(tmp_path: Path) -> None:
-    """As given."""
+def test_a_script_is_its_own_source(tmp_path: Path) -> None:
+    """The path is returned as given."""
     script = tmp_path / "train.py"
     script.write_text("")
     assert source_of(str(script), module=False) == script
 
 
 @pytest.mark.parametrize(("target", "why"), [("missing.py", "does not exist"), (".", "is a directory")])
-def test_a_script_that_is_not_there_is_one_line(target: str, why: str) -> None:
-    """What, why, and the other way to say it."""
+def test_a_missing_script_is_refused_in_one_line(target: str, why: str) -> None:
+    """The line says why and mentions -m."""
     with pytest.raises(UsageError, match=rf"{target} {why}.*-m"):
         source_of(target, module=False)
 
@@ -104,13 +104,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_in_the_working_directory_is_found(here: Path) -> None:
-    """As `python -m` would find it."""
+    """As by `python -m`."""
     (here / "my_training.py").write_text("")
     assert source_of("my_training", module=True).resolve() == here / "my_training.py"
 
 
-def test_a_package_is_its_main(here: Path) -> None:
-    """`python -m package` runs `__main__`; a module in a package is found too."""
+def test_a_package_is_run_by_its_main_module(here: Path) -> None:
+    """As by `python -m package`; a module in a package is found too."""
     (here / "my_package").mkdir()
     for name in ("__init__", "__main__", "grpo"):
         (here / "my_package" / f"{name}.py").write_text("")
@@ -118,8 +118,8 @@ def test_a_package_is_its_main(here: Path) -> None:
     assert source_of("my_package.grpo", module=True).name == "grpo.py"
 
 
-def test_finding_a_module_runs_nothing_of_it(here: Path) -> None:
-    """The user's package must not be imported into the launcher."""
+def test_finding_a_module_does_not_import_it(here: Path) -> None:
+    """The user's package must not run in the launcher."""
     (here / "my_package").mkdir()
     (here / "my_package" / "__init__.py").write_text("raise RuntimeError('imported')")
     (here / "my_package" / "grpo.py").write_text("")
@@ -129,8 +129,8 @@ def test_finding_a_module_runs_nothing_of_it(here: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["no_such_module", "my_package", "my_package.absent", "plain.inner", "", ".x"]
 )
-def test_a_module_that_is_not_there_is_one_line(here: Path, target: str) -> None:
-    """Missing, without `__main__`, or inside a module that is no package."""
+def test_a_missing_module_is_refused_in_one_line(here: Path, target: str) -> None:
+    """Missing, without `__main__`, or inside a module that is not a package."""
     (here / "my_package").mkdir()
     (here / "my_package" / "__init__.py").write_text("")
     (here / "plain.py").write_text("")
@@ -139,6 +139,6 @@ def test_a_module_that_is_not_there_is_one_line(here: Path, target: str) -> None
 
 
 def test_a_plain_folder_does_not_hide_an_installed_module(here: Path) -> None:
-    """A folder of data called like a library is no package; Python passes it over."""
+    """A folder of data with the name of a library is not a package."""
     (here / "json").mkdir()
     assert source_of("json.tool", module=True).name == "tool.py"
