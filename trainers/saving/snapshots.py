@@ -150,7 +150,10 @@ class Snapshots:
             else:
                 slot.begin_snapshot()
         except OSError as error:  # the staging area was removed since the vote
-            self._session.warn(f"the snapshot of step {staged.step} is lost: {error}")
+            if taken:
+                self._session.warn(f"the snapshot of step {staged.step} is lost: {error}")
+            else:
+                self._session.warn_in_journal(f"no snapshot: {error}")
 
     def wait_durable(self, seconds: float = WAIT_SECONDS) -> bool:
         """Wait until the last snapshot is on disk. Collective.
