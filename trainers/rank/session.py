@@ -38,7 +38,7 @@ _current: Session | None = None
 class Session:
     """One rank in one attempt.
 
-    `rank`, `world_size`, `local_rank` and `local_world_size` come from torch elastic's environment variables.
+    `rank`, `world_size` and `local_world_size` come from torch elastic's environment variables.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -46,7 +46,6 @@ class Session:
         self.settings = settings
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
-        self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         # virtual local ranks are all 0, so the slot index is the rank's position on this node
         position = self.rank % self.local_world_size

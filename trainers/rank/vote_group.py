@@ -56,7 +56,6 @@ class VoteGroup:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         on_collective: OnCollective = _ignore,
     ) -> None:
-        self.rank = rank
         self.world_size = world_size
         self.wait_seconds = 0.0
         """Time this rank has waited in `collect`."""
