@@ -99,7 +99,11 @@ def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.
 _CODES = {field.name: field.metadata["code"] for field in dataclasses.fields(SlotFields)}
 _INTEGER_NAMES = tuple(name for name, code in _CODES.items() if code != "d")
 _FLOAT_NAMES = tuple(name for name, code in _CODES.items() if code == "d")
-_NANOSECOND_NAMES = tuple(name for name in _CODES if name.endswith("_ns"))
+_STORED_NAMES = (*_INTEGER_NAMES, *_FLOAT_NAMES)
+_READING_NAMES = tuple(
+    name.removesuffix("_ns") + "_seconds" if name.endswith("_ns") else name for name in _STORED_NAMES
+)
+_NANOSECOND_INDICES = tuple(index for index, name in enumerate(_STORED_NAMES) if name.endswith("_ns"))
 
 INTEGERS = struct.Struct("<" + "".join(_CODES[name] for name in _INTEGER_NAMES))
 FLOATS = struct.Struct("<" + "".join(_CODES[name] for name in _FLOAT_NAMES))
@@ -116,10 +120,9 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
     """Decode a consistent copy of a slot's first `READING_BYTES` bytes."""
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
-    fields: dict[str, Any] = dict(zip(_INTEGER_NAMES, INTEGERS.unpack_from(raw, INTEGERS_AT), strict=True))
-    fields.update(zip(_FLOAT_NAMES, FLOATS.unpack_from(raw, FLOATS_AT), strict=True))
-    for name in _NANOSECOND_NAMES:
-        fields[name.removesuffix("_ns") + "_seconds"] = fields.pop(name) / 1e9
+    values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
+    for index in _NANOSECOND_INDICES:
+        values[index] /= 1e9
     return Slot(
         rank=rank,
         local_rank=local_rank,
@@ -135,5 +138,5 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
         heartbeat_seconds=MARK.unpack_from(raw, HEARTBEAT_AT)[0] / 1e9,
         last_work_seconds=MARK.unpack_from(raw, LAST_WORK_AT)[0] / 1e9,
         collectives_issued=MARK.unpack_from(raw, COLLECTIVES_ISSUED_AT)[0],
-        **fields,
+        **dict(zip(_READING_NAMES, values, strict=True)),
     )
