@@ -43,8 +43,6 @@ A package's own `__init__` is above all of them.
 """
 INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "evidence"},)}
 """Folders that do not import one another, although the order of layers would allow it."""
-KNOWN_VIOLATIONS: dict[tuple[str, str], str] = {}
-"""(importer, imported) of violations that are being removed: the folder that owns them, and the date of the entry."""
 PURE = (
     "watchdog.causes",
     "watchdog.deadlocks.collectives",
@@ -255,13 +253,8 @@ def import_circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_import_points_upward_inside_a_package() -> None:
-    """Every import inside a package goes to its own layer or to one below; known violations are listed with an owner."""
-    assert upward_imports() - set(KNOWN_VIOLATIONS) == set()
-
-
-def test_no_known_violation_is_outdated() -> None:
-    """An entry whose violation no longer exists must be removed from the list."""
-    assert set(KNOWN_VIOLATIONS) - upward_imports() == set()
+    """Every import inside a package goes to its own layer or to one below."""
+    assert upward_imports() == set()
 
 
 def test_there_is_no_import_circle() -> None:
