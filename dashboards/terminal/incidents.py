@@ -52,8 +52,8 @@ def recovered_line(recovery: Recovery) -> str:
 def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     """Return where the evidence of the latest fault is, and the commands that show it."""
     run = short_path(run_directory)
-    evidence = f"evidence in {short_path(recovery.incident)}; " if recovery.incident else ""
-    return f"{evidence}show it with `grpo-run report {run}` or `grpo-run status {run}`"
+    evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
+    return f"{evidence} `grpo-run report {run}` or `grpo-run status {run}`"
 
 
 def short_path(path: str | Path) -> str:

@@ -127,7 +127,8 @@ class Terminal:
         self._show_faults(final=True)
         faults = status.history.recoveries[self._faults_at_start or 0 :]
         # a run that gave up repeats the sentence of its last fault
-        self._event(sentence.removeprefix(faults[-1].sentence).strip() or sentence if faults else sentence)
+        rest = sentence.removeprefix(faults[-1].sentence).lstrip(". ") if faults else sentence
+        self._event(rest or sentence)
         if faults:
             self._event(inspection_line(faults[-1], run_directory))
 

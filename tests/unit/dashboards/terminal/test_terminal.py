@@ -164,22 +164,21 @@ def test_the_last_line_names_the_evidence_and_the_commands(screen: Open) -> None
     assert made.lines()[-2:] == ["grpo-run: Finished.", last]
 
 
-def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open) -> None:
-    """Below the culprit's traceback; its sentence is not repeated."""
+@pytest.mark.parametrize("sentence", ["Rank 1 raised E in step 8.", "Rank 1 raised E in step 8"])
+def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open, sentence: str) -> None:
+    """Below the culprit's traceback; its sentence is not repeated, with or without a full stop."""
     made = screen()
-    made.history.recoveries.append(
-        fault(action="stop", reason="again", sentence="Rank 1 raised E in step 8.")
-    )
+    made.history.recoveries.append(fault(action="stop", reason="again", sentence=sentence))
     made.terminal.notify("Traceback\nE")
     made.end("Rank 1 raised E in step 8. Gave up: again.")
     assert made.lines() == [
         "Traceback",
         "E",
-        "grpo-run: FAULT Rank 1 raised E in step 8.",
+        f"grpo-run: FAULT {sentence}",
         "         detected  after 0.12 s",
         "         action    stop the run: again",
         "grpo-run: Gave up: again.",
-        "grpo-run: show it with `grpo-run report /runs/night` or `grpo-run status /runs/night`",
+        "grpo-run: see `grpo-run report /runs/night` or `grpo-run status /runs/night`",
     ]
 
 
