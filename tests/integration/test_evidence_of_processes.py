@@ -100,8 +100,13 @@ def until(state: str, pid: int) -> None:
 
 def computing(pid: int) -> None:
     """Wait until a process has used 0.2 s of CPU, which only the regular expression needs."""
-    begun, deadline = processes.read_cpu_seconds(pid) or 0.0, time.monotonic() + READY_SECONDS
-    while (processes.read_cpu_seconds(pid) or 0.0) < begun + 0.2:
+
+    def used_seconds() -> float:
+        thread = processes.read_main_thread(pid)
+        return thread.cpu_seconds if thread is not None else 0.0
+
+    begun, deadline = used_seconds(), time.monotonic() + READY_SECONDS
+    while used_seconds() < begun + 0.2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
