@@ -53,7 +53,7 @@ CASES = [
         ("launch", "--generation", "max_lenght=3", str(SCRIPTS / "sft.py")),
         ("max_lenght", "max_completion_length"),
     ),
-    (("launch", "--generation", "max_time=soon", str(SCRIPTS / "sft.py")), ("max_time=soon", "float")),
+    (("launch", "--generation", "max_time=soon", str(SCRIPTS / "sft.py")), ("max_time=soon", "a number")),
     (("launch", "--metrics-addr", "here", str(SCRIPTS / "sft.py")), ("here",)),
     (("launch", "--hygiene-every", "-1", str(SCRIPTS / "sft.py")), ("--hygiene-every",)),
     (
