@@ -6,23 +6,37 @@ from collections.abc import Mapping
 
 from grpo_run.watchdog.observation import Slot
 
+START_SECONDS = 30.0
+"""A rank writes its slot within milliseconds if it is forked, and within some seconds as a fresh interpreter."""
+
 
 class SlotMovement:
     """Signatures of slots over successive scans.
 
-    `unreadable` holds the reason for each slot that could not be read.
+    One object per attempt. `unreadable` holds the reason for each slot that could not be read. A rank that is
+    starting has no slot yet, and is not listed before `START_SECONDS` have passed.
     """
 
     def __init__(self) -> None:
         self._moved: dict[int, tuple[object, float]] = {}
+        self._first_scan: float | None = None
+        self._started: set[int] = set()
         self.unreadable: dict[int, str] = {}
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Compare the slots of a scan at `now` (monotonic seconds) with the previous scan."""
+        if self._first_scan is None:
+            self._first_scan = now
         for rank, slot in slots.items():
             if slot is None:
-                self.unreadable[rank] = "its slot on the board cannot be read"
+                if rank in self._started:
+                    self.unreadable[rank] = "its slot on the board cannot be read"
+                elif now - self._first_scan >= START_SECONDS:
+                    self.unreadable[rank] = (
+                        f"it has not written its slot on the board for {START_SECONDS:.0f} s"
+                    )
                 continue
+            self._started.add(rank)
             self.unreadable.pop(rank, None)
             signature = (slot.pid, slot.writes, slot.collectives_issued, slot.last_work_seconds)
             if self._moved.get(rank, (None, 0.0))[0] != signature:

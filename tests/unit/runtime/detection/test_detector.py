@@ -499,6 +499,7 @@ def test_records_that_return_end_the_blindness(world: World) -> None:
 def test_an_unreadable_slot_is_no_reason_to_act(world: World, unreadable: set[int]) -> None:
     """Neither for a proof nor, while other ranks wait for it, for a deadline."""
     mismatch(world)
+    world.scan()
     world.unreadable = unreadable
     assert world.advance(200.0, every=0.5) is None
     assert world.watch.suspicion is None
