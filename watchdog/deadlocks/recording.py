@@ -48,9 +48,13 @@ class _Group(BaseModel):
 
 
 class _Recording(BaseModel):
-    """The recorder's answer."""
+    """The recorder's answer.
 
-    entries: tuple[_Entry, ...]
+    torch leaves `entries` out while nothing has been recorded; `version` is always there.
+    """
+
+    version: str | None = None
+    entries: tuple[_Entry, ...] | None = None
     pg_config: dict[str, _Group] = Field(default_factory=dict)
 
 
@@ -69,6 +73,10 @@ def parse_recording(text: bytes | str) -> tuple[Collective, ...]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the text"
         raise ValueError(f"Flight Recorder answer not understood at {where}: {first['msg']}") from error
+    if recording.entries is None:
+        if recording.version is None:
+            raise ValueError("Flight Recorder answer not understood: neither version nor entries")
+        return ()
     members = {name: _ranks(name, group.ranks) for name, group in recording.pg_config.items()}
     backends: dict[str, set[tuple[str, int]]] = {}
     for entry in recording.entries:

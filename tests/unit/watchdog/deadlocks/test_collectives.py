@@ -120,6 +120,12 @@ def test_autograd_threads_are_unknown_threads() -> None:
     assert read.thread == ""
 
 
+def test_an_answer_without_entries_holds_no_collectives() -> None:
+    """torch leaves the list out while nothing has been recorded."""
+    answer = '{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
+    assert parse_recording(answer) == ()
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [
