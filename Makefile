@@ -36,9 +36,11 @@ typing: $(STAMP)
 	for folder in runtime trainers watchdog dashboards cli; do ln -sfn ../../../$$folder build/typing/grpo_run/; done
 	$(BIN)/mypy
 
-# Generate the Grafana dashboard, the alert rules and the lifecycle diagram from the tables in the code.
+# Generate the Grafana dashboard and the alert rules from the catalogue, and the drawings and options in docs/ from the code.
 generated: $(STAMP)
 	$(BIN)/python -P -m grpo_run.dashboards.provisioning.generate
+	PYTHONPATH=tests $(BIN)/python -P -m support.import_graph
+	COLUMNS=80 PYTHONPATH=tests $(BIN)/python -P -m support.command_line_page
 
 # Run benchmarks on an idle machine. Peers are installed into a virtual environment of their own.
 bench: $(STAMP)

@@ -1,0 +1,24 @@
+"""Write the options of `grpo-run launch` into docs/command-line.md; run by `make generated`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
+BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
+
+
+def page(text: str) -> str:
+    """The page with the help text renewed, without torchrun's own options."""
+    from grpo_run.cli.launch_options.flags import build_parser
+    from grpo_run.cli.launch_options.help import TORCHRUN
+
+    ours = build_parser().format_help().partition(TORCHRUN)[0].rstrip()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n```\n{ours}\n```\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(PAGE)

@@ -1,0 +1,62 @@
+"""The documentation names files that exist, and its drawings agree with the sources."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support import command_line_page
+from support.import_graph import PACKAGES, PAGE, REPOSITORY, folder_graph, package_graph, page, reduced
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+TOP_LEVEL = (*PACKAGES, "tests", "docs", "benchmarks", "examples")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_file_that_a_page_names_exists(path: Path) -> None:
+    """A path in backticks that begins with a folder of the repository leads to a file or a folder."""
+    named = re.findall(rf"`((?:{'|'.join(TOP_LEVEL)})/[\w./-]*)`", path.read_text(encoding="utf-8"))
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_of_a_page_leads_to_a_file(path: Path) -> None:
+    """Links to other sites are not followed."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_drawings_of_the_architecture_are_current() -> None:
+    """`make generated` writes them."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text
+
+
+def test_the_options_in_the_documentation_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make generated` writes them, at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = command_line_page.PAGE.read_text(encoding="utf-8")
+    assert command_line_page.page(text) == text
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_takes_part_in_an_import_circle(package: str) -> None:
+    """A circle has no drawing: `reduced` refuses it."""
+    assert reduced(folder_graph(package)).keys() == folder_graph(package).keys()
+    assert reduced(package_graph())
+
+
+def test_a_circle_is_refused() -> None:
+    """The check above can fail."""
+    with pytest.raises(ValueError, match="a -> b -> a"):
+        reduced({"a": {"b"}, "b": {"a"}})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_and_files_are_small(package: str) -> None:
+    """At most 12 files of code in a folder, and at most 400 lines in a file."""
+    files = list((REPOSITORY / package).rglob("*.py"))
+    crowded = {file.parent for file in files if len(list(file.parent.glob("*.py"))) > 12}
+    long = [file for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 400]
+    assert (crowded, long) == (set(), [])
