@@ -13,7 +13,7 @@ demo: $(STAMP)
 
 # Tests marked `alone` measure time or memory, or fill a disk: they run after the others, without a second worker.
 REAL := tests/integration tests/fault tests/browser
-WORKERS := --numprocesses 2 --dist loadgroup
+WORKERS := --numprocesses 2
 
 test: $(STAMP) system
 	$(PYTEST) tests/unit -q $(WORKERS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support import references, warm
+from support import references, warm, workers
 from support.campaigns import Campaigns
 from support.runs import Run
 
@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Act on the options."""
     warm.always_cold = config.getoption("--cold")
     config.pluginmanager.register(Starts())
+    config.pluginmanager.register(workers)
     if config.getoption("--campaigns"):
         config.pluginmanager.register(Campaigns())
 

@@ -30,7 +30,6 @@ from support.torture import (
 from grpo_run.runtime.checkpoints.manifest import LOCK
 from grpo_run.runtime.staging.area import StagingArea
 
-pytestmark = pytest.mark.xdist_group("torture")
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500
 """Upper bound on counted calls; a drain makes about 70."""

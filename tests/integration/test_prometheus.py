@@ -29,7 +29,6 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.observation import Phase, RankState
 
-pytestmark = pytest.mark.xdist_group("prometheus")
 DEADLINE_SECONDS = 15.0
 RULES = FOLDER / "prometheus" / "alerts.yml"
 

@@ -50,7 +50,6 @@ here["pickles_main"] = pickle.loads(pickle.dumps(function)) is function
 json.dump(here, open(os.path.join(os.environ["OBSERVED"], f"rank{rank}.json"), "w"))
 """
 
-pytestmark = pytest.mark.xdist_group("observations")
 LAUNCHERS = ("cold", "fresh", "warm")
 """`grpo-run launch`, the same with --no-preload, and the same from the warm launcher of these tests."""
 DRAWN = ("numpy", "python_random", "torch_seed")
