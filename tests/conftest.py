@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Act on the options."""
     warm.always_cold = config.getoption("--cold")
+    if not hasattr(config, "workerinput"):
+        warm.remove_stale_locks()
     config.pluginmanager.register(Starts())
     config.pluginmanager.register(workers)
     if config.getoption("--campaigns"):

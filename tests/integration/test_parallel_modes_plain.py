@@ -18,6 +18,7 @@ import pytest
 from accelerate.utils import DistributedType
 from support import warm
 from support.partition import check_partition
+from support.warm import QUIET
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.accelerate import check_took_effect, load_parallelism
@@ -52,10 +53,7 @@ def environment(mode: str, *, shim: bool = True) -> dict[str, str]:
         **os.environ,
         **parallelism.environment,
         "CUDA_VISIBLE_DEVICES": "",
-        "DS_ACCELERATOR": "cpu",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **QUIET,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **({"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" and shim else {}),
     }

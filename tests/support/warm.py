@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,11 +34,16 @@ SERVER = Path(__file__).with_name("warm_server.py")
 LOADER = f"exec(compile(open({str(SERVER)!r}).read(), '<warm launcher>', 'exec'))"
 READY_SECONDS = 120.0
 EXIT = struct.Struct("i")
+EXTENSIONS = Path(__file__).parents[2] / "build" / "torch_extensions"
+"""Where DeepSpeed compiles its extensions, apart from the user's cache; see `remove_stale_locks`."""
+STALE_SECONDS = 180.0
+"""Compiling takes less than a minute."""
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
+    "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
 }
 """Variables of every real run in tests, on top of the environment of pytest."""
 starts: Counter[str] = Counter()
@@ -207,6 +213,13 @@ def run(
             process.kill()
         printed.seek(0)
         return code, printed.read().decode(errors="replace")
+
+
+def remove_stale_locks() -> None:
+    """Remove locks of compilations that were killed: torch waits for them without a deadline."""
+    for lock in EXTENSIONS.glob("*/*/lock"):
+        if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+            lock.unlink(missing_ok=True)
 
 
 def import_time(environment: Mapping[str, str]) -> dict[str, str]:
