@@ -74,11 +74,14 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
 
     def import_time(self, environment: dict[str, str]) -> dict[str, str]:
-        """The variables that libraries read when they are imported, less PYTHONPATH, which a child sets itself."""
+        """The variables that libraries read when they are imported.
+
+        Not PYTHONPATH, which a child sets itself, nor ACCELERATE_USE_*, which no installed version reads at import.
+        """
         return {
             name: value
             for name, value in environment.items()
-            if self.read_at_import.fullmatch(name) and name != "PYTHONPATH"
+            if self.read_at_import.fullmatch(name) and not name.startswith(("PYTHONPATH", "ACCELERATE_USE_"))
         }
 
     def serve(self) -> Any:
