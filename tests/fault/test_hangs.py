@@ -60,7 +60,7 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         assert verdict["cause"] == cause, (kind, verdict["sentence"])
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
         assert verdict["confidence"] == "deadline"
-        assert verdict["location"]["file"].endswith("injector.py"), (kind, verdict["location"])
+        assert verdict["location"]["file"].endswith("trainers/rank/faults.py"), (kind, verdict["location"])
         assert verdict["location"]["function"] == function, (kind, verdict["location"])
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 
