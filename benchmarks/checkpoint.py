@@ -1,12 +1,13 @@
-"""Measure how long a checkpoint blocks the rank that takes it: into memory, compared with the trainer's own save.
+"""Measure how long a checkpoint into memory blocks its rank, compared with the trainer's own save.
 
 One process trains a model with more than 200 million parameters for one real step of AdamW, and then saves it
-repeatedly with TRL's own `_save_checkpoint`: to a folder on disk, as usual, and captured into a buffer in memory. A
-pair is one save of each kind, in the order A B, B A, and so on. After each pair the files on disk are deleted and
-the disk is synced, so that no save waits for the writes of another. The first save into memory also allocates the
-memory and is reported separately. In each pair the copies are compared with this machine's memory bandwidth between
-two buffers, with the same number of threads. At the end the files are written from memory to disk, their digests are
-computed, and they are compared byte for byte with the trainer's own.
+repeatedly with TRL's own `_save_checkpoint`: to a folder on disk, as usual, and captured into a buffer in
+memory. A pair is one save of each kind, in the order A B, B A, and so on. After each pair the files on disk
+are deleted and the disk is synced, so that no save waits for the writes of another. The first save into
+memory also allocates the memory and is reported separately. In each pair the copies are compared with this
+machine's memory bandwidth between two buffers, with the same number of threads. At the end the files are
+written from memory to disk, their digests are computed, and they are compared byte for byte with the
+trainer's own.
 
 Requires about 45 MB of memory and 25 MB of disk per million parameters.
 """
@@ -44,8 +45,8 @@ BUFFER_COPIES = 3
 class Pair:
     """Wall time and CPU time of this process, in seconds, for the two saves of one pair.
 
-    `memory_bytes_per_second` is the memory bandwidth measured right after them. `copy_seconds` is the part of the
-    captured save spent in copies. The kernel's work to write pages to disk is included in neither.
+    `memory_bytes_per_second` is the memory bandwidth measured right after them. `copy_seconds` is the part of
+    the captured save spent in copies. The kernel's work to write pages to disk is included in neither.
     """
 
     number: int

@@ -1,8 +1,9 @@
 """Measure how often learned deadlines would end a healthy run, and how long they take to find a hang.
 
-Simulates the durations of a phase: log-normal or of two lengths, one in a thousand 20 times as long, the median
-doubling over the run. As in a run, each rule learns from the occurrences that it accepted; an occurrence that it
-ended is not learned. Calls the watchdog's own deadline function. `--write` writes the tables to docs/watchdog.md.
+Simulates the durations of a phase: log-normal or of two lengths, one in a thousand 20 times as long, the
+median doubling over the run. As in a run, each rule learns from the occurrences that it accepted; an
+occurrence that it ended is not learned. Calls the watchdog's own deadline function. `--write` writes the
+tables to docs/watchdog.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ BEGIN, END = "<!-- false alarms: begin -->", "<!-- false alarms: end -->"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """Durations of a phase in units of its median. `sigma` 0 means two lengths: 80 % short, 20 % five times longer."""
+    """Durations of a phase in units of its median.
+
+    `sigma` 0 means two lengths: 80 % short, 20 % five times longer.
+    """
 
     name: str
     sigma: float
@@ -74,7 +78,10 @@ SHORT_MEDIANS = BASE_MEDIANS[1:]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A rule under test. Its deadline is never below the longest accepted duration; `alarms` relies on this."""
+    """A rule under test.
+
+    Its deadline is never below the longest accepted duration; `alarms` relies on this.
+    """
 
     name: str
     limit: Limit
@@ -90,7 +97,7 @@ def learned(name: str, **changes: float) -> Setting:
 
 
 def times_longest(name: str, factor: Callable[[int], float], floor: float) -> Setting:
-    """A margin over the longest duration, including the first, that depends only on the number of occurrences."""
+    """A margin over the longest duration that depends only on the number of occurrences."""
     return Setting(
         name=name,
         limit=lambda durations: max(
@@ -145,8 +152,8 @@ def alarms(
 ) -> list[int]:
     """Return the indices of healthy occurrences that the rule would have ended.
 
-    A deadline is never below the longest accepted duration, so only longer values can be alarms. For these, the
-    deadline function is called with the histogram learned until then.
+    A deadline is never below the longest accepted duration, so only longer values can be alarms. For these,
+    the deadline function is called with the histogram learned until then.
 
     Args:
         values: durations in seconds.

@@ -1,9 +1,9 @@
-"""A median and its confidence interval, for any distribution. Pure; used by `overhead.py` and `checkpoint.py`.
+"""A median and its confidence interval, for any distribution. Used by two benchmarks.
 
 The interval lies between two order statistics and is obtained by inverting the sign test: the number of
 values below the true median is binomial(n, 1/2) for every distribution (W. J. Conover, Practical
-Nonparametric Statistics, 3rd edition, 1999, section 3.2; M. Hollander, D. A. Wolfe, E. Chicken,
-Nonparametric Statistical Methods, 3rd edition, 2014, section 3.6). The values must be independent, but not normal.
+Nonparametric Statistics, 3rd edition, 1999, section 3.2; M. Hollander, D. A. Wolfe, E. Chicken, Nonparametric
+Statistical Methods, 3rd edition, 2014, section 3.6). The values must be independent, but not normal.
 """
 
 from __future__ import annotations

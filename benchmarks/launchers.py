@@ -1,9 +1,9 @@
 """The launchers to compare: how each starts the same script, and how a run is terminated.
 
-Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, the same poll interval, and
-enough restarts for the scheduled kills. NVIDIA's package is installed into a separate environment, which shares torch
-and other packages with the project's, because it installs a `pynvml` that must not replace the project's.
-Does not measure.
+Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, the same poll interval,
+and enough restarts for the scheduled kills. NVIDIA's package is installed into a separate environment, which
+shares torch and other packages with the project's, because it installs a `pynvml` that must not replace the
+project's. Does not measure.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def command(name: str, folder: Path, arguments: Sequence[str], *, restarts: int)
     if name in (TORCHRUN, TORCHRUN_AS_SHIPPED):
         return [str(BIN / "torchrun"), *common, *script, "--resume"]
     if name == FT_LAUNCHER:
-        # Heartbeat timeouts are not needed, because a killed process is detected by its exit. The NIC monitor does
-        # not apply to a machine without GPUs.
+        # Heartbeat timeouts are not needed, because a killed process is detected by its exit. The NIC monitor
+        # does not apply to a machine without GPUs.
         own = ["--ignore-missing-fault-tol-cfg", "--ft-enable-nic-monitor", "false"]
         return [str(install_peer() / "ft_launcher"), *common, *own, *script, "--resume"]
     raise ValueError(f"unknown launcher {name!r}")
@@ -112,7 +112,8 @@ def environment(name: str) -> dict[str, str]:
     variables = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     variables.update(QUIET)
     if name == TORCHRUN:
-        # Torch 2.13 keeps the Gloo addresses of the previous attempt in the rendezvous store; restarts then fail.
+        # Torch 2.13 keeps the Gloo addresses of the previous attempt in the rendezvous store; restarts then
+        # fail.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return variables
 

@@ -1,7 +1,7 @@
 """The machine a result was measured on: processor, memory, load, versions and commit. Part of every result.
 
-Each benchmark calls `facts` before it starts anything, so that the load average excludes the benchmark itself. Also
-holds the options that all benchmarks share. Does not measure.
+Each benchmark calls `facts` before it starts anything, so that the load average excludes the benchmark
+itself. Also holds the options that all benchmarks share. Does not measure.
 """
 
 from __future__ import annotations

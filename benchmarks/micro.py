@@ -1,7 +1,7 @@
 """Measure the components that run inside a training step: board, vote, hygiene and journal.
 
-The benchmark calls the code that runs in a rank. Votes are measured between two real processes on Gloo and a TCPStore.
-For the total overhead per step, see `overhead.py`.
+The benchmark calls the code that runs in a rank. Votes are measured between two real processes on Gloo and a
+TCPStore. For the total overhead per step, see `overhead.py`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def vote(number: int) -> dict[str, list[float]]:
 
 
 def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
-    """Measure hygiene in a fork of an interpreter that has imported TRL, like a rank, with and without the freeze."""
+    """Measure hygiene with and without the freeze, in a fork that has imported TRL, like a rank."""
     from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 
     os.environ[SUPERVISOR_PID] = str(supervisor)

@@ -1,13 +1,14 @@
 """Measure the overhead of supervision: the mean step under grpo-run compared with torchrun, in pairs of runs.
 
-Each run is a new pair of ranks that train the same script for a fixed number of steps. A pair has one run under each
-launcher, in the order A B, B A, A B, and so on, so that a drift of the machine affects both equally. Every step
-performs a fixed amount of work, half sleeping and half computing; a step that waited "until a deadline" would hide
-the overhead. The script measures the times; start-up and the first steps do not count. `--control` compares torchrun
-with itself, and thereby shows the resolution of the method.
+Each run is a new pair of ranks that train the same script for a fixed number of steps. A pair has one run
+under each launcher, in the order A B, B A, A B, and so on, so that a drift of the machine affects both
+equally. Every step performs a fixed amount of work, half sleeping and half computing; a step that waited
+"until a deadline" would hide the overhead. The script measures the times; start-up and the first steps do not
+count. `--control` compares torchrun with itself, and thereby shows the resolution of the method.
 
-The runs with short steps exceed step 100, so that they include one memory hygiene at the default `--hygiene-every
-100`; the runs with long steps do not. Metrics and all other settings have their defaults. No checkpoints are saved.
+The runs with short steps exceed step 100, so that they include one memory hygiene at the default
+`--hygiene-every 100`; the runs with long steps do not. Metrics and all other settings have their defaults. No
+checkpoints are saved.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CALIBRATION_STEPS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """Work of each step in addition to training: seconds of sleep, and units of computing (`scripts/work.py`)."""
+    """Additional work of each step: seconds of sleep, and units of computing (`scripts/work.py`)."""
 
     sleep_seconds: float
     compute_units: int
@@ -71,10 +72,10 @@ class RunResult:
 
 
 def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> RunResult:
-    """Run the script and return the mean step time over both ranks, from the end of step 5 to the end of the last.
+    """Run the script and return the mean step time over both ranks, without the first five steps.
 
-    If the launcher fails after the last step, the measurement is still valid (torch's Gloo threads can abort a rank
-    that exits without destroying its group). The exit code is recorded.
+    If the launcher fails after the last step, the measurement is still valid (torch's Gloo threads can abort
+    a rank that exits without destroying its group). The exit code is recorded.
 
     Raises:
         LauncherError: the run did not complete its steps without interruption.
@@ -117,7 +118,10 @@ def padding_for(step_seconds: float, bare_seconds: float, one_unit_seconds: floa
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary for one step duration. Ratios are candidate to baseline within a pair; differences are per step."""
+    """Summary for one step duration.
+
+    Ratios are candidate to baseline within a pair; differences are per step.
+    """
 
     step_seconds: float
     baseline_seconds: float

@@ -1,9 +1,9 @@
-"""Measure the time from SIGKILL of a rank until training continues, for grpo-run, torchrun and NVIDIA's ft_launcher.
+"""Measure the time from SIGKILL of a rank until training continues, for three launchers.
 
-All launchers run one script on two ranks with the same schedule of kills, in turn. A rank is killed between two
-checkpoints. The benchmark measures the time from the signal until every rank has completed a step in a new process
-("next step"), and until every rank has passed the step that had been reached ("caught up", which includes the
-repetition of lost steps). The times come from the script's step log, not from the launcher.
+All launchers run one script on two ranks with the same schedule of kills, in turn. A rank is killed between
+two checkpoints. The benchmark measures the time from the signal until every rank has completed a step in a
+new process ("next step"), and until every rank has passed the step that had been reached ("caught up", which
+includes the repetition of lost steps). The times come from the script's step log, not from the launcher.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Sample:
 def schedule(
     kills: int, kills_per_run: int, save_steps: int, step_seconds: float, seed: int
 ) -> list[list[Kill]]:
-    """Return the kills of each run: random rank, step and moment, with a new checkpoint between any two kills.
+    """Return the kills of each run: random rank, step and moment, with a checkpoint between two kills.
 
-    Kills are at least two steps away from every checkpoint, because an interrupted checkpoint is not measured here.
+    Kills are at least two steps away from every checkpoint, because an interrupted checkpoint is not measured
+    here.
     """
     source = random.Random(seed)
     runs: list[list[Kill]] = []
@@ -113,7 +114,7 @@ class FaultInjector:
         reached = max(log.last.step for log in self._logs if log.last is not None and log.last.pid in pids)
 
         def seconds(condition: Callable[[StepEnd], bool]) -> float | None:
-            """Return the time until every rank completed, in a new process, a step that satisfies `condition`."""
+            """Return the time until every rank has completed such a step in a new process."""
             new = [
                 [end for end in log.ends if end.at_seconds > killed_at and end.pid not in pids]
                 for log in self._logs
@@ -201,7 +202,10 @@ def measure(
 
 
 def summarize(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    """Return median, minimum and maximum by launcher; no recovery counts as infinite. Compare with the best peer."""
+    """Return median, minimum and maximum by launcher.
+
+    No recovery counts as infinite. Compare with the best peer.
+    """
     summary: dict[str, Any] = {}
     for name in names:
         own = [sample for sample in samples if sample.launcher == name]

@@ -6,8 +6,9 @@ Three windows, each entirely within one state of a real run with eight ranks:
     waiting    seven ranks wait in a collective for one that is 30 s late, so that collective records are polled
     stepping   a series of short steps
 
-In the first two states the script is idle, so the CPU time of the ranks is the guard's: heartbeats, and responses of the
-worker servers. In the third state only the supervisor is measured. All figures are fractions of one core.
+In the first two states the script is idle, so the CPU time of the ranks is the guard's: heartbeats, and
+responses of the worker servers. In the third state only the supervisor is measured. All figures are fractions
+of one core.
 """
 
 from __future__ import annotations

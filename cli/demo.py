@@ -1,6 +1,6 @@
 """`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and plot the reward.
 
-Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Everything is in one directory.
+Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Writes all files into one directory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def make_empty(out: Path) -> Path:
     """Create the output directory, or empty it if an earlier demo made it.
 
     Raises:
-        ConfigError: the directory is somebody else's, or cannot be created.
+        ConfigError: the directory was not made by the demo, or cannot be created.
     """
     try:
         if out.exists():

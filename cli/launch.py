@@ -1,7 +1,7 @@
 """`grpo-run launch [options] SCRIPT.py [script arguments]`: run a training script under supervision.
 
-Connects the parts of one run: forkserver, supervisor, agent, terminal, metrics and signals. The command line is
-parsed in `launch_options/`, the agent is built in `elastic.py`.
+Connects the parts of one run: forkserver, supervisor, agent, terminal, metrics and signals. The command line
+is parsed in `launch_options/`, the agent is built in `elastic.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 PRELOAD = ("grpo_run.trainers.preload",)
 FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 RECORDED_COLLECTIVES = 256
-"""Entries of torch's flight recorder per rank. They cover several steps; all of them (120 KB) are read in a hang."""
+"""Entries of torch's flight recorder per rank. They cover several steps; all of them (120 KB) are read in a
+hang."""
 SERVER_STOP_SECONDS = 2.0
 
 

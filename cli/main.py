@@ -47,7 +47,7 @@ EXIT_BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code.
 
-    0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that nobody reads standard output.
+    0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that standard output was closed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -84,7 +84,7 @@ def _run(words: list[str]) -> int:
         raise UsageError(f"no command {command!r}; {hint}")
     module = importlib.import_module(f"grpo_run.cli.{command}")
     if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to tidy up
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to clean up
     code: int = module.main(rest)
     return code
 

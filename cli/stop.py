@@ -13,7 +13,10 @@ from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Signal the supervisor and, with `--wait`, wait until it exits; returns 0, or 1 if it has not exited in time."""
+    """Signal the supervisor and, with `--wait`, wait until it exits.
+
+    Returns 0, or 1 if it has not exited in time.
+    """
     parser = argparse.ArgumentParser(
         prog="grpo-run stop", description="Ask a run to save a checkpoint at the next step and exit with 75."
     )

@@ -74,8 +74,8 @@ def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers,
 def running_mean(steps: Numbers, values: Numbers, window_steps: int) -> tuple[Numbers, Numbers]:
     """Return the mean of the values within half a window of each step.
 
-    The window counts steps, not values, because the journal may lack steps. A NaN is inserted into every gap wider
-    than the window, so that no line is drawn across it. The window is truncated at both ends.
+    The window counts steps, not values, because the journal may lack steps. A NaN is inserted into every gap
+    wider than the window, so that no line is drawn across it. The window is truncated at both ends.
     """
     reach = window_steps // 2
     means = np.array([values[np.abs(steps - step) <= reach].mean() for step in steps])

@@ -1,7 +1,7 @@
 """Draw a run as a PNG: reward and completion length over the steps, with every recovery marked.
 
-Called by `grpo-run demo`; also usable from Python. Reads journal records and draws the last `train()` call that
-logged rewards (a warm start logs none). Does not change matplotlib's settings or backend.
+Called by `grpo-run demo`; also usable from Python. Reads journal records and draws the last `train()` call
+that logged rewards (a warm start logs none). Does not change matplotlib's settings or backend.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Summary:
 
 
 def recovery_label(recovery: Recovery) -> str:
-    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps redone`; omits what is unknown."""
+    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps redone`.
+
+    Omits what is unknown.
+    """
     what = {"signal": "killed", "exception": "failed", "node_lost": "lost"}.get(
         recovery.cause, f"· {recovery.cause.replace('_', ' ')}"
     )

@@ -3,9 +3,9 @@
     grpo-run launch --nproc-per-node 2 examples/sft_then_grpo.py
     torchrun --nproc-per-node 2 examples/sft_then_grpo.py
 
-The warm start demonstrates how to reverse a number, with half of the demonstrations wrong. GRPO then rewards correct
-answers, and the reward rises from about 0.5 to about 0.9, within half a minute on a CPU. The script does not use
-grpo-run. If a rank dies during GRPO, `grpo-run launch` does not repeat the warm start.
+The warm start demonstrates how to reverse a number, with half of the demonstrations wrong. GRPO then rewards
+correct answers, and the reward rises from about 0.5 to about 0.9, within half a minute on a CPU. The script
+does not use grpo-run. If a rank dies during GRPO, `grpo-run launch` does not repeat the warm start.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A randomly initialized model of 70,000 parameters and a character tokenizer, so that the examples need no network.
+"""A random model of 70,000 parameters and a character tokenizer; the examples need no network.
 
 Imported by the examples in this folder. Your own script would call `from_pretrained` instead.
 """

@@ -59,7 +59,10 @@ class CheckpointError(GrpoRunError):
 
 
 class NoHeadroomError(GrpoRunError):
-    """There is not enough memory for a snapshot. No memory was taken; the checkpoint can be written to disk."""
+    """There is not enough memory for a snapshot.
+
+    No memory was taken; the checkpoint can be written to disk.
+    """
 
 
 class IllegalTransition(GrpoRunError):

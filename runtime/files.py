@@ -20,7 +20,8 @@ NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOM
 """Errors of a write that does not fit: disk full, quota reached, file size limit, no memory (tmpfs)."""
 
 SHARED_MEMORY_ROOT = Path("/dev/shm")
-"""The tmpfs that shm_overview(7) says every Linux system mounts. Files in it outlive processes, not a reboot."""
+"""The tmpfs that shm_overview(7) says every Linux system mounts. Files in it outlive processes, not a reboot.
+"""
 
 WRITE_BACK_BYTES = 64 << 20
 """How much of a file `sync_tree` writes to disk between two progress reports."""
@@ -34,8 +35,8 @@ _SYNC_FILE_RANGE_FLAGS = 7
 def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:
     """Replace a file by JSON text, atomically and with mode 0600.
 
-    Readers see the old content or the new content, never a part. The text is ASCII, because command-line arguments
-    may contain lone surrogates, which UTF-8 cannot encode.
+    Readers see the old content or the new content, never a part. The text is ASCII, because command-line
+    arguments may contain lone surrogates, which UTF-8 cannot encode.
 
     Args:
         indent: spaces per level; None writes one line.

@@ -1,7 +1,8 @@
 """Every private name of Python and torch that the runtime uses.
 
-They are in one file, so that a contract test (`tests/unit/runtime/test_upstream.py`) reports what a new release has
-changed. Used by `processes/`, `staging/` and the bootstrap of a rank. Contains no behaviour beyond these calls.
+They are in one file, so that a contract test (`tests/unit/runtime/test_upstream.py`) reports what a new
+release has changed. Used by `processes/`, `staging/` and the bootstrap of a rank. Contains no behaviour
+beyond these calls.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ AGENT_METHODS = (
 
 AGENT_ATTRIBUTES = ("_remaining_restarts", "_worker_group")
 _MAIN_PROCESS = type(multiprocessing.current_process())
-"""Python deletes the name of this class. The module is first imported in a main process, which is an instance of it."""
+"""Python deletes the name of this class. The module is first imported in a main process, which is an instance
+of it."""
 
 FORKSERVER_ATTRIBUTES = ("_forkserver_alive_fd", "_forkserver_pid")
 
@@ -61,8 +63,8 @@ def forkserver_pid() -> int | None:
 def forget_child(process: Any) -> None:
     """Prevent multiprocessing from waiting for a child when this interpreter exits.
 
-    A child in uninterruptible sleep (a file system that hangs) survives SIGKILL. A daemonic child is killed at exit, but
-    multiprocessing waits for it afterwards.
+    A child in uninterruptible sleep (a file system that hangs) survives SIGKILL. A daemonic child is killed
+    at exit, but multiprocessing waits for it afterwards.
 
     Args:
         process: the child's `multiprocessing.Process`.
@@ -73,7 +75,7 @@ def forget_child(process: Any) -> None:
 
 
 def cuda_was_opened_before_fork() -> bool:
-    """Return whether this process was forked after its parent had initialized CUDA, and therefore cannot use it."""
+    """Return whether this process is a fork whose parent had initialized CUDA, so it cannot use CUDA."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda._is_in_bad_fork()
 
@@ -91,8 +93,8 @@ def run_exit_handlers() -> None:
 def become_main_process() -> None:
     """Make a forkserver child behave like a program started from a shell.
 
-    Closes its copy of the pipe that keeps the forkserver alive, so that only the supervisor keeps it alive. Tells
-    `multiprocessing` that this is a main process, which may have daemonic children.
+    Closes its copy of the pipe that keeps the forkserver alive, so that only the supervisor keeps it alive.
+    Tells `multiprocessing` that this is a main process, which may have daemonic children.
     """
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_alive_fd is not None:
@@ -109,7 +111,7 @@ GLOO_OPTIONS = ("_devices", "_timeout", "global_ranks_in_group", "group_name")
 
 
 def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeout_seconds: float) -> Any:
-    """Return a Gloo group that is not registered in `torch.distributed`, with a name that the Flight Recorder shows.
+    """Return a Gloo group that only the caller knows, with a name that the Flight Recorder shows.
 
     Args:
         store: used by the ranks to find each other.
@@ -140,8 +142,8 @@ def torch_archive(
 ) -> Iterator[Callable[[str, int, int], None]]:
     """Write an archive as `torch.save(…, path)` does. Yields a function that writes one record.
 
-    `torch.save` opens an ASCII path itself and names the archive after it. It writes to any other path through a Python
-    file, and names the archive "archive".
+    `torch.save` opens an ASCII path itself and names the archive after it. It writes to any other path
+    through a Python file, and names the archive "archive".
 
     Args:
         path: the file.
@@ -167,7 +169,8 @@ def torch_archive(
             if size_bytes == 0:
                 writer.write_record(name, b"", 0)
                 return
-            # torch accepts only a storage, and making one from a read-only buffer warns; the memory is only read
+            # torch accepts only a storage, and making one from a read-only buffer warns; the memory is only
+            # read
             memory = (ctypes.c_ubyte * size_bytes).from_address(address)
             storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
             writer.write_record(name, storage, size_bytes)

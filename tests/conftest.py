@@ -15,8 +15,8 @@ from support.runs import Run
 
 from grpo_run.runtime.record.journal import Journal, read_journal
 
-# no deadline, because the duration of an example depends on the machine; the same examples every time, so that a failure
-# is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
+# no deadline, because the duration of an example depends on the machine; the same examples every time, so
+# that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
 settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("grpo-run")
@@ -48,7 +48,7 @@ def _references(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the number of started processes to the controller of the workers."""
+    """Send the number of started processes to the controller."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["starts"] = dict(warm.starts)
 
@@ -58,7 +58,7 @@ class Starts:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A worker has ended."""
+        """Add the counts of a worker that has finished."""
         warm.starts.update(getattr(node, "workeroutput", {}).get("starts", {}))
 
 

@@ -4,7 +4,8 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injection.KINDS`. Faults in user code, without the injector: `scripts/faulty.py`.
+The kinds are `grpo_run.runtime.launch.injection.KINDS`. Faults in user code, without the injector:
+`scripts/faulty.py`.
 """
 
 from __future__ import annotations

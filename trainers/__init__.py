@@ -1,8 +1,9 @@
 """Code that runs inside a rank: the bootstrap that runs the user's script, and the guard of its Trainers.
 
 May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
-`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes` and `consensus`; `hooks`; `saving`;
-`resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports neither torch nor TRL.
+`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes` and `consensus`; `hooks`;
+`saving`; `resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports
+neither torch nor TRL.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ __all__ = ["guard"]
 def guard(trainer: Any) -> Any:
     """Check now that a trainer can be guarded, instead of at its `train()` call, and return the trainer.
 
-    Optional: under `grpo-run launch` every `transformers.Trainer` is guarded. Outside it, this changes nothing, so a
-    script may always call it.
+    Optional: under `grpo-run launch` every `transformers.Trainer` is guarded. Outside it, this changes
+    nothing, so a script may always call it.
 
     Raises:
         ConfigError: the trainer cannot be guarded, or a setting of the run did not take effect on it.

@@ -1,9 +1,9 @@
-"""Entry point of a rank: prepares the process, runs the user's script unmodified, reports how it ended, and exits.
+"""Entry point of a rank: prepare the process, run the user's script, report the result, and exit.
 
-Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun would give
-it. When the script has returned, the rank reports completion on the board and in the journal, runs exit handlers,
-releases process groups within a time limit, and exits; a failure of a library's teardown cannot fail the run. Does
-not train: the guard acts inside `Trainer.train`.
+Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun
+would give it. When the script has returned, the rank reports completion on the board and in the journal, runs
+exit handlers, releases process groups within a time limit, and exits; a failure of a library's teardown
+cannot fail the run. Does not train: the guard acts inside `Trainer.train`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def main() -> NoReturn:
 
 
 def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
-    """Run the script. Return the exit code, and whether the rank completed its work or stopped by agreement."""
+    """Run the script.
+
+    Return the exit code, and whether the rank completed its work or stopped by agreement.
+    """
     try:
         session.start()
         # imported after the session is open: until then the board does not show this rank

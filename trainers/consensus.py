@@ -1,16 +1,16 @@
 """Decisions that all ranks make together, for hand-written training loops: `any`, `all`, `loop`.
 
-If one rank ends a generation loop while another continues, the next collective deadlocks. With these functions,
-every rank contributes its own flag and receives the same result:
+If one rank ends a generation loop while another continues, the next collective deadlocks. With these
+functions, every rank contributes its own flag and receives the same result:
 
     from grpo_run.trainers import consensus
     for _ in consensus.loop(lambda: not finished()):
         step()
 
-Called by users' scripts, from the main thread. The functions use a process group of their own, which the first call
-creates, so they do not interfere with the step vote. Each call sends its source location along: ranks that call from
-different lines get an error that names both. Outside `grpo-run launch`, a single process gets its own flag back, and
-several processes get an error.
+Called by users' scripts, from the main thread. The functions use a process group of their own, which the
+first call creates, so they do not interfere with the step vote. Each call sends its source location along:
+ranks that call from different lines get an error that names both. Outside `grpo-run launch`, a single process
+gets its own flag back, and several processes get an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Imports that the forkserver makes before the first rank is needed. Importing this module does all its work.
 
-First ties the forkserver's life to the supervisor's. Then imports torch, transformers and TRL's trainers without
-initializing an accelerator, because a forked child could not use an accelerator that its parent has initialized.
-Finally excludes the imported objects from garbage collection, which also keeps their memory pages shared between
-ranks. Never imported by a rank or by the supervisor.
+First ties the forkserver's life to the supervisor's. Then imports torch, transformers and TRL's trainers
+without initializing an accelerator, because a forked child could not use an accelerator that its parent has
+initialized. Finally excludes the imported objects from garbage collection, which also keeps their memory
+pages shared between ranks. Never imported by a rank or by the supervisor.
 """
 
 from __future__ import annotations

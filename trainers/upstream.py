@@ -1,8 +1,8 @@
-"""Private names of transformers, TRL, torch and safetensors that `trainers` uses, and the check of their versions.
+"""Private names of transformers, TRL, torch and safetensors that `trainers` uses; version checks.
 
-All such names are here, so that a contract test (`tests/unit/trainers/test_upstream.py`) reports what a new release
-changed. Used throughout `trainers`, and by `cli` for the version check. Importing this module imports none of the
-libraries.
+All such names are here, so that a contract test (`tests/unit/trainers/test_upstream.py`) reports what a new
+release changed. Used throughout `trainers`, and by `cli` for the version check. Importing this module imports
+none of the libraries.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ PENDING_LOSS = "_tr_loss"
 TOTAL_LOSS = "_total_loss_scalar"
 LAST_LOGGED_STEP = "_globalstep_last_logged"
 FIRST_STEP = "_initial_global_step"
-"""Trainer attributes that are reset when training starts; the next log line and the final average use them."""
+"""Trainer attributes that are reset when training starts; the next log line and the final average use them.
+"""
 TRAINER_ATTRIBUTES = (PENDING_LOSS, TOTAL_LOSS, LAST_LOGGED_STEP, FIRST_STEP)
 MICRO_STEP = "_step"
 BUFFERED_INPUTS = "_buffered_inputs"
-"""GRPO and RLOO attributes: the number of forward passes so far, and the micro-batches of the current rollout."""
+"""GRPO and RLOO attributes: the number of forward passes so far, and the micro-batches of the current
+rollout."""
 METRICS = "_metrics"
 COMPLETION_LOGS = "_logs"
 TABLES = (METRICS, COMPLETION_LOGS, "_pending_extra_logs", "_pending_metrics")
@@ -242,7 +244,7 @@ def collective_save_error() -> type[BaseException]:
 
 
 def save_errors(error: BaseException) -> list[BaseException]:
-    """Return the causes of a failed save: the error itself, or each rank's error in a `collective_save_error`."""
+    """Return the causes of a failed save: the error, or each rank's in a `collective_save_error`."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     if not isinstance(error, CheckpointException):
@@ -251,7 +253,7 @@ def save_errors(error: BaseException) -> list[BaseException]:
 
 
 def local_part(parameter: Any) -> Any:
-    """Return this rank's part of a parameter: its shard under ZeRO-3 (`ds_tensor`) or of a DTensor, else all of it.
+    """Return this rank's part of a parameter: its ZeRO-3 or DTensor shard, else all of it.
 
     The result is neither copied nor detached.
     """

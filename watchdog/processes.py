@@ -2,8 +2,7 @@
 
 Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the
 evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these, so it reads connections
-only. A rank leads its own session, so its `pid` identifies the session as well. What is gone or may not be
-read is None, "unknown": never an exception and never a zero. Does not judge.
+only. A rank leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an exception and never a zero. Does not judge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plain TRL script of the recovery and overhead benchmarks: the tests' tiny GRPO training, with a step log.
+"""The TRL script of the recovery and overhead benchmarks: a tiny GRPO training with a step log.
 
-Started on two ranks by the launcher that is measured. It does not use `grpo_run`; its own callback records the times,
-so they are measured in the same way under every launcher. Does not inject faults.
+Started on two ranks by the launcher that is measured. It does not use `grpo_run`; its own callback records
+the times, so they are measured in the same way under every launcher. Does not inject faults.
 """
 
 from __future__ import annotations

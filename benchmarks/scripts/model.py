@@ -30,10 +30,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trained(layers: int, output_dir: Path) -> Any:
-    """Return an SFTTrainer after one step of AdamW in float32 on the CPU, so that the optimizer has its state.
+    """Return an SFTTrainer after one step of AdamW in float32 on the CPU.
 
     Args:
-        layers: number of layers with about 12.8 million parameters each, in addition to 33 million in the embeddings.
+        layers: number of layers with about 12.8 million parameters each, in addition to 33 million in the
+            embeddings.
         output_dir: folder for checkpoints.
     """
     set_seed(7)

@@ -1,4 +1,4 @@
-"""The unit of computing that pads a step, shared by the script that performs it and the benchmark that calibrates it.
+"""The unit of computing that pads a step; used by the script and by its calibration.
 
 Imports no large package. Does not choose the number of units per step.
 """

@@ -16,7 +16,8 @@ from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, de
 def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> tuple[str, Path]:
     """Return the run's id and directory.
 
-    With `--fresh`, and if the newest run of this command has finished, both get the next number of the series.
+    With `--fresh`, and if the newest run of this command has finished, both get the next number of the
+    series.
 
     Args:
         options: the parsed command line.

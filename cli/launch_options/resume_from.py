@@ -1,6 +1,7 @@
 """Early check of `--resume-from`: refuse a name that cannot be a run or a checkpoint before ranks start.
 
-Called by `parse.py`. The ranks check the checkpoint itself: its digests, and whether it fits the model and the batch.
+Called by `parse.py`. The ranks check the checkpoint itself: its digests, and whether it fits the model and
+the batch.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from grpo_run.runtime.record.run_directory import DEFAULT_ROOT
 def check_resume_from(value: str | None, run_directory: Path, script_arguments: Sequence[str]) -> None:
     """Refuse a value that names neither a checkpoint nor a known run.
 
-    A run is known by its directory under `runs/` or beside this run's directory, or by a checkpoint with its id in a
-    directory that the script's arguments name, or up to two levels below the working directory.
+    A run is known by its directory under `runs/` or beside this run's directory, or by a checkpoint with its
+    id in a directory that the script's arguments name, or up to two levels below the working directory.
 
     Raises:
         UsageError: the value is none of these; the message names the closest run.

@@ -1,6 +1,6 @@
 """Where the script begins on a command line, and which words identify the run.
 
-Options come before the script; every word after it belongs to the script, whatever it looks like. Called by
+Options come before the script; every word after it belongs to the script, even if it looks like an option. Called by
 `parse.py`, and by `train.py` for the words before a recipe.
 """
 

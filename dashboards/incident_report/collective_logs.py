@@ -25,7 +25,10 @@ class CollectiveCall:
 
 
 def read_collectives(folder: Path) -> dict[int, tuple[CollectiveCall, ...]]:
-    """The collectives of each rank: its own log if there is one, because it has source lines, else the recorder's."""
+    """Return the collectives of each rank.
+
+    A rank's own log has source lines; the Flight Recorder's dump is used if there is no log.
+    """
     by_rank: dict[int, tuple[CollectiveCall, ...]] = {}
     for rank, path in files_by_rank(folder, ".json"):
         dump = read_json(path)

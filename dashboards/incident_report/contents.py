@@ -1,7 +1,7 @@
 """Read an incident's files for its report: the verdict, the action taken, and the evidence gathered.
 
-Called by `grpo-run report`. Evidence may be missing or truncated; this is not an error, and the page reports it.
-Does not format anything (`page.py`).
+Called by `grpo-run report`. Evidence may be missing or truncated; this is not an error, and the page reports
+it. Does not format anything (`page.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ActionTaken:
 class Report:
     """Everything a report shows, as plain data.
 
-    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the wall
-    time of the incident in seconds. `resident` and `peak` are the current and highest memory of each rank in bytes.
-    `timeline` is the content of `timeline.json`.
+    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
+    wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
+    rank in bytes. `timeline` is the content of `timeline.json`.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The facts at the top of the report: cause, culprit, source line, action taken and its result.
 
-Called by `page.py`. Turns `verdict.json` and the journal's records of the incident into values for the template.
-Pure; does not read files (`contents.py`).
+Called by `page.py`. Turns `verdict.json` and the journal's records of the incident into values for the
+template. Pure; does not read files (`contents.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Build the report of one incident as a single HTML page.
 
-Called by `grpo-run report`. The page loads nothing: its Content-Security-Policy forbids all connections and all
-scripts except its own two, because it quotes messages that may come from anywhere. All values are escaped by the
-template engine. Pure except for reading the template; does not read the incident's files (`contents.py`).
+Called by `grpo-run report`. The page loads nothing: its Content-Security-Policy forbids all connections and
+all scripts except its own two, because it quotes messages that may come from anywhere. All values are escaped
+by the template engine. Pure except for reading the template; does not read the incident's files
+(`contents.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The report's two charts as plotly figures: the phases of each rank before the incident, and memory by rank.
 
-Called by `page.py`, which embeds the figures in the page as JSON. Colors that depend on the browser's light or dark
-scheme are given as names of CSS variables (for example `--ink`), which the page's script resolves. Pure; does not
-import plotly.
+Called by `page.py`, which embeds the figures in the page as JSON. Colors that depend on the browser's light
+or dark scheme are given as names of CSS variables (for example `--ink`), which the page's script resolves.
+Pure; does not import plotly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OTHER_COLOR = "#97a1ab"
 BAR_PIXELS, FRAME_PIXELS = 34, 96
 MIN_SHOWN_SECONDS = 15.0
 SHOWN_OPEN_PHASES = 1.4
-"""The initial view covers the longest open phase times this factor; dragging the chart shows earlier phases."""
+"""The initial view covers the longest open phase times this factor; dragging the chart shows earlier phases.
+"""
 GIBIBYTE = 1024**3
 
 
@@ -39,7 +40,8 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> P
     """Return one bar per phase and rank, or None if the timeline has no valid phase.
 
     Args:
-        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open phase.
+        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open
+            phase.
         culprits: ranks whose labels are bold.
     """
     now = _number(timeline.get("now")) or 0.0

@@ -1,6 +1,7 @@
 """Functions that compute a metric's samples from an observation.
 
-`catalogue.py` refers to them by name. All of them are pure: no file, no clock. A value of None is not exported.
+`catalogue.py` refers to them by name. All of them are pure: no file, no clock. A value of None is not
+exported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """HTTP server for the state of a run: `/metrics` for Prometheus, `/state.json` and `/healthz`.
 
-Started by `grpo-run launch` beside the supervisor. The server runs in a daemon thread with its own event loop,
-installs no signal handlers and writes no access log. Starlette and uvicorn are imported in that thread, so
-starting the server costs the caller only a socket; early requests wait in the socket's backlog.
-The server is read-only.
+Started by `grpo-run launch` beside the supervisor. The server runs in a daemon thread with its own event
+loop, installs no signal handlers and writes no access log. Starlette and uvicorn are imported in that thread,
+so starting the server costs the caller only a socket; early requests wait in the socket's backlog. The server
+is read-only.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def start(
 
 
 def application(collector: RunCollector) -> Starlette:
-    """Return the application. Handlers are synchronous; starlette runs them in threads, not in the event loop."""
+    """Return the application.
+
+    Handlers are synchronous; starlette runs them in threads, not in the event loop.
+    """
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route

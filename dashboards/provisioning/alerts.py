@@ -1,8 +1,9 @@
 """The Prometheus alert rules, generated into `prometheus/alerts.yml`.
 
-Called by `generate.py`. The supervisor handles faults by itself within seconds; these rules notify the user if it
-cannot, or if it can no longer be observed. Each rule has a firing and a silent case in `prometheus/alerts_test.yml`,
-which `promtool test rules` runs. Does not send notifications; Alertmanager does.
+Called by `generate.py`. The supervisor handles faults by itself within seconds; these rules notify the user
+if it cannot, or if it can no longer be observed. Each rule has a firing and a silent case in
+`prometheus/alerts_test.yml`, which `promtool test rules` runs. Does not send notifications; Alertmanager
+does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _LIVE = "|".join(state.value for state in RunState if state in LIVE)
 _ENDED = "|".join(state.value for state in RunState if state not in LIVE)
 _MEANT_TO_CONTINUE = "|".join(state.value for state in RunState if state in LIVE - {RunState.stopping})
 
-# 30 minutes without a committed step: 5 minutes of window and 25 minutes of `for`. The watchdog's deadlines are much
-# shorter; an alert without settings of its own must outlast a long generation and a long evaluation.
+# 30 minutes without a committed step: 5 minutes of window and 25 minutes of `for`. The watchdog's deadlines
+# are much shorter; an alert without settings of its own must outlast a long generation and a long evaluation.
 NO_PROGRESS = {
     "alert": "GrpoRunNoProgress",
     "expr": f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1',
@@ -50,8 +51,8 @@ RANK_LOST = {
     },
 }
 
-# Two failures without a new checkpoint are one less than the default of --max-restarts allows. Four restarts within
-# an hour identify a run that makes progress but spends most of its time recovering.
+# Two failures without a new checkpoint are one less than the default of --max-restarts allows. Four restarts
+# within an hour identify a run that makes progress but spends most of its time recovering.
 RESTART_LOOP = {
     "alert": "GrpoRunRestartLoop",
     "expr": "max by (run_id) (grpo_failures_without_progress) >= 2"
@@ -113,10 +114,10 @@ GAVE_UP = {
     },
 }
 
-# The exporter ends with the run, usually before the final state is scraped. A run that was at most one step short of
-# its target, or would have reached it within two minutes (deriv() gives steps per second), is assumed to have finished.
-# The same applies to a run whose last known state is `stopping`. The first `unless` matches by run only, so that a run
-# resumed at another port or node is not reported.
+# The exporter ends with the run, usually before the final state is scraped. A run that was at most one step
+# short of its target, or would have reached it within two minutes (deriv() gives steps per second), is
+# assumed to have finished. The same applies to a run whose last known state is `stopping`. The first `unless`
+# matches by run only, so that a run resumed at another port or node is not reported.
 _NEARLY_FINISHED = (
     "last_over_time(grpo_step[1h]) + clamp_min(120 * deriv(grpo_step[1h]), 1)"
     " >= last_over_time(grpo_target_steps[1h])"

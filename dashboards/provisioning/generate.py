@@ -1,7 +1,7 @@
 """Write the generated files: the Grafana dashboard and the Prometheus alert rules.
 
-Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while the
-committed files are out of date.
+Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while
+the committed files are out of date.
 """
 
 from __future__ import annotations

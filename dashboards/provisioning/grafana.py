@@ -1,8 +1,8 @@
 """The Grafana dashboard of one run, generated into `grafana/grpo-run.json`.
 
-Called by `generate.py`. Places the panels of `rows.py` on the page and adds variables and annotations. Every query is
-checked against the metric catalogue before the file is written. Does not contact Grafana: the file is imported or
-provisioned by the user.
+Called by `generate.py`. Places the panels of `rows.py` on the page and adds variables and annotations. Every
+query is checked against the metric catalogue before the file is written. Does not contact Grafana: the file
+is imported or provisioned by the user.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Steps = Sequence[tuple[str, "float | None"]]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPanel:
-    """A panel's size on the 24-column grid (height in units of 30 pixels) and its JSON without ID and position."""
+    """A panel's size on the 24-column grid (height in 30 pixels), and its JSON without ID and position."""
 
     width: int
     height: int

@@ -1,8 +1,9 @@
 """Find metric and label names in a PromQL expression that the catalogue does not have.
 
-Called when the dashboard and the alert rules are generated. Prometheus answers a query for a name that does not
-exist with an empty result, so a misspelled alert rule would silently never fire. Checks names only; whether an
-expression is valid PromQL is checked by `promtool` and by a real Prometheus in the integration tests.
+Called when the dashboard and the alert rules are generated. Prometheus answers a query for a name that does
+not exist with an empty result, so a misspelled alert rule would silently never fire. Checks names only;
+whether an expression is valid PromQL is checked by `promtool` and by a real Prometheus in the integration
+tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rows of the Grafana dashboard: which panels each row has and what they query.
 
-Called by `grafana.py`, which places the panels and checks every query against the metric catalogue. How a panel
-looks is in `panels.py`.
+Called by `grafana.py`, which places the panels and checks every query against the metric catalogue. How a
+panel looks is in `panels.py`.
 """
 
 from __future__ import annotations

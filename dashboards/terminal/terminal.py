@@ -1,8 +1,9 @@
-"""The console of `grpo-run launch`: a progress line, events with their time, faults, and output of shown ranks.
+"""The console of `grpo-run launch`: progress line, events, faults, and output of the ranks shown.
 
-On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is printed at
-most every 15 s, when it has changed, every event is one line, and no control codes are written. Output of ranks goes
-to standard output, as under torchrun; everything else goes to standard error. Thread-safe.
+On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
+printed at most every 15 s, when it has changed, every event is one line, and no control codes are written.
+Output of ranks goes to standard output, as under torchrun; everything else goes to standard error.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from grpo_run.runtime.record.history import Recovery
 from grpo_run.runtime.record.status import RunStatus
 
 NAME = "grpo-run: "
-"""Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always shown."""
+"""Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always
+shown."""
 FAULT, RECOVERED = "FAULT ", "RECOVERED "
 STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
@@ -112,11 +114,14 @@ class Terminal:
         self._event(text)
 
     def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
-        """Print the fault that ended the run, how the run ended, and where the evidence is. Call it after `stop`.
+        """Print the fault that ended the run, how the run ended, and where the evidence is.
+
+        Call it after `stop`.
 
         Args:
             sentence: how the run ended.
-            wrong_usage: the run ended because the user has to correct a setting: the sentence is all there is to say.
+            wrong_usage: the run ended because the user has to correct a setting: the sentence is all there is
+                to say.
             run_directory: of the run, for the commands that show more.
         """
         status = self._status()

@@ -1,8 +1,8 @@
 """Check whether a checkpoint without a manifest has every file that an exact resume requires.
 
-Transformers resumes silently without an optimizer, a scheduler or random states; this module requires them. Called
-when a run resumes from a checkpoint that it did not write, and by `grpo-run checkpoints`. Does not read tensors and
-does not compare digests; see `file_checks.py` for what is checked in each file.
+Transformers resumes silently without an optimizer, a scheduler or random states; this module requires them.
+Called when a run resumes from a checkpoint that it did not write, and by `grpo-run checkpoints`. Does not
+read tensors and does not compare digests; see `file_checks.py` for what is checked in each file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def find_problems(
 
     Args:
         path: a directory as transformers writes it.
-        world_size: number of ranks whose state is required; None to infer it from the files. A checkpoint of another
-            number of ranks is also complete, if that number can be determined.
+        world_size: number of ranks whose state is required; None to infer it from the files. A checkpoint of
+            another number of ranks is also complete, if that number can be determined.
         layout: how the state is distributed over ranks (`ddp`, `deepspeed-zero2`, `fsdp2`); None to infer it.
         verify_checksums: read torch's files and compare their checksums.
     """

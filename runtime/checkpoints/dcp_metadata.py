@@ -1,7 +1,7 @@
 """Expected file sizes of a torch distributed checkpoint, read from its `.metadata` file.
 
-`.metadata` is a pickle. It is read with every class and function replaced by an inert object, so no code in it runs
-and torch is not imported. Called by `file_checks.py`. Pure.
+`.metadata` is a pickle. It is read with every class and function replaced by an inert object, so no code in
+it runs and torch is not imported. Called by `file_checks.py`. Pure.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def verify_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
         files: entries by path relative to `path`, as in `Manifest.files`.
 
     Raises:
-        CheckpointError: names the first file that is missing or differs. Its `__cause__` is the OSError if the file
-            could not be read, see `is_read_error`.
+        CheckpointError: names the first file that is missing or differs. Its `__cause__` is the OSError if
+            the file could not be read, see `is_read_error`.
     """
     verify_sizes(path, files)
     for name, entry in files.items():

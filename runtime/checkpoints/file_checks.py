@@ -1,8 +1,8 @@
 """Check single files of a checkpoint: JSON, torch archives, safetensors and distributed checkpoints.
 
-Called by `completeness.py`. Reads names, sizes and headers, and on request the checksums inside torch's archives.
-Never reads a tensor, and imports neither torch nor safetensors. Safetensors files have no checksums, so a flipped bit
-in a tensor is found only by a manifest's digests.
+Called by `completeness.py`. Reads names, sizes and headers, and on request the checksums inside torch's
+archives. Never reads a tensor, and imports neither torch nor safetensors. Safetensors files have no
+checksums, so a flipped bit in a tensor is found only by a manifest's digests.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The checkpoint manifest: what `MANIFEST.json` contains, and how it is written and read.
 
-A published checkpoint is a directory in Hugging Face's layout plus `MANIFEST.json`. The manifest holds the size and
-digest of every file, the step, the world size and the batch, the run and the `train()` call that wrote it, library
-versions, and a digest of itself. It is written by rename after all other files are on disk, so a directory without a
-manifest was not published by us. Called when a checkpoint is saved, resumed from or listed. Does not write weights,
-stage, rename or delete directories (see `publishing.py`).
+A published checkpoint is a directory in Hugging Face's layout plus `MANIFEST.json`. The manifest holds the
+size and digest of every file, the step, the world size and the batch, the run and the `train()` call that
+wrote it, library versions, and a digest of itself. It is written by rename after all other files are on disk,
+so a directory without a manifest was not published by us. Called when a checkpoint is saved, resumed from or
+listed. Does not write weights, stage, rename or delete directories (see `publishing.py`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class Identity(pydantic.BaseModel):
     """Which run, call, step and layout a checkpoint belongs to; the same in memory and on disk.
 
     Attributes:
-        scheduled: True if the script's own save schedule asked for it; False if it was taken for recovery only.
+        scheduled: True if the script's own save schedule asked for it; False if it was taken for recovery
+            only.
         global_batch: samples per optimizer step, over all ranks. None in older manifests, like the next four.
         per_device_train_batch_size: samples per rank and micro-batch.
         gradient_accumulation_steps: micro-batches per optimizer step.
         layout: how the state is distributed over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`.
-        model_shape: digest of the model's parameter names, shapes and types, see `compatibility.digest_model_shape`.
+        model_shape: digest of the model's parameter names, shapes and types, see
+            `compatibility.digest_model_shape`.
         versions: installed library versions, see `installed_versions`.
     """
 
@@ -157,7 +159,8 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint directory and check its seal.
 
     Raises:
-        CheckpointError: the manifest is missing, invalid, of another schema (`UnknownSchemaError`), or was changed.
+        CheckpointError: the manifest is missing, invalid, of another schema (`UnknownSchemaError`), or was
+            changed.
     """
     try:
         raw = (path / MANIFEST).read_bytes()

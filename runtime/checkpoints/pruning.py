@@ -1,7 +1,7 @@
 """Select the checkpoints that `grpo-run checkpoints prune` deletes. Pure; deletes nothing.
 
-A checkpoint is selected only if its digests were verified and enough newer verified checkpoints exist. `rotation.py`
-is what a running job deletes by itself.
+A checkpoint is selected only if its digests were verified and enough newer verified checkpoints exist.
+`rotation.py` is what a running job deletes by itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ def select_prunable(
 
     Args:
         entries: verified entries of any number of directories.
-        keep: how many of the newest verified checkpoints to keep, at least 1, per directory, run and `train()` call.
+        keep: how many of the newest verified checkpoints to keep, at least 1, per directory, run and
+            `train()` call.
         best: names of checkpoints that a trainer recorded as its best; they are kept.
-        include_unusable: select rejected and partial directories too. The caller must check that a partial directory
-            is abandoned.
+        include_unusable: select rejected and partial directories too. The caller must check that a partial
+            directory is abandoned.
     """
     assert keep >= 1, "at least one verified checkpoint must be kept"
     groups: dict[tuple[Path, tuple[str, int]], list[CheckpointEntry]] = defaultdict(list)

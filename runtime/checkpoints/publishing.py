@@ -6,8 +6,9 @@
     replaced-checkpoint-40          a directory of that name that another run or the script wrote; kept
     rejected-checkpoint-40          found damaged; kept, with the reason in REJECTED.json
 
-Transformers ignores all names but `checkpoint-40` when it resumes or rotates (it globs `checkpoint-*`). Called when a
-checkpoint is saved, rotated or rejected. Does not decide which checkpoints are damaged or deleted.
+Transformers ignores all names but `checkpoint-40` when it resumes or rotates (it globs `checkpoint-*`).
+Called when a checkpoint is saved, rotated or rejected. Does not decide which checkpoints are damaged or
+deleted.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
 def _lock(path: Path, *, create: bool, writing: bool = False) -> int | None:
     """Lock a partial directory. Return the descriptor, or None if it is locked or does not exist.
 
-    Some file systems have no locks (Lustre mounted without `flock`, NFS without its lock service). There, a writer
-    proceeds without a lock, and others treat the directory as locked until `UNLOCKED_SECONDS` after its last change.
+    Some file systems have no locks (Lustre mounted without `flock`, NFS without its lock service). There, a
+    writer proceeds without a lock, and others treat the directory as locked until `UNLOCKED_SECONDS` after
+    its last change.
     """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
@@ -109,10 +111,10 @@ def _changed_recently(path: Path) -> bool:
 def publish(partial: Path, final: Path) -> None:
     """Rename a complete partial directory to its final name, replacing an older directory of that name.
 
-    The older directory is renamed first and renamed back if publishing fails. If the process is killed between the
-    two renames, `clean_partial_directories` restores it. Afterwards the older directory is deleted if the same
-    `train()` call wrote it or if it is a half-written checkpoint of ours; otherwise it is kept as
-    `replaced-checkpoint-N`.
+    The older directory is renamed first and renamed back if publishing fails. If the process is killed
+    between the two renames, `clean_partial_directories` restores it. Afterwards the older directory is
+    deleted if the same `train()` call wrote it or if it is a half-written checkpoint of ours; otherwise it is
+    kept as `replaced-checkpoint-N`.
 
     Raises:
         CheckpointError: `partial` has no manifest.
@@ -203,7 +205,8 @@ def is_abandoned(path: Path) -> bool:
 def clean_partial_directories(output_dir: Path) -> list[Path]:
     """Delete abandoned partial directories, and restore checkpoints that a crash left renamed.
 
-    Partial directories that are still being written, and replaced directories of the same step, are not touched.
+    Partial directories that are still being written, and replaced directories of the same step, are not
+    touched.
 
     Returns:
         The directories that were deleted or renamed, by their old path.
@@ -247,7 +250,8 @@ def reject_checkpoint(path: Path, reason: str) -> Path | None:
     """Rename a damaged checkpoint to `rejected-checkpoint-N` and store the reason. Deletes nothing.
 
     Returns:
-        The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip it.
+        The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip
+        it.
     """
     assert CHECKPOINT_NAME.fullmatch(path.name), path
     try:

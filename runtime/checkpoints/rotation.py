@@ -1,9 +1,9 @@
 """Delete checkpoints over the script's `save_total_limit`, and superseded snapshots, after a save.
 
-Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a loadable
-checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never deletes the
-newest checkpoint, the best one, the last one of a finished `train()` call, or snapshots of another run.
-`pruning.py` is the user's command for the same purpose.
+Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a
+loadable checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never
+deletes the newest checkpoint, the best one, the last one of a finished `train()` call, or snapshots of
+another run. `pruning.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     Args:
         directory: an `output_dir`.
         newest: the checkpoint just published and verified; never deleted.
-        limit: number of scheduled checkpoints to keep, including the newest (transformers' `save_total_limit`); None
-            or 0 keeps all.
+        limit: number of scheduled checkpoints to keep, including the newest (transformers'
+            `save_total_limit`); None or 0 keeps all.
         best: directory name of the script's best checkpoint, which is kept in addition.
 
     Returns:
@@ -66,7 +66,8 @@ def _over_limit(
     """Return the oldest checkpoints over the limit.
 
     Args:
-        others: all scheduled checkpoints but the newest, each with whether it is a later one of the same call.
+        others: all scheduled checkpoints but the newest, each with whether it is a later one of the same
+            call.
     """
     if not limit or limit < 0:
         return []

@@ -1,7 +1,7 @@
 """Find the checkpoints in one or more directories, newest step first.
 
-Called by the ranks when they save and resume, and by `grpo-run checkpoints`. Reads directory names and manifests
-only; does not check whether the files are complete or verified.
+Called by the ranks when they save and resume, and by `grpo-run checkpoints`. Reads directory names and
+manifests only; does not check whether the files are complete or verified.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from grpo_run.watchdog.observation import Slot
 
 START_SECONDS = 30.0
-"""A rank writes its slot within milliseconds if it is forked, and within some seconds as a fresh interpreter."""
+"""A rank writes its slot within milliseconds if it is forked, and within some seconds as a fresh interpreter.
+"""
 
 
 class SlotMovement:

@@ -90,7 +90,7 @@ class StallDetector:
             fetched = self._records.fetch(sockets)
         stall = self._find(slots, now, facts, fetched if fetched is not None else _recorded(last_poll))
         if stall is not None and fetched is None:
-            # the last poll may be outdated: work on a device goes on without a change in the slot
+            # the last poll may be outdated: work on a device continues without a change in the slot
             stall = self._find(slots, now, facts, self._records.fetch(sockets))
         if stall is None:
             self.suspicion = None

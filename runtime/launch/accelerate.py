@@ -1,10 +1,10 @@
 """`--accelerate-config FILE`: take the parallelism of a run from an accelerate configuration file.
 
-`grpo-run launch` calls `load_parallelism` once, before any rank starts. It returns the number of ranks per node and the
-environment that makes a script behave as under `accelerate launch --config_file FILE`. A rank calls
-`check_took_effect` once its trainer has an accelerator. Settings that accelerate would silently ignore are refused.
-Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend` and others) are not read from the file,
-because `grpo-run launch` has its own options for them.
+`grpo-run launch` calls `load_parallelism` once, before any rank starts. It returns the number of ranks per
+node and the environment that makes a script behave as under `accelerate launch --config_file FILE`. A rank
+calls `check_took_effect` once its trainer has an accelerator. Settings that accelerate would silently ignore
+are refused. Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend` and others) are not
+read from the file, because `grpo-run launch` has its own options for them.
 
 Importing this module imports neither torch nor accelerate; `load_parallelism` imports both.
 """
@@ -33,8 +33,8 @@ class Parallelism:
 
     Args:
         kind: how the model is distributed over the ranks.
-        environment: variables to add to the launcher's environment in every rank, without those that torch elastic
-            sets (RANK, MASTER_ADDR and others) and those that the launcher has with the same value.
+        environment: variables to add to the launcher's environment in every rank, without those that torch
+            elastic sets (RANK, MASTER_ADDR and others) and those that the launcher has with the same value.
         ranks_per_node: number of ranks to start on every node.
         expected_distributed_type: accelerate's `DistributedType` that `check_took_effect` expects.
         source: the file.
@@ -65,8 +65,8 @@ def load_parallelism(
         allow_ineffective: accept settings that would not take effect, for tests and experiments.
 
     Raises:
-        ConfigError: the file cannot be read or is malformed, asks for more processes than would run, is refused by
-            accelerate, or has a setting that would not take effect.
+        ConfigError: the file cannot be read or is malformed, asks for more processes than would run, is
+            refused by accelerate, or has a setting that would not take effect.
     """
     file = read(path)
     ranks = ranks_per_node(path, file, nproc_per_node=nproc_per_node, nnodes=nnodes)
@@ -104,8 +104,8 @@ def ranks_per_node(path: Path, file: AccelerateFile, *, nproc_per_node: int | No
     """Return the number of ranks per node: the command line's if given, otherwise the file's.
 
     Raises:
-        ConfigError: neither gives a number, or fewer processes would run than the file expects: a sharded model that
-            fits on eight GPUs may not fit on four.
+        ConfigError: neither gives a number, or fewer processes would run than the file expects: a sharded
+            model that fits on eight GPUs may not fit on four.
     """
     if file.kind == "no":
         if (nproc_per_node or 1) * nnodes > 1:

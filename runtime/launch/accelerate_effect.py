@@ -1,9 +1,9 @@
 """Find settings of an accelerate configuration that would not take effect, and the reasons.
 
-accelerate silently ignores several settings: FSDP on CPU becomes DDP, `use_cpu` is not read with DeepSpeed or FSDP, and
-the section of another mode is not read. A run that should be sharded and is not runs out of memory hours later, so
-grpo-run refuses to start it. Called by `accelerate.load_parallelism`. Pure: reads no file and no environment, and
-imports neither torch nor accelerate. References to source files are to accelerate 1.15.
+accelerate silently ignores several settings: FSDP on CPU becomes DDP, `use_cpu` is not read with DeepSpeed or
+FSDP, and the section of another mode is not read. A run that should be sharded and is not runs out of memory
+hours later, so grpo-run refuses to start it. Called by `accelerate.load_parallelism`. Pure: reads no file and
+no environment, and imports neither torch nor accelerate. References to source files are to accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SWITCHES: Final = {
     "ACCELERATE_USE_FSDP": frozenset({"FSDP"}),
     "ACCELERATE_USE_MEGATRON_LM": frozenset[str](),
 }
-"""Variables that select the mode, and the types with which they may be set (`state.py`, `AcceleratorState`)."""
+"""Variables that select the mode, and the types with which they may be set (`state.py`, `AcceleratorState`).
+"""
 OWN_SECTION: Final = {
     "deepspeed_config": "DEEPSPEED",
     "fsdp_config": "FSDP",
@@ -116,8 +117,8 @@ def _fsdp(
             if settings.get(key) is not None:
                 yield f"fsdp_config.{key}: FSDP 2 does not read it; {advice}"
         return
-    # dataclasses.py, FullyShardedDataParallelPlugin: in version 1, the launcher's FSDP_SHARDING_STRATEGY, which is set
-    # even if the file has no such key, takes precedence over FSDP_RESHARD_AFTER_FORWARD
+    # dataclasses.py, FullyShardedDataParallelPlugin: in version 1, the launcher's FSDP_SHARDING_STRATEGY,
+    # which is set even if the file has no such key, takes precedence over FSDP_RESHARD_AFTER_FORWARD
     asked, taken = settings.get("fsdp_reshard_after_forward"), environment.get("FSDP_SHARDING_STRATEGY")
     if asked is not None and str(asked).upper() not in (str(taken).upper(), ""):
         yield (

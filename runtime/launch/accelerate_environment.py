@@ -2,8 +2,8 @@
 
 Private and undocumented names of accelerate are used in this file only;
 `tests/unit/runtime/launch/test_accelerate_contract.py` fails if one of them changes. Called by
-`accelerate.load_parallelism`. accelerate, and with it torch, is imported inside the functions. Nothing here uses CUDA,
-opens a port or starts a process, except `nvidia-smi` on a node with an accelerator.
+`accelerate.load_parallelism`. accelerate, and with it torch, is imported inside the functions. Nothing here
+uses CUDA, opens a port or starts a process, except `nvidia-smi` on a node with an accelerator.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
 
 
 def replaced_in_fsdp2() -> Mapping[str, str]:
-    """Return the keys of FSDP 1 that FSDP 2 does not read, with what to do instead, from accelerate's converter."""
+    """Return the keys that FSDP 2 does not read, with accelerate's own advice for each."""
     from accelerate.commands.to_fsdp2 import ARGUMENT_KEY_MAPPING
 
     return {

@@ -1,8 +1,8 @@
 """Read an accelerate configuration file, as `accelerate launch --config_file FILE` would.
 
-`read` returns an `AccelerateFile`, or an error with the file, the line or key, and what to write instead. Called by
-`accelerate.load_parallelism` only. Imports neither torch nor accelerate. Does not check whether settings take effect
-(`accelerate_effect`) and does not compute the environment (`accelerate_environment`).
+`read` returns an `AccelerateFile`, or an error with the file, the line or key, and what to write instead.
+Called by `accelerate.load_parallelism` only. Imports neither torch nor accelerate. Does not check whether
+settings take effect (`accelerate_effect`) and does not compute the environment (`accelerate_environment`).
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def read(path: Path) -> AccelerateFile:
         path: a YAML file, or JSON if its name ends in `.json`, as for accelerate.
 
     Raises:
-        ConfigError: the file is missing, unreadable, too large or malformed (with the line), a value has the wrong
-            type, or grpo-run does not launch the `distributed_type`.
+        ConfigError: the file is missing, unreadable, too large or malformed (with the line), a value has the
+            wrong type, or grpo-run does not launch the `distributed_type`.
     """
     content = _parse(path)
     if not isinstance(content, dict):

@@ -1,8 +1,8 @@
 """Configuration of a run: one frozen object, declared here and nowhere else.
 
-`cli.options` parses the command line into it, the supervisor reads it, `run.json` records it, and `RankSettings`
-carries it to every rank. All defaults of the command line are the defaults of these fields. The classes check their
-values when they are built; they do not parse command lines.
+`cli.launch_options` parses the command line into it, the supervisor reads it, `run.json` records it, and
+`RankSettings` carries it to every rank. All defaults of the command line are the defaults of these fields.
+The classes check their values when they are built; they do not parse command lines.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Budget:
     """
 
     failures_without_progress: int = 3
-    """Number of failures in a row, without a newer checkpoint, that are recovered; the next one ends the run."""
+    """Number of failures in a row, without a newer checkpoint, that are recovered; the next one ends the run.
+    """
 
     def __post_init__(self) -> None:
         if self.failures_without_progress < 0:

@@ -1,8 +1,8 @@
 """Faults to inject: which fault, into which rank, at which step and in which phase.
 
 Parses and checks the text of `--inject`. The configuration carries injections to every rank, where
-`trainers.rank.faults` performs them. An injection fires once in a run, however many attempts the run takes: its
-canonical text identifies it in the journal. Pure; injects nothing itself.
+`trainers.rank.faults` performs them. An injection fires once in a run, however many attempts the run takes:
+its canonical text identifies it in the journal. Pure; injects nothing itself.
 """
 
 from __future__ import annotations
@@ -134,9 +134,10 @@ KINDS: dict[str, Kind] = {
 class Injection:
     """One fault with its rank, step and phase. `str()` is its canonical text, which `parse` reads back.
 
-    Step N is the time in which optimizer step N is computed (`global_step + 1 == N`), and the checkpoint and the
-    evaluation that follow it. The fault happens when the phase is entered for the first time in that step, in the
-    first `train()` call that reaches it. If the step does not enter the phase, the fault does not happen.
+    Step N is the time in which optimizer step N is computed (`global_step + 1 == N`), and the checkpoint and
+    the evaluation that follow it. The fault happens when the phase is entered for the first time in that
+    step, in the first `train()` call that reaches it. If the step does not enter the phase, the fault does
+    not happen.
 
     Raises:
         ConfigError: there is no such kind, or a number is out of range.
@@ -175,7 +176,10 @@ class Injection:
     def of(
         cls, kind: str, *, rank: int, step: int, phase: Phase | None = None, seconds: float | None = None
     ) -> Injection:
-        """Return an injection; phase and duration default to the kind's. Seconds are rounded to milliseconds."""
+        """Return an injection.
+
+        Phase and duration default to the kind's. Seconds are rounded to milliseconds.
+        """
         known = _kind(kind, kind)
         length = known.seconds or 0.0 if seconds is None else round(seconds, 3)
         return cls(kind=kind, rank=rank, step=step, phase=phase or known.phase, seconds=length)

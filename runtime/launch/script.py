@@ -1,8 +1,9 @@
 """Find the training script, and the environment variables that its source sets.
 
-A rank that is forked from the warm interpreter has imported its libraries already. If the script sets a variable
-that they read at import, the rank must be a fresh interpreter instead. Called by `cli.launch_options`. Reads syntax
-only: an assignment in another module, or to a computed name, is not found; `--no-preload` is for those scripts.
+A rank that is forked from the warm interpreter has imported its libraries already. If the script sets a
+variable that they read at import, the rank must be a fresh interpreter instead. Called by
+`cli.launch_options`. Reads syntax only: an assignment in another module, or to a computed name, is not found;
+`--no-preload` is for those scripts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ READ_AT_IMPORT = re.compile(
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_ACCELERATOR|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
     r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
 )
-"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read at import."""
+"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read at import.
+"""
 
 
 def source_of(target: str, *, module: bool) -> Path:
@@ -55,7 +57,8 @@ def _find_module(name: str) -> ModuleSpec | None:
     parts = name.split(".")
     for depth in range(len(parts)):
         qualified = ".".join(parts[: depth + 1])
-        # the working directory first, as for `python -m`; a plain folder there does not hide an installed package
+        # the working directory first, as for `python -m`; a plain folder there does not hide an installed
+        # package
         spec = importlib.machinery.PathFinder.find_spec(
             qualified, [os.getcwd(), *sys.path] if path is None else path
         )

@@ -1,9 +1,10 @@
-"""Torch elastic's local agent with three changes: how ranks start, where they meet, and what follows a failure.
+"""Torch elastic's local agent with our start method, rendezvous store and reaction to failures.
 
 Rendezvous, rank assignment, membership changes and the exit barrier are torch's. Ranks are children of a warm
-forkserver, or fresh interpreters. Each attempt gets its own TCP store, served by the agent of node 0: no address of an
-earlier attempt is found in it, and it outlives rank 0. After a failure an `AttemptController` (the supervisor) decides
-whether to start another attempt. Runs in the main thread of `grpo-run launch`. Does not watch ranks, judge or report.
+forkserver, or fresh interpreters. Each attempt gets its own TCP store, served by the agent of node 0: no
+address of an earlier attempt is found in it, and it outlives rank 0. After a failure an `AttemptController`
+(the supervisor) decides whether to start another attempt. Runs in the main thread of `grpo-run launch`. Does
+not watch ranks, judge or report.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Directive(Enum):
     finished = "finished"
     """All local ranks have completed; wait for the other nodes, then return."""
     stopped = "stopped"
-    """All ranks of all nodes agreed to stop, and the local ones have exited; wait for the other nodes, then return."""
+    """All ranks of all nodes agreed to stop, and the local ones have exited; wait for the other nodes, then
+    return."""
     terminate = "terminate"
     """Terminate the remaining ranks and return."""
 
@@ -58,7 +60,10 @@ class RankStart:
 
 
 class AttemptController(Protocol):
-    """Prepares each attempt and decides when and how it ends. The agent calls every method in the main thread."""
+    """Prepares each attempt and decides when and how it ends.
+
+    The agent calls every method in the main thread.
+    """
 
     def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankStart]:
         """Prepare a new attempt before any rank of it is started. Returns one `RankStart` per global rank."""
@@ -111,7 +116,8 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Run torch's rendezvous, then agree on a store for this attempt only."""
         super()._rendezvous(worker_group)
-        # torch prefixes the store with the round of the rendezvous, equal on all nodes; the static one has no rounds
+        # torch prefixes the store with the round of the rendezvous, equal on all nodes; the static one has no
+        # rounds
         static = worker_group.spec.rdzv_handler.get_backend() == "static"
         key = f"grpo_run/attempt/{self._restarts if static else 0}"
         store = worker_group.store

@@ -1,8 +1,8 @@
-"""Starts ranks as children of a warm interpreter: Python's forkserver with torch, transformers and trl imported.
+"""Start ranks as forks of an interpreter that has imported torch, transformers and trl.
 
-A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by `ranks.py`. The
-server starts while the supervisor still imports torch, and exits with the supervisor. Does not run the user's script: a
-child calls the entry point that it is given.
+A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by
+`ranks.py`. The server starts while the supervisor still imports torch, and exits with the supervisor. Does
+not run the user's script: a child calls the entry point that it is given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from grpo_run.runtime import upstream
 from grpo_run.runtime.processes.parent_death import die_with_parent
 
 _IMPORT_PATH = [entry for entry in sys.path if entry]
-"""In the server: the import path that Python derived from the environment, without the entry of `python -c`."""
+"""In the server: the import path that Python derived from the environment, without the entry of `python -c`.
+"""
 
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
 
@@ -39,7 +40,8 @@ def start_server(preload: Sequence[str]) -> None:
     os.environ[SUPERVISOR_PID] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    # Ctrl-C signals the server too, and would end it with a traceback while it imports; children restore the handler
+    # Ctrl-C signals the server too, and would end it with a traceback while it imports; children restore the
+    # handler
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with upstream.hidden_main():

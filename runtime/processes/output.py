@@ -1,7 +1,8 @@
 """Follows the output files of ranks and passes their lines to the terminal.
 
-A thread of the supervisor reads the files of the present attempt and passes complete lines to a printer. The ranks
-write the files themselves, so no output is lost if the supervisor is slow or exits. Does not parse or colour lines.
+A thread of the supervisor reads the files of the present attempt and passes complete lines to a printer. The
+ranks write the files themselves, so no output is lost if the supervisor is slow or exits. Does not parse or
+colour lines.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ STOP_SECONDS = 5.0
 
 
 class FileFollower:
-    """Follows one file by lines. Text before a carriage return is dropped, as a terminal would overwrite it."""
+    """Follows one file by lines.
+
+    Text before a carriage return is dropped, as a terminal would overwrite it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +56,10 @@ class FileFollower:
                 return lines
 
     def take_partial_line(self) -> list[str]:
-        """Return the last line if it has no newline; an empty list otherwise. Later calls do not return it again."""
+        """Return the last line if it has no newline.
+
+        An empty list otherwise. Later calls do not return it again.
+        """
         line, self._partial_line = self._partial_line.rstrip(b"\r").rpartition(b"\r")[2], b""
         return [line.decode(errors="replace")] if line else []
 

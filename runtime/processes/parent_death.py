@@ -1,7 +1,7 @@
 """Process attributes that the kernel enforces: termination with the parent, and permission to be traced.
 
-The forkserver and every rank call `die_with_parent`, so that a supervisor killed by SIGKILL leaves no orphans. Linux
-only (prctl(2)). Does not cover processes that a rank starts itself.
+The forkserver and every rank call `die_with_parent`, so that a supervisor killed by SIGKILL leaves no
+orphans. Linux only (prctl(2)). Does not cover processes that a rank starts itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def die_with_parent(expected_parent: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent exits.
 
     Args:
-        expected_parent: process id of the parent. If the parent is already another process, the expected one exited
-            before the request took effect, and this process exits immediately.
+        expected_parent: process id of the parent. If the parent is already another process, the expected one
+            exited before the request took effect, and this process exits immediately.
 
     Raises:
         OSError: the kernel refuses the request.
@@ -35,8 +35,8 @@ def die_with_parent(expected_parent: int) -> None:
 def allow_tracing_by(pid: int) -> None:
     """Allow a process and its descendants to read the stack of this process.
 
-    Needed where Yama's `ptrace_scope` is 1 (Debian, Ubuntu), because ranks and py-spy are siblings. A kernel without
-    Yama refuses the request (EINVAL), and permits tracing anyway.
+    Needed where Yama's `ptrace_scope` is 1 (Debian, Ubuntu), because ranks and py-spy are siblings. A kernel
+    without Yama refuses the request (EINVAL), and permits tracing anyway.
 
     Args:
         pid: of the process that may trace.

@@ -1,7 +1,7 @@
 """The rank processes of one attempt on this node: starting, waiting and terminating.
 
-Called by `agent.py`. Each rank is the leader of its own session and process group, so that the processes it started
-are terminated with it. Does not determine why a rank exited or what follows.
+Called by `agent.py`. Each rank is the leader of its own session and process group, so that the processes it
+started are terminated with it. Does not determine why a rank exited or what follows.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class RankGroup:
         """Terminate every rank and all processes in its session, and wait until the ranks have exited.
 
         Args:
-            grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM. SIGCONT follows SIGTERM, because a
-                stopped process does not handle signals.
+            grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM. SIGCONT follows SIGTERM,
+                because a stopped process does not handle signals.
 
         Raises:
-            ProcessError: a rank has not exited 10 s after SIGKILL. It is in uninterruptible sleep, and may hold a
-                device.
+            ProcessError: a rank has not exited 10 s after SIGKILL. It is in uninterruptible sleep, and may
+                hold a device.
         """
         if grace_seconds and self.alive:
             for pid in self.alive.values():

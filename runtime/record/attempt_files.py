@@ -1,7 +1,7 @@
 """The files of one attempt: output, stacks, error and socket of each rank.
 
-The supervisor asks for paths by rank and passes them to the ranks. Creates the directory of the attempt; writes no
-files into it.
+The supervisor asks for paths by rank and passes them to the ranks. Creates the directory of the attempt;
+writes no files into it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AttemptFiles:
         return self._folder / f"rank{rank}.error.json"
 
     def socket(self, rank: int) -> Path:
-        """Return the path of the rank's worker server, in a temporary directory if the run's path is too long."""
+        """Return the path of the worker server's socket; temporary if the run's path is too long."""
         path = self._folder / f"rank{rank}.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -79,7 +79,10 @@ class AttemptFiles:
         return Path(self._socket_directory.name) / path.name
 
     def close(self) -> None:
-        """Remove the temporary directory of the sockets, if there is one. No rank of the attempt is running."""
+        """Remove the temporary directory of the sockets, if there is one.
+
+        No rank of the attempt is running.
+        """
         if self._socket_directory is not None:
             self._socket_directory.cleanup()
             self._socket_directory = None

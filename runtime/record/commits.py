@@ -1,4 +1,4 @@
-"""Committed steps, derived from the board: a step is committed when all ranks have voted after its optimizer step.
+"""Committed steps: a step is committed when all ranks have voted after its optimizer step.
 
 Pure. Called by the supervisor at each poll.
 """
@@ -43,7 +43,8 @@ def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit |
     call = min(slot.train_call for slot in readings)
     if any(slot.train_call != call for slot in readings) or call == 0:
         return None
-    # if the board shows all ranks, a vote that each has begun commits the step; otherwise only the vote's result does
+    # if the board shows all ranks, a vote that each has begun commits the step; otherwise only the vote's
+    # result does
     complete = len(readings) == world_size
     return Commit(
         train_call=call,

@@ -7,9 +7,9 @@ from it.
 from __future__ import annotations
 
 PRIOR_FAILURE_SECONDS = 4 * 3600.0
-"""Assumed before the run has shown otherwise: one failure in four hours. The 16,384 GPUs of Llama 3's pre-training
-failed about as often (arXiv:2407.21783, section 3.3.4: 466 interruptions in 54 days are one in 2.8 hours), so
-it is pessimistic for 64 GPUs.
+"""Assumed before the run has shown otherwise: one failure in four hours. The 16,384 GPUs of Llama 3's
+pre-training failed about as often (arXiv:2407.21783, section 3.3.4: 466 interruptions in 54 days are one in
+2.8 hours), so it is pessimistic for 64 GPUs.
 """
 
 

@@ -1,7 +1,8 @@
 """The history of a run, replayed from its journal: attempts, steps, checkpoints, recoveries.
 
-The supervisor replays the journal when it starts, so that counters survive a restart of the supervisor, and then applies
-event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes records, does no I/O.
+The supervisor replays the journal when it starts, so that counters survive a restart of the supervisor, and
+then applies event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes records,
+does no I/O.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ class Checkpoint:
 class History:
     """State of a run after the events applied so far. `apply` is the only method that changes it.
 
-    Positions are pairs (train call, step). `attempts` and `supervisors` are counts; `first_time` and `last_time` are
-    times of events in seconds since the epoch; `unreadable` counts records that could not be interpreted.
+    Positions are pairs (train call, step). `attempts` and `supervisors` are counts; `first_time` and
+    `last_time` are times of events in seconds since the epoch; `unreadable` counts records that could not be
+    interpreted.
     """
 
     run_id: str = ""
@@ -252,7 +254,10 @@ class History:
         self.phase_records[str(record.get("phase"))] = record.get("durations")
 
     def learned_durations(self) -> dict[Phase, Durations]:
-        """Return how long phases took so far. Invalid records are ignored; those phases are measured again."""
+        """Return how long phases took so far.
+
+        Invalid records are ignored; those phases are measured again.
+        """
         learned = {}
         for name, value in self.phase_records.items():
             with contextlib.suppress(ValueError, KeyError):

@@ -1,9 +1,9 @@
 """Append-only event log of one run: one JSON object per line, shared by the supervisor and the ranks.
 
-Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`, `attempt`,
-`rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a descriptor opened
-with O_APPEND, so lines of several processes do not mix. Readers skip lines that a crash truncated. Does not rotate the
-file and does not interpret events; `history.py` replays them.
+Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
+`attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
+descriptor opened with O_APPEND, so lines of several processes do not mix. Readers skip lines that a crash
+truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Journal:
         """Append one event.
 
         Args:
-            fields: JSON values. Floats that are not finite become null, long strings are truncated, and other objects
-                are converted with `str`.
+            fields: JSON values. Floats that are not finite become null, long strings are truncated, and other
+                objects are converted with `str`.
 
         Returns:
             whether the disk accepted the whole line.
@@ -145,8 +145,8 @@ class Journal:
     def sync(self) -> None:
         """Fsync the file. Called after events that the next supervisor relies on.
 
-        A network file system may report a full disk only here. The failure is counted in `lost` and does not interrupt
-        a recovery.
+        A network file system may report a full disk only here. The failure is counted in `lost` and does not
+        interrupt a recovery.
         """
         try:
             os.fsync(self._descriptor)
@@ -182,7 +182,10 @@ def _json_value(value: Any) -> Any:
 
 
 class JournalReader:
-    """Reads a journal from its beginning and continues as the file grows. Skips lines that are not valid events."""
+    """Reads a journal from its beginning and continues as the file grows.
+
+    Skips lines that are not valid events.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -191,7 +194,7 @@ class JournalReader:
         self._skipped: Counter[bytes] = Counter()
 
     def skip(self, line: bytes) -> None:
-        """Do not yield the next line with exactly these bytes, because the caller has handled its event already."""
+        """Do not yield the next line with exactly these bytes; the caller has handled its event."""
         self._skipped[line] += 1
 
     def new(self) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""The history of a run as its supervisor maintains it: own events at once, events of ranks as they appear in the file.
+"""The history of a run as its supervisor maintains it, from its own events and those of the ranks.
 
-The supervisor decides from this history, so an event that it writes must count immediately and even if the disk does
-not accept it. The reader skips the supervisor's own lines afterwards: every event is applied exactly once. Used by the
-supervisor only; other commands replay the file (`History.of`).
+The supervisor decides from this history, so an event that it writes must count immediately and even if the
+disk does not accept it. The reader skips the supervisor's own lines afterwards: every event is applied
+exactly once. Used by the supervisor only; other commands replay the file (`History.of`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class LiveHistory:
         self.journal = Journal(path, run_id)
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
-        """Append an event and apply it to the history. Events that ranks have written before are applied first.
+        """Append an event and apply it to the history.
+
+        Events that ranks have written before are applied first.
 
         Returns:
             whether the disk accepted the event. The history contains it in either case.

@@ -1,4 +1,4 @@
-"""The run directory: where a run keeps its journal, board, logs and incidents, and which process may write there.
+"""The run directory: journal, board, logs and incidents of a run, and the lock of its supervisor.
 
     runs/<run-id>/            mode 0700
       run.json                configuration: command, world size, versions
@@ -8,8 +8,8 @@
       attempts/000/rank0.log  output, one file per rank
       incidents/0001-signal/  verdict.json and evidence
 
-The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are not here:
-they stay in the script's `output_dir`.
+The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
+not here: they stay in the script's `output_dir`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ ID_DIGITS = 6
 
 
 def default_run_id(target: str, command: Sequence[str]) -> str:
-    """Return the script's name and a short digest of the command, so that the same command finds its run again.
+    """Return the script's name and a short digest of the command.
+
+    The same command gives the same id, so it finds its run again.
 
     Args:
         target: path of the script, or name of the module.

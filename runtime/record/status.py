@@ -1,7 +1,7 @@
 """The status of a run as one object: what `grpo-run status --json`, the metrics and the pages show.
 
-Combines the replayed journal with the live board. A run whose supervisor exited without writing how the run ended is
-reported as `unknown`, never as running. Reads files; decides nothing.
+Combines the replayed journal with the live board. A run whose supervisor exited without writing how the run
+ended is reported as `unknown`, never as running. Reads files; decides nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_status(run: RunDirectory) -> RunStatus:
 
 
 def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
-    """Return a warning if the board shows steps that the journal lacks: a full disk accepts no further events."""
+    """Return a warning if the board shows steps that the journal lacks, as on a full disk."""
     commit = newest_commit(dict(enumerate(slots)), world_size=0)
     if commit is None or time.time() - (history.last_time or 0.0) < JOURNAL_BEHIND_SECONDS:
         return None

@@ -11,9 +11,9 @@
       TROUBLE.json             present while checkpoints cannot be written to disk
       restore/                 a checkpoint written here to resume from, because the disk is full or stuck
 
-Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be drained, one
-can hold the newest snapshot and one can be written at any time. Ranks write (`trainers.saving`), the drain worker
-reads. Does not copy tensors or write checkpoints. Works on one node only.
+Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
+drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`trainers.saving`),
+the drain worker reads. Does not copy tensors or write checkpoints. Works on one node only.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class StagingArea:
     def choose_slot(self, *, sacrifice: bool = False) -> StagingSlot | None:
         """Return the slot to write next, or None if every slot is needed or locked.
 
-        Prefers a drained slot, whose memory is allocated already, then one whose snapshot a newer one supersedes, then
-        an empty one. Never returns the newest snapshot, or a scheduled one that is not on disk.
+        Prefers a drained slot, whose memory is allocated already, then one whose snapshot a newer one
+        supersedes, then an empty one. Never returns the newest snapshot, or a scheduled one that is not on
+        disk.
 
         Args:
             sacrifice: allow scheduled snapshots that are not on disk, oldest first.
@@ -116,8 +117,9 @@ class StagingArea:
     def claim(self, supervisors: int, run_directory: Path) -> None:
         """Take over the area for the run's next supervisor.
 
-        Snapshots that do not belong to the run's previous supervisor are deleted: they may be of a deleted run of the
-        same name, or older than what the run did since on another machine. Areas of deleted runs are removed.
+        Snapshots that do not belong to the run's previous supervisor are deleted: they may be of a deleted
+        run of the same name, or older than what the run did since on another machine. Areas of deleted runs
+        are removed.
 
         Args:
             supervisors: how many supervisors the run's journal records before this one.

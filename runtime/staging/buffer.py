@@ -1,8 +1,9 @@
 """The snapshot buffer: one rank's memory for snapshots, in a file on a memory-backed file system.
 
-The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. The rank appends
-(`SnapshotBuffer`); the drain worker reads (`SnapshotBufferReader`). Slots and locks (`slot.py`) decide who may use a
-buffer when; the index (`index.py`) says what its bytes mean. Only one process may write at a time.
+The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. The rank
+appends (`SnapshotBuffer`); the drain worker reads (`SnapshotBufferReader`). Slots and locks (`slot.py`)
+decide who may use a buffer when; the index (`index.py`) says what its bytes mean. Only one process may write
+at a time.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.staging.headroom import Headroom, least_headroom, measure_headroom
 
 ALIGNMENT_BYTES = 64
-"""Alignment of records: a cache line, and torch's own alignment of storages in files. No copy starts inside a cache
-line and no two records share one. Page alignment would waste 4 KiB for each small optimizer tensor."""
+"""Alignment of records: a cache line, and torch's own alignment of storages in files. No copy starts inside a
+cache line and no two records share one. Page alignment would waste 4 KiB for each small optimizer tensor."""
 GROWTH_BYTES = 4 << 20
 """The file grows in multiples of this: two huge pages, so that many small records cause few system calls."""
 RESERVATION_BYTES = 64 << 20
-"""Bytes per fallocate and madvise call. Calls must be short: a signal restarts them, and Python's mmap holds the GIL
-while it faults pages in."""
+"""Bytes per fallocate and madvise call. Calls must be short: a signal restarts them, and Python's mmap holds
+the GIL while it faults pages in."""
 POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of madvise(2), Linux 5.14: fault pages in for writing. Python's mmap has no name for it."""
+"""MADV_POPULATE_WRITE of madvise(2), Linux 5.14: fault pages in for writing. Python's mmap has no name for
+it."""
 DONT_DUMP = 16
 """MADV_DONTDUMP: keep model weights out of core files."""
 
@@ -46,8 +48,8 @@ def aligned(size_bytes: int) -> int:
 class SnapshotBuffer:
     """The writing side. An existing file of this user is reused with its memory and contents.
 
-    Address space for the largest size that the limits allow is mapped once. Memory is taken by `reserve` only. The
-    mapping never moves, so views stay valid until `close`.
+    Address space for the largest size that the limits allow is mapped once. Memory is taken by `reserve`
+    only. The mapping never moves, so views stay valid until `close`.
     """
 
     def __init__(self, path: Path, *, measure: Callable[[Path], Headroom] = least_headroom) -> None:

@@ -1,9 +1,10 @@
 """Drain one snapshot: write it from memory to disk as a published checkpoint.
 
-    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to checkpoint-N
+    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to
+    checkpoint-N
 
-The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`). Does
-not choose the snapshot; `drain_scheduler.py` does.
+The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`).
+Does not choose the snapshot; `drain_scheduler.py` does.
 """
 
 from __future__ import annotations

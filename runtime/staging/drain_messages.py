@@ -11,8 +11,8 @@ class DrainRequest:
 
     Attributes:
         slot: index of the slot.
-        restore: write the checkpoint into this directory in memory, so that a rank can resume from it; None writes it
-            to the snapshot's own `output_dir`.
+        restore: write the checkpoint into this directory in memory, so that a rank can resume from it; None
+            writes it to the snapshot's own `output_dir`.
     """
 
     slot: int

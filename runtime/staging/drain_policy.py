@@ -22,8 +22,10 @@ def next_to_drain(
     Args:
         snapshots: complete snapshots, newest first.
         done: returns True for a snapshot that is on disk or need not be.
-        newest_first: drain the newest snapshot first even if it is not scheduled, before a restart or at the end.
-        overdue: the last checkpoint on disk is too old, so the newest snapshot is drained even if it is not scheduled.
+        newest_first: drain the newest snapshot first even if it is not scheduled, before a restart or at the
+            end.
+        overdue: the last checkpoint on disk is too old, so the newest snapshot is drained even if it is not
+            scheduled.
     """
     pending = [entry for entry in snapshots if not done(*entry)]
     newest = pending[0] if pending and pending[0] == snapshots[0] else None
@@ -47,8 +49,8 @@ class PublishedCheckpoints:
         Args:
             call: the ordinal of its `train()` call.
             step: its step.
-            taken_at: when its state was the run's state, in seconds since the epoch. A snapshot taken later is newer
-                even if its step is lower, because a run may resume from an earlier step.
+            taken_at: when its state was the run's state, in seconds since the epoch. A snapshot taken later
+                is newer even if its step is lower, because a run may resume from an earlier step.
         """
         known = self._newest.get(call)
         if known is None or taken_at >= known[1]:

@@ -5,10 +5,10 @@
     before a restart   the newest snapshot, because the next attempt resumes from it
     at the end         every snapshot that is not superseded
 
-Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk that
-hangs is reported as a stall. Before a restart, a snapshot that cannot be drained to disk is written as a checkpoint in
-memory instead. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot; the drain worker
-(`drain_worker.py`) writes it.
+Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
+that hangs is reported as a stall. Before a restart, a snapshot that cannot be drained to disk is written as a
+checkpoint in memory instead. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot;
+the drain worker (`drain_worker.py`) writes it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from grpo_run.watchdog.causes import Cause
 POLL_SECONDS = 0.2
 """Minimum time between two reads of the slots; the supervisor polls more often."""
 DURABLE_SECONDS = 1800.0
-"""Maximum age of the last checkpoint on disk: memory survives processes but not the machine, and this bounds the work
-that the loss of a machine costs."""
+"""Maximum age of the last checkpoint on disk: memory survives processes but not the machine, and this bounds
+the work that the loss of a machine costs."""
 RETRY_SECONDS = 30.0
 """Wait after a failed drain."""
 STALL_SECONDS = 60.0
-"""Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60 s
-(nfs(5), timeo=600)."""
+"""Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60
+s (nfs(5), timeo=600)."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 
@@ -117,8 +117,8 @@ class DrainScheduler:
         Waits as long as the disk makes progress, and gives up if it is full or hangs.
 
         Args:
-            restore: a rank will resume. Drain the newest snapshot only, and write it as a checkpoint in memory if the
-                disk does not accept it; `poll` drains the others while training continues.
+            restore: a rank will resume. Drain the newest snapshot only, and write it as a checkpoint in
+                memory if the disk does not accept it; `poll` drains the others while training continues.
         """
         for _ in range(2 * len(self.staging.slots)):
             due = self._due_to_resume() if restore else self._due_at_end()

@@ -1,8 +1,9 @@
 """The drain worker, a separate process that drains snapshots on request, and the handle to it.
 
-Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It dies with
-the supervisor; partial directories it leaves are deleted by the next drain. `DrainProcess` is the supervisor's side,
-used by `drain_scheduler.py`; `serve` is the process itself. What it does for one request is in `drain.py`.
+Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
+dies with the supervisor; partial directories it leaves are deleted by the next drain. `DrainProcess` is the
+supervisor's side, used by `drain_scheduler.py`; `serve` is the process itself. What it does for one request
+is in `drain.py`.
 """
 
 from __future__ import annotations

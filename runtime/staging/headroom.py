@@ -1,8 +1,9 @@
 """Headroom in memory: how much a file may grow under the limits of tmpfs, MemAvailable and cgroups.
 
-A write to a mapped page fails with SIGBUS if tmpfs is full, and the kernel kills the process if its memory cgroup is
-full. Neither can be handled, so headroom is checked before memory is taken. Code that writes files without mapping
-them can use `is_full` on the error instead. Called by `buffer.py` and by the ranks when they save. Reserves nothing.
+A write to a mapped page fails with SIGBUS if tmpfs is full, and the kernel kills the process if its memory
+cgroup is full. Neither can be handled, so headroom is checked before memory is taken. Code that writes files
+without mapping them can use `is_full` on the error instead. Called by `buffer.py` and by the ranks when they
+save. Reserves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from grpo_run.watchdog.processes import read_file
 FULL_BYTES = 1 << 20
 """A file system with less free space counts as full."""
 RESERVE_FRACTION = 0.05
-"""Part of each limit that stays free for other users of it: the next step's allocations, data loaders, NCCL."""
+"""Part of each limit that stays free for other users of it: the next step's allocations, data loaders, NCCL.
+"""
 RESERVE_MINIMUM_BYTES = 64 << 20
 """Lower bound of the reserve: what a Python process may allocate at once (a garbage collection, a batch)."""
 RESERVE_MAXIMUM_BYTES = 4 << 30
@@ -110,8 +112,9 @@ def machine_headroom(meminfo: bytes) -> Headroom | None:
 def cgroup_headroom(membership: bytes, mounted: Path = MOUNTED) -> list[Headroom]:
     """Return the headroom of every memory cgroup of a process that has a limit, innermost first.
 
-    Pages of a file in tmpfs are charged to the cgroup of the process that touches them first. Unused page cache counts
-    as free, because the kernel frees it before it kills a process (as in the kubelet's working set).
+    Pages of a file in tmpfs are charged to the cgroup of the process that touches them first. Unused page
+    cache counts as free, because the kernel frees it before it kills a process (as in the kubelet's working
+    set).
 
     Args:
         membership: contents of `/proc/PID/cgroup`.

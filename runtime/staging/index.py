@@ -1,7 +1,7 @@
 """The snapshot index: which checkpoint files one rank's snapshot buffer contains, and where.
 
-Built in the rank by `trainers.capture.interception`, stored as JSON, and read by the drain worker, which writes the
-files (`writer.py`). Does not hold the bytes or know whether they are still valid.
+Built in the rank by `trainers.capture.interception`, stored as JSON, and read by the drain worker, which
+writes the files (`writer.py`). Does not hold the bytes or know whether they are still valid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Write the files of a snapshot from its buffer, byte for byte as torch and safetensors would.
 
-Called by the drain worker after training has continued. Memory use is bounded: bytes go from the mapped buffer to
-the file. Does not sync, digest or rename files, and does not check whether the buffer is still valid.
+Called by the drain worker after training has continued. Memory use is bounded: bytes go from the mapped
+buffer to the file. Does not sync, digest or rename files, and does not check whether the buffer is still
+valid.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def write_files(
     File modes follow the umask, except below `PRIVATE_FOLDER`: 0700 for the folder and 0600 for its files.
 
     Args:
-        destination: the checkpoint directory. Torch stores a file's own name in the file, and a fixed name if the
-            path is not ASCII, so the path must be the one the script would have used.
+        destination: the checkpoint directory. Torch stores a file's own name in the file, and a fixed name if
+            the path is not ASCII, so the path must be the one the script would have used.
         progress: called with the number of bytes just written, from this thread.
 
     Returns:

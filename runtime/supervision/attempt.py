@@ -1,7 +1,7 @@
 """One attempt on this node: its number, files and ranks, and what has been observed of them.
 
-The supervisor creates an `Attempt` before the agent starts ranks and drops it when the next one begins. Does not start
-or terminate processes and takes no decision.
+The supervisor creates an `Attempt` before the agent starts ranks and drops it when the next one begins. Does
+not start or terminate processes and takes no decision.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Attempt:
         return {rank: board.read(place) for place, rank in self.rank_of_place.items()}
 
     def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
-        """Return the newest committed step if it is newer than at the last call and not the step resumed from."""
+        """Return the newest committed step if it is new in this attempt, else None."""
         commit = newest_commit(slots, self.world_size)
         if commit is None:
             return None

@@ -1,7 +1,8 @@
 """The ranks that have exited in an attempt, and which of them failed.
 
-The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further ones. Reads
-the error files that ranks write. Does not determine which rank caused the failure (`watchdog.diagnosis.exits`).
+The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further
+ones. Reads the error files that ranks write. Does not determine which rank caused the failure
+(`watchdog.diagnosis.exits`).
 """
 
 from __future__ import annotations

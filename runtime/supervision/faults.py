@@ -2,8 +2,8 @@
 
     lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
 
-Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle` has
-returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end the run (`supervisor.py`).
+Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle`
+has returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end the run (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ class FaultHandler:
     def _handle_exit_hang(
         self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
     ) -> Resolution:
-        """A rank does not exit although every script has completed. The work is done: warn, and end the run."""
+        """A rank does not exit although every script has completed.
+
+        The work is done: warn, and end the run.
+        """
         verdict = self._investigate(context, slots, exits_unseen_since).verdict
         self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
         self._reporter.write("warning", text=verdict.sentence)

@@ -1,10 +1,11 @@
 """Incident investigation: from a fault to evidence on disk and a verdict.
 
-    open the incident folder → stacks, collective records, processes, memory → further exits → verdict → close the folder
+    open the incident folder → stacks, collective records, processes, memory → further exits → verdict → close
+    the folder
 
-Called by `faults.py` and by the supervisor; nothing is killed before `investigate` has returned. Reads ranks and writes
-one folder. Chooses no action. A folder that cannot be written is named in the verdict's missing evidence and never
-prevents a recovery.
+Called by `faults.py` and by the supervisor; nothing is killed before `investigate` has returned. Reads ranks
+and writes one folder. Chooses no action. A folder that cannot be written is named in the verdict's missing
+evidence and never prevents a recovery.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
 
 GATHER_SECONDS = 0.03
-"""How long to wait for further exits after the first one. The victims of a broken collective fail within milliseconds."""
+"""How long to wait for further exits after the first one. The victims of a broken collective fail within
+milliseconds."""
 JOURNAL_TAIL_LINES = 200
 JOURNAL_TAIL_BYTES = 256 * 1024
 

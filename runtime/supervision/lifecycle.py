@@ -10,9 +10,10 @@
     stopped     the run was stopped on request (terminal, exit code 75)
     failed      the run was given up (terminal, exit code 93 or 2)
 
-`Lifecycle.fire` is the only way to change the state. It looks up the pair (state, event) in the table, changes the
-state and calls one listener; a pair that is not in the table raises and changes nothing. Does no I/O. Called by the
-supervisor only. Terminal states end this supervisor; the same command may start another one.
+`Lifecycle.fire` is the only way to change the state. It looks up the pair (state, event) in the table,
+changes the state and calls one listener; a pair that is not in the table raises and changes nothing. Does no
+I/O. Called by the supervisor only. Terminal states end this supervisor; the same command may start another
+one.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Lifecycle:
     """The present state of a run.
 
     Args:
-        on_change: called with (old state, event, new state) after each change; not called when the state stays.
+        on_change: called with (old state, event, new state) after each change; not called when the state
+            stays.
     """
 
     def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None] | None = None) -> None:

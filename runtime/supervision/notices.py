@@ -1,4 +1,4 @@
-"""Warnings that lead to no action: what the watchdog cannot observe, and ranks that are slower than the others.
+"""Warnings without an action: blind spots of the watchdog, and ranks that are slower than the others.
 
 The supervisor calls these functions at each poll. Every warning appears once per attempt. Decides nothing.
 """

@@ -1,9 +1,10 @@
 """The decision after a failure: restart, or give up. Pure: (history, verdict, budget) to a decision.
 
-The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is therefore
-never given up for the number of its faults, and a run without progress ends. A failure that is certain to repeat (the
-same error at the same line and step) causes only one restart. A script that fails before its first step is restarted
-only if an earlier attempt got further. Called by `faults.py`. Does not act.
+The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
+therefore never given up for the number of its faults, and a run without progress ends. A failure that is
+certain to repeat (the same error at the same line and step) causes only one restart. A script that fails
+before its first step is restarted only if an earlier attempt got further. Called by `faults.py`. Does not
+act.
 """
 
 from __future__ import annotations

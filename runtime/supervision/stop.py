@@ -1,6 +1,7 @@
 """The request to stop a run: who asked, since when, and until when the ranks may take to save and exit.
 
-A signal handler may only note a request; the supervisor handles it at its next poll. Does not stop anything itself.
+A signal handler may only note a request; the supervisor handles it at its next poll. Does not stop anything
+itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class StopRequest:
         return True
 
     def expired(self, now: float) -> bool:
-        """Return whether the ranks have had their time."""
+        """Return whether the deadline of the stop has passed."""
         return self._requested_at is not None and now >= self._deadline
 
     def waited_seconds(self, now: float) -> float:

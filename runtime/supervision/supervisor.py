@@ -1,9 +1,9 @@
 """The supervisor: polls the board and the ranks' exits, and directs the agent.
 
-It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when a rank
-exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the agent kill ranks
-(`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or
-render pages.
+It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when
+a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
+agent kill ranks (`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`),
+choose (`policy.py`) or render pages.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class Supervisor:
     # ---- AttemptController ----
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
-        """Number the attempt, prepare its files and an empty board. Returns what each rank is started with."""
+        """Number the attempt, prepare its files and an empty board.
+
+        Returns what each rank is started with.
+        """
         if self._drains is not None:
             self._drains.flush(restore=True)
             self._live.read_ranks()
@@ -253,7 +256,10 @@ class Supervisor:
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
-        """The ranks did not stop in time, or the user asked a second time: collect evidence, then terminate them."""
+        """Collect evidence, then terminate ranks that did not stop in time.
+
+        A second request of the user has the same effect.
+        """
         self.detector.discard_recordings()
         waited_seconds = round(self._stop.waited_seconds(now), 1)
         outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))

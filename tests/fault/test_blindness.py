@@ -29,7 +29,7 @@ def test_unreadable_flight_recorder_is_a_warning_without_incident(runs: Callable
 
 
 def test_truncated_board_costs_at_most_one_attempt(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """After the board is truncated to zero bytes, the supervisor creates a new one and the final weights are equal."""
+    """After truncation to zero bytes, the supervisor creates a new board; the final weights are equal."""
     steps = ("--max-steps", "16", "--save-steps", "4")
     run = runs(
         "--nproc-per-node", "2", GRPO, "--output-dir", "ours", *steps, "--step-seconds", "0.1",

@@ -27,7 +27,7 @@ def flip_middle(file: Path) -> None:
 def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """After supervisor and ranks are killed and one bit is flipped, the same command resumes from the older checkpoint."""
+    """After a kill of all processes and a flipped bit, the command resumes from the older checkpoint."""
     script, steps = str(SCRIPTS / "grpo.py"), ("--max-steps", "12", "--save-steps", "4")
     run = runs(
         "--nproc-per-node", "2", script, "--output-dir", "ours", *steps, "--step-seconds", "0.3"

@@ -18,7 +18,8 @@ KINDS = {
     "return": {"rank_exited_early", "collective_mismatch"},
     "kill": {"signal"},
 }
-"""Acceptable causes for each injected fault. A skipped call appears as the next collective that the rank joins."""
+"""Acceptable causes for each injected fault. A skipped call appears as the next collective that the rank
+joins."""
 
 FAULT_FUNCTIONS = {
     "mismatch-operation": "_mismatched_operation",
@@ -26,7 +27,8 @@ FAULT_FUNCTIONS = {
     "mismatch-group": "_mismatched_group",
     "exit": "_exit",
 }
-"""The function that the verdict's location must name. A killed rank has no location; a rank that skipped is elsewhere."""
+"""The function that the verdict's location must name. A killed rank has no location; a rank that skipped is
+elsewhere."""
 
 
 def check(rows: list[Row]) -> None:
@@ -48,7 +50,10 @@ def check(rows: list[Row]) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first_kind", [0, 2, 5])
 def test_deadlocks_of_every_kind_and_phase_are_proved(first_kind: int, runs: Callable[..., Run]) -> None:
-    """Each run has one fault in every phase; together, three different kinds in each phase, on alternating ranks."""
+    """Each run has one fault in every phase.
+
+    Together, three different kinds in each phase, on alternating ranks.
+    """
     kinds = list(KINDS)
     faults = [
         Deadlock(kind=kinds[(first_kind + index) % len(kinds)], rank=1 - index % 2, phase=phase)
@@ -74,7 +79,7 @@ def test_minority_of_four_ranks_is_named(kind: str, runs: Callable[..., Run]) ->
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_of_twenty_in_every_phase(kind: str, runs: Callable[..., Run]) -> None:
-    """Two ranks, twenty faults in each phase: every culprit is named, every verdict is on disk within a second."""
+    """With twenty faults per phase, every culprit is named and every verdict is on disk within a second."""
     faults = [Deadlock(kind=kind, rank=1 - index % 2, phase=phase) for phase in PHASES for index in range(20)]
     rows = campaign(runs, faults, ranks=2, name=kind)
     check(rows)

@@ -1,4 +1,4 @@
-"""A disk that fills up at any byte leaves no partial checkpoint visible, loses no work and does not stop training."""
+"""A full disk leaves no partial checkpoint visible, loses no work and does not stop training."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
 def test_disk_full_at_any_byte_keeps_existing_checkpoints(
     disk: SmallDisk, tmp_path: Path, older_of_the_same_step: bool
 ) -> None:
-    """Thirty times, the disk is full before a drain or fills up during one; with free space again, the drain succeeds."""
+    """Thirty times, the disk is full before a drain or fills up during one.
+
+    With free space again, the drain succeeds.
+    """
     dice, output = random.Random(50 + older_of_the_same_step), disk.folder
     memory = Path(tempfile.mkdtemp(prefix="grpo-run-full-", dir="/dev/shm"))
     try:
@@ -134,7 +137,7 @@ def test_disk_full_at_any_byte_keeps_existing_checkpoints(
 
 
 def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """With a full disk, the run reports it, trains on, recovers a killed rank from memory, and drains when space returns."""
+    """The run reports the disk, trains on, recovers a killed rank from memory, and drains later."""
     arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
@@ -200,7 +203,7 @@ def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(
 
 
 def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) -> None:
-    """With checkpoints, journal, evidence and logs on a full disk, training continues and metrics show the loss."""
+    """Training continues without journal, evidence and logs, and the metrics show the loss."""
     run = Run(
         disk.folder.parent,
         [
@@ -229,7 +232,10 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) ->
 
 
 def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk) -> None:
-    """The launch prints one line and exits with 2; with free space, the same command resumes from the snapshot in memory."""
+    """The launch prints one line and exits with 2.
+
+    With free space, the same command resumes from the snapshot in memory.
+    """
     run = Run(
         disk.folder.parent,
         [

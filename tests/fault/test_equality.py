@@ -1,7 +1,8 @@
 """A run killed at every step of two epochs equals the undisturbed run: weights and every logged number.
 
-The reference is torchrun's run of the same script. Cells vary trainer, parallelism mode and the geometry of rollouts and
-optimizer steps. A few diagnostic cells run in `make test`; the matrix is a campaign, with one table row per cell.
+The reference is torchrun's run of the same script. Cells vary trainer, parallelism mode and the geometry of
+rollouts and optimizer steps. A few diagnostic cells run in `make test`; the matrix is a campaign, with one
+table row per cell.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: 
 def test_run_killed_at_every_step_equals_the_undisturbed_run(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
-    """Diagnostic cells cover the buffered rollout, the second epoch's order, pending logs and the synced reference model."""
+    """The cells cover the rollout in use, the second epoch, pending logs and the reference model."""
     check(cell, tmp_path, runs, undisturbed=False)
 
 

@@ -1,4 +1,4 @@
-"""Hangs without proof end at the learned deadline, with rank, line and cause, and leave the weights unchanged."""
+"""Hangs without proof end at the learned deadline, with rank, line and cause; weights are unchanged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def test_the_default_deadline_after_twenty_steps_is_ten_seconds_at_most(
 def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """After the script's last line, a hanging exit handler costs one warning and one incident; the run exits with 0."""
+    """After the script's last line, a hanging exit handler costs one warning and one incident.
+
+    The run exits with 0.
+    """
     run = runs(
         *fault("exit-hang", rank=1, step=3), "--nproc-per-node", "2", GRPO, "--output-dir", "ours",
         "--max-steps", "6", "--save-steps", "2",
@@ -111,14 +114,18 @@ faulthandler.register(signal.SIGTERM, open(f"received{os.environ['RANK']}-{os.ge
 child = subprocess.Popen(["sleep", "300"], process_group=0)
 open(f"child{os.environ['RANK']}-{os.getpid()}", "w").write(str(child.pid))
 """
-"""Records SIGTERM from C, also while a collective blocks Python, and does not exit; has a child in another process group."""
+"""Records SIGTERM from C, also while a collective blocks Python, and does not exit; has a child in another
+process group."""
 
 
 @pytest.mark.parametrize("kind", ["hang", "skip"])
 def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     kind: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Verdict and stacks are older than the first SIGTERM; ranks that ignore it are killed with their children."""
+    """Verdict and stacks are older than the first SIGTERM.
+
+    Ranks that ignore it are killed with their children.
+    """
     source = (SCRIPTS / "grpo.py").read_text()
     assert "from __future__ import annotations\n" in source
     (tmp_path / "ignores_sigterm.py").write_text(
@@ -147,7 +154,7 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
 
 
 def test_heavy_tailed_generation_causes_no_incident(runs: Callable[..., Run]) -> None:
-    """Log-normal generation times (sigma 1.5) over 40 steps on two ranks cause neither suspicion nor incident."""
+    """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps",
         "40", "--fault", "generation-tail", "--fault-rank", "0", "--tail-seconds", "0.05",

@@ -1,4 +1,4 @@
-"""Every parallelism mode trains under supervision on CPU and Gloo, and resumes to the same weights after a kill."""
+"""Every parallelism mode trains under supervision on CPU and resumes to the same weights."""
 
 from __future__ import annotations
 

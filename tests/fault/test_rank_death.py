@@ -112,7 +112,7 @@ def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Ru
 
 
 def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A script that fails before its first step is not retried: its traceback is printed and the exit code is 93."""
+    """A failure before the first step is not retried: traceback, and exit code 93."""
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )

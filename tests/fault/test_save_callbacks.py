@@ -27,7 +27,7 @@ READER = """    from pathlib import Path
 def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """`on_save` on rank 0 finds each checkpoint complete on disk, is not called for snapshots, and blocks no rank."""
+    """`on_save` finds each checkpoint complete on disk and is not called for snapshots."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "    tiny.train(trainer, arguments)\n" in source
     (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))

@@ -20,7 +20,10 @@ STEPS = ("--max-steps", "24", "--save-steps", "8")
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """All ranks stop at one step with one checkpoint and code 75; the same command resumes and ends with equal weights."""
+    """All ranks stop at one step with one checkpoint and code 75.
+
+    The same command resumes and ends with equal weights.
+    """
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
         cold=how == "SIGTERM" or None,
@@ -50,7 +53,10 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
 def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """After SIGKILL of the supervisor no rank is alive within 2 s; the same command resumes to equal weights."""
+    """After SIGKILL of the supervisor no rank is alive within 2 s.
+
+    The same command resumes to equal weights.
+    """
     run = runs(
         *start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS,
         "--step-seconds", "0.05", cold=True,
@@ -136,7 +142,7 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
 
 
 def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A signal to the process group (`timeout`, a closed terminal) reaches the supervisor alone: one checkpoint, code 75."""
+    """A signal to the process group reaches the supervisor alone: one checkpoint, code 75."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None

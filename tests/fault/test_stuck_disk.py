@@ -1,4 +1,4 @@
-"""A hanging file system blocks only the drain worker: training continues, a warning is logged, no work is lost."""
+"""A hanging file system blocks only the drain worker: training continues and no work is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drain_worker(run: Run) -> int:
 
 
 def stall(run: Run, hold: Callable[[int], object]) -> int:
-    """Freeze the drain worker after its first checkpoint, wait for the stall event, and return the committed step."""
+    """Freeze the drain worker after its first checkpoint; return the step committed at the stall event."""
     run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
     hold(drain_worker(run))
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])
@@ -121,7 +121,7 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
 def test_run_finishes_although_the_disk_hangs(
     frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The supervisor does not wait for a worker that cannot be killed: a new one writes the rest, and the run exits."""
+    """A new drain worker replaces one that cannot be killed, and the run exits."""
     run = launch(runs, save_steps=10)
     stall(run, frozen.freeze)
     assert run.wait(90) == 0, run.tail()

@@ -1,7 +1,8 @@
-"""SIGKILL at every system call of saving and draining always leaves the newest checkpoint verified and loadable.
+"""SIGKILL at any system call of saving or draining leaves the newest checkpoint loadable.
 
-A rank that takes a snapshot, or a drain worker that publishes one, is killed before, after and half-way through each system
-call that changes a file, including calls by torch. `test_torture_runs.py` kills whole runs at random moments.
+A rank that takes a snapshot, or a drain worker that publishes one, is killed before, after and half-way
+through each system call that changes a file, including calls by torch. `test_torture_runs.py` kills whole
+runs at random moments.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def row(mode: str, what: str, killed: int) -> None:
 class Scene:
     """Contents of the output directory, besides an older checkpoint, when a snapshot of step 6 is drained.
 
-    `limit` is the script's `save_total_limit`. `before` and `after` are the names before and after publishing.
+    `limit` is the script's `save_total_limit`. `before` and `after` are the names before and after
+    publishing.
     """
 
     same_step: str | None = None

@@ -35,7 +35,7 @@ WEIGHTS = {
 def test_whole_runs_killed_at_random_moments(
     kills: int, seed: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Each launch resumes from the newest verified checkpoint, loses at most one step, and the weights stay equal."""
+    """Each launch resumes from the newest verified checkpoint and loses at most one step."""
     steps = 8 + 3 * kills
     arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
     run = runs(

@@ -33,7 +33,7 @@ def _nodes(runs: Callable[..., Run], *extra: str, cold: bool | None = None) -> t
 def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """After SIGKILL of a rank on one node, both nodes restart from the same checkpoint and end with torchrun's weights."""
+    """Both nodes restart from the same checkpoint and end with torchrun's weights."""
     nodes = _nodes(runs, "--step-seconds", "0.1", cold=True)
     for node in nodes:
         node.until_step(6)
@@ -46,7 +46,7 @@ def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
 
 
 def test_stop_on_one_node_stops_all_on_one_step(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """SIGTERM to one supervisor stops every rank of both nodes at the same step, with one checkpoint and code 75."""
+    """SIGTERM to one supervisor stops the ranks of both nodes at one step, with code 75."""
     nodes = _nodes(runs, "--step-seconds", "0.1")
     for node in nodes:
         node.until_step(3)

@@ -43,7 +43,7 @@ judge()
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[int, str], int]]:
-    """Start a rank in its own session from a script's text, and wait until it is in the function where it stays."""
+    """Start a rank from a script's text, and wait until it is in the function where it stays."""
     started: list[subprocess.Popen[bytes]] = []
 
     def rank(number: int, text: str) -> int:
@@ -138,7 +138,10 @@ def test_a_stopped_rank_yields_its_line(start: Callable[[int, str], int], incide
 def test_a_stuck_interpreter_shows_the_native_code_it_is_in(
     start: Callable[[int, str], int], incident: Path
 ) -> None:
-    """The native stack shows the code that holds the GIL below the last Python frame; the process keeps running."""
+    """The native stack shows the code that holds the GIL below the last Python frame.
+
+    The process keeps running.
+    """
     pids = {0: start(0, ARMED + MATCH)}
     computing(pids[0])
     found = collect(incident, pids, stack_files(incident, pids), interpreter_stuck={0})

@@ -1,4 +1,4 @@
-"""Snapshots that a full disk kept in memory at a run's end are written by the next launch of the same command."""
+"""Snapshots that a full disk kept in memory are written by the next launch of the same command."""
 
 from __future__ import annotations
 

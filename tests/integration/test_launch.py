@@ -1,4 +1,4 @@
-"""A plain TRL script under `grpo-run launch`: equal weights, correct status, and the rules of a run directory."""
+"""A plain TRL script under `grpo-run launch`: weights, status, and use of the run directory."""
 
 from __future__ import annotations
 

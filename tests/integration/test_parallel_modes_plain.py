@@ -1,8 +1,9 @@
-"""The parallelism modes take effect on CPU ranks under plain torchrun, without any part of grpo-run in a rank.
+"""The parallelism modes take effect on CPU ranks under plain torchrun, without grpo-run.
 
-DDP, ZeRO-2, ZeRO-3 and FSDP 2 train the scripts of `tests/scripts` on two Gloo ranks, each with the environment that
-`load_parallelism` computes from `tests/configs`. A run that lost its ranks and resumed from a checkpoint at a rollout
-boundary must end with the weights of the undisturbed run. Tests of `grpo-run launch` rely on this.
+DDP, ZeRO-2, ZeRO-3 and FSDP 2 train the scripts of `tests/scripts` on two Gloo ranks, each with the
+environment that `load_parallelism` computes from `tests/configs`. A run that lost its ranks and resumed from
+a checkpoint at a rollout boundary must end with the weights of the undisturbed run. Tests of `grpo-run
+launch` rely on this.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def environment(mode: str, *, shim: bool = True) -> dict[str, str]:
 
 
 def torchrun(script: str, output_dir: Path, variables: dict[str, str], *extra: str) -> int:
-    """Run the script on two ranks and return torchrun's exit code; its output is printed for the test report."""
+    """Run the script on two ranks and return torchrun's exit code.
+
+    Its output is printed for the test report.
+    """
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(RANKS), str(SCRIPTS / script)]
     command += ["--output-dir", str(output_dir), "--cpu"]
     command += ["--max-steps", str(STEPS), "--save-steps", str(SAVE_STEPS), *extra]

@@ -34,7 +34,10 @@ RULES = FOLDER / "prometheus" / "alerts.yml"
 
 
 def tool(name: str) -> str:
-    """Return the path of a Prometheus binary; fail if it is missing, because no other test checks the rules."""
+    """Return the path of a Prometheus binary.
+
+    Fail if it is missing, because no other test checks the rules.
+    """
     path = shutil.which(name)
     if path is None:
         pytest.fail(

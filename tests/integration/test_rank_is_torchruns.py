@@ -59,7 +59,8 @@ DIFFER_BY_NATURE = {
     "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OBSERVED", "MASTER_ADDR",
     "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST", "TORCH_FR_BUFFER_SIZE",
 }  # fmt: skip
-"""Ports, ids and paths of one run, the restart budget, the shell's `_`, and the size of the Flight Recorder's buffer."""
+"""Ports, ids and paths of one run, the restart budget, the shell's `_`, and the size of the Flight Recorder's
+buffer."""
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> None:
-    """With one to three files damaged at random, 200 times, the newest undamaged checkpoint is chosen, or none."""
+    """After random damage to one to three files, the newest undamaged checkpoint is chosen, or none."""
     dice, folder = random.Random(200), tmp_path / "out"
     shutil.copytree(written, folder)
     everything = files(folder)

@@ -1,8 +1,9 @@
 """A plain TRL GRPO script with a fault in its own code: `grpo.py`, with one mistake on one rank at one step.
 
-A hang or a wrong collective happens once: the script writes the marker `fault.done` into the output directory just before,
-so that a restarted script trains normally and ends with the weights of `grpo.py` with the same arguments. Every faulty
-line has the comment `FAULT: <kind>`, by which tests find its number. The script does not know what launches it.
+A hang or a wrong collective happens once: the script writes the marker `fault.done` into the output directory
+just before, so that a restarted script trains normally and ends with the weights of `grpo.py` with the same
+arguments. Every faulty line has the comment `FAULT: <kind>`, by which tests find its number. The script does
+not know what launches it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def rewards(fault: Fault, step_seconds: float) -> Any:
             copies = [_tensor() for _ in range(torch.distributed.get_world_size())]
             torch.distributed.all_gather(copies, _tensor())  # FAULT: extra-collective
         if fault.due("extra-reduce"):
-            # Gloo waits for ever: the next collective of the others is not an all_reduce
+            # Gloo waits forever: the next collective of the others is not an all_reduce
             torch.distributed.all_reduce(_tensor())  # FAULT: extra-reduce
         return plain(prompts, completions, **columns)
 

@@ -1,7 +1,8 @@
 """Shared code of the plain TRL scripts in this folder: model, tokenizer, data, and a digest of the weights.
 
-The scripts import it as a user's script imports a file beside it. It does not know what launches it and does not use the
-network. Two runs of one script with the same arguments and number of ranks end with the same weights.
+The scripts import it as a user's script imports a file beside it. It does not know what launches it and does
+not use the network. Two runs of one script with the same arguments and number of ranks end with the same
+weights.
 """
 
 from __future__ import annotations
@@ -168,7 +169,10 @@ def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:
 
 
 def policy(vocabulary_size: int, arguments: argparse.Namespace) -> Qwen2ForCausalLM:
-    """Return `model`; if the settings ask for a reference model, also save it, because TRL loads the reference from disk."""
+    """Return `model`.
+
+    If the settings ask for a reference model, also save it, because TRL loads the reference from disk.
+    """
     made = model(vocabulary_size, arguments.seed)
     if arguments.settings.get("beta"):
         folder = arguments.output_dir / "initial"

@@ -1,7 +1,7 @@
-"""`pytest --campaigns`: print the plan of the long campaigns before they start, and their durations at the end.
+"""`pytest --campaigns`: print the plan of the long campaigns at the start, and durations at the end.
 
-A campaign is a test function with cases marked `full`. Durations are kept in `tests/campaigns.json`, in seconds by
-test function; commit the file after a complete run.
+A campaign is a test function with cases marked `full`. Durations are kept in `tests/campaigns.json`, in
+seconds by test function; commit the file after a complete run.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def plain(folder: Path, step: int, *, ranks: int = 2) -> Path:
 
 
 def deepspeed(folder: Path, step: int, *, ranks: int = 2, stage: int = 2) -> Path:
-    """Write a checkpoint like transformers with DeepSpeed: the folder that `latest` names, and the files beside it."""
+    """Write a checkpoint like transformers with DeepSpeed: the folder in `latest`, and other files."""
     path = plain(folder, step, ranks=ranks)
     (path / "optimizer.pt").unlink()
     tag = path / f"global_step{step}"

@@ -9,7 +9,7 @@ BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
 
 
 def page(text: str) -> str:
-    """The page with the help text renewed, without torchrun's own options."""
+    """Return the page with the current help text, without torchrun's own options."""
     from grpo_run.cli.launch_options.flags import build_parser
     from grpo_run.cli.launch_options.help import TORCHRUN
 

@@ -1,7 +1,8 @@
 """One long run with an injected deadlock every few steps, and one row of results for each.
 
-A fault is addressed by kind, rank, step and phase. Its latency runs from the journal event that the rank wrote before the
-fault to the event of the incident, whose verdict is then on disk; it includes the other ranks' way to the deadlock.
+A fault is addressed by kind, rank, step and phase. Its latency runs from the journal event that the rank
+wrote before the fault to the event of the incident, whose verdict is then on disk; it includes the other
+ranks' way to the deadlock.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from support.runs import SCRIPTS, Run
 PHASES = (
     "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint", "hygiene",
 )  # fmt: skip
-"""Every phase of a training step. `eval` and `idle` are not part of one, and `startup` has no process group."""
+"""Every phase of a training step. `eval` and `idle` are not part of one, and `startup` has no process group.
+"""
 FIRST_STEP, STEPS_APART = 8, 6
-"""Even, like the saved steps, and far enough apart for a newer checkpoint and a few healthy steps between two faults."""
+"""Even, like the saved steps, and far enough apart for a newer checkpoint and a few healthy steps between two
+faults."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """One cell of the equality matrix: a short run over two epochs, killed at every step, and its reference.
 
-A cell names a trainer, a parallelism mode and the geometry of rollouts and optimizer steps. The dataset is so small that
-two epochs are about eight optimizer steps; a rollout serves several of them, and each epoch leaves out other prompts.
-The digest of the final weights and every line that the Trainer logged are compared.
+A cell names a trainer, a parallelism mode and the geometry of rollouts and optimizer steps. The dataset is so
+small that two epochs are about eight optimizer steps; a rollout serves several of them, and each epoch leaves
+out other prompts. The digest of the final weights and every line that the Trainer logged are compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ CLOCKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A trainer, its mode and its geometry. `settings` are further arguments of the trainer's configuration."""
+    """A trainer, its mode and its geometry.
+
+    `settings` are further arguments of the trainer's configuration.
+    """
 
     algorithm: str
     mode: str
@@ -46,7 +49,7 @@ class Cell:
     ranks_asked: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    leftover_prompts: int = 1
+    remaining_prompts: int = 1
     kills: tuple[int, ...] | None = None
     """Steps at which a rank is killed; every step by default."""
     name_of_settings: str = ""
@@ -62,7 +65,7 @@ class Cell:
 
     @property
     def texts(self) -> int:
-        """Samples of a trainer without rollouts: three full optimizer steps, a partial one, and a batch of one sample."""
+        """Number of samples without rollouts: three full optimizer steps, a partial one, and one sample."""
         return BATCH_SIZE * self.ranks * (3 * self.accumulation + 1) + 1
 
     @property
@@ -74,7 +77,7 @@ class Cell:
     def prompts(self) -> int:
         """Size of the dataset; each epoch leaves some prompts out."""
         per_rollout = BATCH_SIZE * self.ranks * self.steps_per_generation // GENERATIONS
-        return per_rollout * self.rollouts_per_epoch + min(self.leftover_prompts, per_rollout - 1)
+        return per_rollout * self.rollouts_per_epoch + min(self.remaining_prompts, per_rollout - 1)
 
     @property
     def steps(self) -> int:
@@ -130,7 +133,10 @@ def reference(cell: Cell, folder: Path) -> Path:
 
 
 def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: bool) -> Path:
-    """Train the cell under `grpo-run launch`, with a rank killed at every step or at none; return its output directory."""
+    """Train the cell under `grpo-run launch`, with a rank killed at every step or at none.
+
+    Return its output directory.
+    """
     name = "killed" if kills else "undisturbed"
     steps = (cell.kills or range(1, cell.steps + 1)) if kills else ()
     injections = [word for step in steps for word in ("--inject", f"kill@rank{step % cell.ranks}:step{step}")]
@@ -147,7 +153,7 @@ def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: boo
 
 
 def logged(output: Path, steps: int) -> list[dict[str, Any]]:
-    """Return every line the Trainer logged up to the last checkpoint, without the values that depend on the clock."""
+    """Return every line the Trainer logged up to the last checkpoint, without values from the clock."""
     state = json.loads((output / f"checkpoint-{steps}" / "trainer_state.json").read_text())
     return [
         {key: value for key, value in line.items() if key not in CLOCKED} for line in state["log_history"]

@@ -1,7 +1,8 @@
 """Freeze a process with cgroup v1, as a hanging file system does: SIGKILL takes effect only after thawing.
 
-A process that waits for a dead NFS server is in uninterruptible sleep, which a test cannot produce without such a server.
-A process frozen by the cgroup v1 freezer behaves the same; with cgroup v2, a frozen process can be killed.
+A process that waits for a dead NFS server is in uninterruptible sleep, which a test cannot produce without
+such a server. A process frozen by the cgroup v1 freezer behaves the same; with cgroup v2, a frozen process
+can be killed.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _has_submodule(found: set[Path], package: Path) -> bool:
 
 
 def folder_graph(package: str) -> Graph:
-    """Which folder of a package imports which other; files at its root count one by one."""
+    """Return which folders of a package import which others; files at its root count separately."""
     edges: dict[str, set[str]] = defaultdict(set)
     root = REPOSITORY / package
     for path in sorted(root.rglob("*.py")):
@@ -65,7 +65,7 @@ def folder_graph(package: str) -> Graph:
 
 
 def package_graph() -> Graph:
-    """Which package imports which other."""
+    """Return which packages import which others."""
     return {
         package: {
             file.parts[0] for path in (REPOSITORY / package).rglob("*.py") for file in imported_files(path)
@@ -80,10 +80,10 @@ def _node(path: Path) -> str:
 
 
 def reduced(graph: Graph) -> dict[str, set[str]]:
-    """Without the edges that a longer path implies.
+    """Return the graph without edges that a longer path implies.
 
     Raises:
-        ValueError: the graph has a circle, which has no unique reduction.
+        ValueError: the graph has a cycle, so it has no unique reduction.
     """
 
     def reachable(start: str, path: tuple[str, ...]) -> set[str]:
@@ -106,7 +106,7 @@ def reduced(graph: Graph) -> dict[str, set[str]]:
 
 
 def mermaid(graph: Graph) -> str:
-    """A flowchart of a graph without circles, implied edges left out."""
+    """Return a Mermaid flowchart of a graph without cycles; implied edges are omitted."""
     lines = ["```mermaid", "flowchart TB"]
     for node, targets in sorted(reduced(graph).items()):
         if not targets and node not in set().union(*graph.values()):
@@ -123,7 +123,7 @@ def _identifier(node: str) -> str:
 
 
 def folder_table() -> str:
-    """One row per folder: how many files it has, and the first paragraph of its docstring."""
+    """Return one table row per folder: number of files, and first paragraph of its docstring."""
     rows = ["| folder | files | what it holds |", "|---|---|---|"]
     for folder in folders():
         files = [path for path in (REPOSITORY / folder).glob("*.py") if path.name != "__init__.py"]
@@ -136,7 +136,7 @@ def folder_table() -> str:
 
 
 def drawings() -> str:
-    """The packages, then the folders of each package that has several."""
+    """Return the graph of the packages, and one for each package with several folders."""
     parts = ["### Packages", mermaid(package_graph())]
     for package in PACKAGES:
         graph = folder_graph(package)
@@ -146,7 +146,7 @@ def drawings() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its generated sections renewed."""
+    """Return the page with its generated sections updated."""
     for name, content in (("folders", folder_table()), ("imports", drawings())):
         begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
         before, found, rest = text.partition(begin)

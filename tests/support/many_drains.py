@@ -21,7 +21,7 @@ EVERY = 50
 
 
 def drain_many(folder: Path, count: int, connection: Connection) -> None:
-    """Fill slots, poll until each is durable, and send the resident memory of both processes every `EVERY` checkpoints."""
+    """Fill slots, drain them, and send the resident memory of both processes every `EVERY` checkpoints."""
     staging = StagingArea(folder / "staging")
     published: list[str] = []
     drain_scheduler.POLL_SECONDS = 0.0  # no pause between scans

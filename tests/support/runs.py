@@ -1,7 +1,7 @@
 """Start real runs, wait for events in their journals, and inject faults by rank and step.
 
-A test addresses a rank of the current attempt and a committed step from the journal; nothing sleeps for a guessed time.
-Every wait has a deadline and fails with the end of the run's output.
+A test addresses a rank of the current attempt and a committed step from the journal; nothing sleeps for a
+guessed time. Every wait has a deadline and fails with the end of the run's output.
 """
 
 from __future__ import annotations

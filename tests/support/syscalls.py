@@ -1,10 +1,10 @@
-"""Kill a process at the n-th system call that changes a file: before it, after it, or with half of it written.
+"""Kill a process before, after or half-way through the n-th system call that changes a file.
 
     trace = run_and_kill(work, Stop(number=7, mode="before"), below=(folder,))
 
-The work runs in a fork that the calling process traces with ptrace(2), so calls by torch and Rust code count too. Only
-calls on files below the given folders count, and `os.getppid()`, which work may call as a marker where it changes no file
-(between two copies into mapped memory).
+The work runs in a fork that the calling process traces with ptrace(2), so calls by torch and Rust code count
+too. Only calls on files below the given folders count, and `os.getppid()`, which work may call as a marker
+where it changes no file (between two copies into mapped memory).
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Where to kill: at the `number`-th call, counted from 1. `mode` is "before", "after" or "half" (counts only writes)."""
+    """Where to kill: at the `number`-th call, counted from 1.
+
+    `mode` is "before", "after" or "half" (counts only writes).
+    """
 
     number: int
     mode: str
@@ -70,7 +73,10 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Result of a traced run. `at` is the call at which it was killed, None if it completed after `calls` counted calls."""
+    """Result of a traced run.
+
+    `at` is the call at which it was killed, None if it completed after `calls` counted calls.
+    """
 
     at: str | None
     calls: int

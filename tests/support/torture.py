@@ -1,8 +1,8 @@
 """Saves and drains that are killed at any of their system calls, and checks of the files they leave.
 
-A `VictimServer` is a process with a real trainer that forks a rank that takes a snapshot, or a drain worker that
-publishes one. The fork is traced and killed at a `syscalls.Stop`. The functions at the end read the resulting files as the
-guard does at the start of the next attempt.
+A `VictimServer` is a process with a real trainer that forks a rank that takes a snapshot, or a drain worker
+that publishes one. The fork is traced and killed at a `syscalls.Stop`. The functions at the end read the
+resulting files as the guard does at the start of the next attempt.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def newest(staging: Path) -> tuple[StagedSnapshot, StagingSlot] | None:
 
 
 def unexpected_files(output: Path) -> set[str]:
-    """Return names in an output directory that are not checkpoints, and files in checkpoints without a manifest entry."""
+    """Return names that are not checkpoints, and checkpoint files that the manifest does not list."""
     found = {path.name for path in output.iterdir() if step_of(path) is None}
     for path in output.iterdir():
         if step_of(path) is not None:

@@ -1,11 +1,13 @@
-"""Start Python programs as forks of a process that has imported torch, transformers, TRL and grpo-run already.
+"""Start Python programs as forks of a process that has imported torch, transformers, TRL and grpo-run.
 
-A cold `grpo-run launch` spends about 6 s of CPU on imports, once in the supervisor and once in the forkserver. Here
-they are paid once per pytest process. `start` returns a `subprocess.Popen`, or a `WarmProcess` that behaves like one:
-same exit codes, signals, session, working directory, environment and standard streams.
+A cold `grpo-run launch` spends about 6 s of CPU on imports, once in the supervisor and once in the
+forkserver. Here each pytest process imports once. `start` returns a `subprocess.Popen`, or a
+`WarmProcess` that behaves like one: same exit codes, signals, session, working directory, environment and
+standard streams.
 
 A process starts cold when the test asks for it, when `pytest --cold` is given, and when its environment holds
-other values than the launcher's for a variable that libraries read at import. `warm_server.py` is the other side.
+other values than the launcher's for a variable that libraries read at import. `warm_server.py` is the other
+side.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ class _Launcher:
         return WarmProcess(arguments, connection, EXIT.unpack(reply)[0])
 
     def close(self) -> None:
-        """Kill the launcher; what it has forked lives on."""
+        """Kill the launcher; the processes that it has forked continue."""
         self._process.kill()
         self._process.wait()
 
@@ -168,7 +170,8 @@ def start(
     Args:
         command: a console script, a Python file, or `[sys.executable, "-P", file]`, and its arguments.
         stdout: receives standard output and standard error.
-        cold: start a new interpreter, or fork one whatever the environment; by default the environment decides.
+        cold: start a new interpreter, or fork one whatever the environment; by default the environment
+            decides.
     """
     global _launcher
     isolated = list(command[:2]) == [sys.executable, "-P"]
@@ -223,7 +226,7 @@ def remove_stale_locks() -> None:
 
 
 def import_time(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that libraries read at import, less PYTHONPATH, which the launcher sets for each process."""
+    """Return the variables that libraries read at import, without PYTHONPATH."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,12 +1,13 @@
 """Program of the warm launcher: imports everything once, then forks a Python program for each request.
 
-Started and used by `warm.py`; arguments: the descriptor of its listening socket. The code is compiled under the
-name `<warm launcher>`, so that its frames are never taken for a user's.
+Started and used by `warm.py`; arguments: the descriptor of its listening socket. The code is compiled under
+the name `<warm launcher>`, so that its frames are never taken for a user's.
 
-A forked child is what `python script arguments` would start: own session, environment, working directory, standard
-streams and `sys.path`, and a normal interpreter exit. One thing differs: when the child starts the forkserver of
-`multiprocessing`, that server is forked too, instead of a new interpreter that imports everything again. It is not
-forked when the environment holds other values than the launcher's for variables that libraries read at import.
+A forked child is what `python script arguments` would start: own session, environment, working directory,
+standard streams and `sys.path`, and a normal interpreter exit. One thing differs: when the child starts the
+forkserver of `multiprocessing`, that server is forked too, instead of a new interpreter that imports
+everything again. It is not forked when the environment holds other values than the launcher's for variables
+that libraries read at import.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 class BecomeForkserver(BaseException):
-    """Unwinds a forked copy of the supervisor to the bottom of the stack, where it becomes the forkserver."""
+    """Unwinds the stack of a forked supervisor, which then runs the forkserver."""
 
     def __init__(self, command: str, descriptors: dict[int, int]) -> None:
         self.command = command
@@ -74,9 +75,10 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
 
     def import_time(self, environment: dict[str, str]) -> dict[str, str]:
-        """The variables that libraries read when they are imported.
+        """Return the variables that libraries read when they are imported.
 
-        Not PYTHONPATH, which a child sets itself, nor ACCELERATE_USE_*, which no installed version reads at import.
+        Not PYTHONPATH, which a child sets itself, nor ACCELERATE_USE_*, which no installed version reads at
+        import.
         """
         return {
             name: value
@@ -97,7 +99,7 @@ class Launcher:
                     self.report(int(key.fd))
 
     def accept(self) -> Any:
-        """Fork a child for one request; returns its work in the child and None in the launcher."""
+        """Fork a child for one request; return its function in the child, and None in the launcher."""
         connection, _ = self.listener.accept()
         size = struct.unpack("I", connection.recv(4, socket.MSG_WAITALL))[0]
         streams = array.array("i", [0, 0, 0])
@@ -116,7 +118,7 @@ class Launcher:
         return None
 
     def report(self, pidfd: int) -> None:
-        """Tell the client how its process ended."""
+        """Send the client the exit code of its process."""
         pid, connection = self.running.pop(pidfd)
         self.selector.unregister(pidfd)
         os.close(pidfd)
@@ -127,7 +129,7 @@ class Launcher:
         connection.close()
 
     def become(self, request: dict[str, Any], streams: array.array[int], connection: socket.socket) -> Any:
-        """Turn this fork into the program asked for, and tell its pid; returns what runs it."""
+        """Turn this fork into the requested program and send its pid; return the function that runs it."""
         os.setsid()
         for _, other in self.running.values():
             other.close()
@@ -152,7 +154,7 @@ class Launcher:
         return lambda: runpy.run_path(sys.argv[0], run_name="__main__")
 
     def spawn(self, path: Any, arguments: Any, descriptors: Any) -> int:
-        """Stand in for `multiprocessing.util.spawnv_passfds`: fork the forkserver, start anything else afresh."""
+        """Replace `multiprocessing.util.spawnv_passfds`: fork the forkserver, spawn everything else."""
         command = arguments[-1]
         if (
             not command.startswith("from multiprocessing.forkserver import main")
@@ -201,7 +203,7 @@ def native_threads() -> set[str]:
 
 
 def set_path(base: list[str]) -> None:
-    """`sys.path` of a new interpreter with this environment, also for ranks, which get the forkserver module's copy."""
+    """Set `sys.path` as a new interpreter with this environment would, in ranks as well."""
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [*own, *base]
     importlib.import_module("grpo_run.runtime.processes.forkserver")._IMPORT_PATH[:] = sys.path
@@ -215,10 +217,13 @@ def load() -> Launcher:
     for name in (*IMPORTED, PRELOAD):
         importlib.import_module(name)
     del os.environ[SUPERVISOR_PID]
-    del sys.modules[PRELOAD]  # its import ties a process to its supervisor: the forkserver must do it again
+    del sys.modules[
+        PRELOAD
+    ]  # importing it ties a process to its supervisor, so the forkserver must import it again
     assert threading.active_count() == 1, threading.enumerate()
     assert not native_threads() - FORK_SAFE_THREADS, "a library starts threads when it is imported"
-    # the rendezvous searches every loaded module for the name of its caller, for a log line: 0.3 s CPU with TRL's modules
+    # the rendezvous searches every loaded module for the name of its caller, for a log line: 0.3 s CPU with
+    # TRL's modules
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.__dict__["get_method_name"] = lambda depth=2: "rendezvous"
     gc.collect()
@@ -227,7 +232,7 @@ def load() -> Launcher:
 
 
 def main() -> None:
-    """Serve, then be whatever the fork was made for."""
+    """Serve requests; in a fork, run what the request asks for."""
     launcher = load()
     work = launcher.serve()
     try:

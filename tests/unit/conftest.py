@@ -28,7 +28,10 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def make_settings(tmp_path: Path, make_config: Callable[..., RunConfig]) -> Callable[..., RankSettings]:
-    """Settings of a rank in the first attempt of run-1; keyword arguments replace fields, the configuration's too."""
+    """Settings of a rank in the first attempt of run-1.
+
+    Keyword arguments replace fields, the configuration's too.
+    """
 
     def make(**changes: Any) -> RankSettings:
         own = {name: changes.pop(name) for name in list(changes) if name in RankSettings.model_fields}

@@ -183,7 +183,10 @@ def test_no_module_imports_a_folder_without_its_package(name: str) -> None:
 
 
 def edges(name: str) -> set[str]:
-    """Modules of ours that a module imports, in functions' bodies too; a package's `__init__` only if named."""
+    """Modules of ours that a module imports, in functions' bodies too.
+
+    A package's `__init__` only if named.
+    """
     found = set()
     for word in imports(name):
         inner = word.removeprefix("grpo_run.")

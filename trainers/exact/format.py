@@ -114,7 +114,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file, mode 0600."""
     # looked up in its module, where `capture.interception` replaces it
     safetensors.torch.save_file(tensors, str(path))
-    if path.exists():  # a captured file does not exist yet; whoever writes it sets the mode
+    if path.exists():  # a captured file does not exist yet; its writer sets the mode
         path.chmod(0o600)
 
 

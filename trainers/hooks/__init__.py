@@ -1,4 +1,4 @@
-"""Hooks on the user's Trainers: the guarded `train()` call, its callback, the step vote, phases, caps and hygiene.
+"""Hooks on the user's Trainers: guarded `train()` calls, step vote, phases, caps and hygiene.
 
 May import every other package of `trainers` except `recipes`. Start reading at `attach.py`, which wraps
 `Trainer.train`; `train_call.py` runs one call; `callback.py` acts at each step.

@@ -1,9 +1,9 @@
 """Attaches the guard to every `transformers.Trainer` of an unmodified script.
 
 The bootstrap calls `install_guard` before the script runs. When the script imports `transformers.trainer`,
-`Trainer.train` is wrapped on the class, so TRL's trainers and the user's own subclasses are guarded when `train()`
-is called. `train_call.py` runs the guarded call. This module imports neither torch nor transformers: the script's
-own import order is preserved.
+`Trainer.train` is wrapped on the class, so TRL's trainers and the user's own subclasses are guarded when
+`train()` is called. `train_call.py` runs the guarded call. This module imports neither torch nor
+transformers: the script's own import order is preserved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-Starts and collects the step vote, acts on its result (stop, save, snapshot), runs hygiene, and publishes what the
-trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods (`phases.py`).
+Starts and collects the step vote, acts on its result (stop, save, snapshot), runs hygiene, and publishes what
+the trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
+(`phases.py`).
 """
 
 from __future__ import annotations

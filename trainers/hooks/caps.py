@@ -1,7 +1,7 @@
 """Caps on generation that override the script's own GRPO or RLOO configuration.
 
-`parse` reads `--generation KEY=VALUE` for the command line, `install` applies the caps when a configuration is built
-(before TRL validates it), and `check` verifies them on the trainer. Does not generate.
+`parse` reads `--generation KEY=VALUE` for the command line, `install` applies the caps when a configuration
+is built (before TRL validates it), and `check` verifies them on the trainer. Does not generate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from grpo_run.runtime.errors import ConfigError
 FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
 """Caps that are fields of TRL's configuration classes."""
 KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int, "max_time": float}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM supports neither."""
+"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM supports
+neither."""
 KEYS = {**FIELDS, **KEYWORDS}
 SYNONYMS = dict.fromkeys(
     ("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), "max_completion_length"
@@ -52,7 +53,7 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
 
 
 def install(config_class: Any, caps: Mapping[str, int | float], journal: Callable[..., None]) -> None:
-    """Apply the caps to every new configuration of `config_class` and its subclasses, before it validates itself.
+    """Apply the caps to every new configuration of `config_class` before it validates itself.
 
     Args:
         journal: called with the keyword arguments key, old, new and config for each cap that is applied.

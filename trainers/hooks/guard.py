@@ -1,7 +1,7 @@
 """What the guarded `train()` calls of one attempt share on this rank.
 
-`attach.install_guard` creates one `Guard` per attempt. `train_call.py` uses it in every call. State of a single
-call is not kept here, and neither is the rank's identity (`rank/session.py`).
+`attach.install_guard` creates one `Guard` per attempt. `train_call.py` uses it in every call. State of a
+single call is not kept here, and neither is the rank's identity (`rank/session.py`).
 """
 
 from __future__ import annotations

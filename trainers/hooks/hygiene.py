@@ -1,7 +1,7 @@
 """Collects garbage and releases cached accelerator memory on the same step on every rank.
 
-If each rank collected at a different step, all ranks would wait each time. Called by the callback after the optimizer
-step, never during generation. Disabled if the interval is 0.
+If each rank collected at a different step, all ranks would wait each time. Called by the callback after the
+optimizer step, never during generation. Disabled if the interval is 0.
 """
 
 from __future__ import annotations

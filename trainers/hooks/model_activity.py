@@ -1,8 +1,8 @@
 """Records activity inside long phases: counts forward passes and logs DDP's backward as one collective.
 
-Called by `train_call.py`. The counts show the watchdog that a rank inside a long phase, such as generation, still
-makes progress. Uses torch's public forward hooks. A compiled model gets no hook, because a hook would break its
-graph. Does not change any value.
+Called by `train_call.py`. The counts show the watchdog that a rank inside a long phase, such as generation,
+still makes progress. Uses torch's public forward hooks. A compiled model gets no hook, because a hook would
+break its graph. Does not change any value.
 """
 
 from __future__ import annotations

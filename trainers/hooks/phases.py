@@ -1,7 +1,7 @@
 """Marks on the board what a rank is doing, by wrapping methods, reward functions and callbacks.
 
-A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase. It
-keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
+A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase.
+It keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
 `train_call.py`. Does not change arguments or results.
 """
 
@@ -95,8 +95,8 @@ def mark_reward(
     Reward models (modules) and functions that are marked already are returned unchanged.
 
     Args:
-        counts_tokens: also count the tokens of the completions. Set it for one of several reward functions, as
-            all of them score the same completions.
+        counts_tokens: also count the tokens of the completions. Set it for one of several reward functions,
+            as all of them score the same completions.
     """
     if (
         isinstance(function, type)

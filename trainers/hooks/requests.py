@@ -1,7 +1,7 @@
 """Stop and save requests that the user makes through the board (`grpo-run stop`, `grpo-run save`, signals).
 
-Polled by `step_vote.py` at every step. One rank may see a request a step before another, so a request takes effect
-only after the vote has carried it to all ranks.
+Polled by `step_vote.py` at every step. One rank may see a request a step before another, so a request takes
+effect only after the vote has carried it to all ranks.
 """
 
 from __future__ import annotations

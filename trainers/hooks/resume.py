@@ -1,8 +1,8 @@
 """What a `train()` call resumes from, and how a finished call is restored without training.
 
 Called by `train_call.py` before the original `train()`. `resuming/choice.py` chooses the checkpoint and
-`resuming/agreement.py` distributes the choice; this module collects their inputs from the trainer and reports the
-outcome.
+`resuming/agreement.py` distributes the choice; this module collects their inputs from the trainer and reports
+the outcome.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
 
-A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps with
-the forward and backward pass. The callback acts on its result at the end of that next step, on every rank alike: a
-stop takes at most two steps to act. `rank/vote_group.py` transports the vote; `callback.py` calls this module and
-acts on the result.
+A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps
+with the forward and backward pass. The callback acts on its result at the end of that next step, on every
+rank alike: a stop takes at most two steps to act. `rank/vote_group.py` transports the vote; `callback.py`
+calls this module and acts on the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One guarded `train()` call: resume, hook the trainer, train, record the end, remove the hooks.
 
-Called by the wrapper that `attach.py` puts on `Trainer.train`. Every hook is a context manager on one `ExitStack`,
-so a call that raises leaves the trainer as it was. Methods of the trainer are wrapped, never copied.
+Called by the wrapper that `attach.py` puts on `Trainer.train`. Every hook is a context manager on one
+`ExitStack`, so a call that raises leaves the trainer as it was. Methods of the trainer are wrapped, never
+copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The error file of a rank: the exception that ended its script, for the supervisor.
 
-Written by the bootstrap, read by `runtime/supervision`. Only one file per rank and attempt. Does not print anything.
+Written by the bootstrap, read by `runtime/supervision`. Only one file per rank and attempt. Does not print
+anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The faults that `--inject` can cause in a rank, one function per kind.
 
-Called by `injector.py`, which decides when. Faults stand for mistakes in the user's own script, so the watchdog
-treats this file's frames as the user's; each kind has its own function, so that a stack names the kind. Nothing
-here draws a random number or changes the model: a recovered run ends with the weights of a run without faults.
+Called by `injector.py`, which decides when. Faults stand for mistakes in the user's own script, so the
+watchdog treats this file's frames as the user's; each kind has its own function, so that a stack names the
+kind. Nothing here draws a random number or changes the model: a recovered run ends with the weights of a run
+without faults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ ELEMENTS, OTHER_ELEMENTS = 7, 5
 
 
 class InjectedFault(Exception):
-    """An injected exception. It replaces whatever a user's script may raise, so it is not an error of grpo-run's."""
+    """An injected exception.
+
+    It replaces whatever a user's script may raise, so it is not an error of grpo-run's.
+    """
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """The heartbeat of a rank's interpreter, from a thread that needs nothing but the interpreter.
 
-Started by the session. A missing heartbeat tells the watchdog that the interpreter is stuck, for example because
-native code holds its lock.
+Started by the session. A missing heartbeat tells the watchdog that the interpreter is stuck, for example
+because native code holds its lock.
 """
 
 from __future__ import annotations

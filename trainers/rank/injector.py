@@ -1,8 +1,8 @@
 """Decides when the faults of `--inject` happen in this rank.
 
-The session creates one `Injector` per rank of a run with injections, and the board slot calls it at every phase
-entry. Each fault is journaled, and the journal synced to disk, before the fault happens. `faults.py` implements the
-faults; `runtime/launch/injection.py` parses and describes them.
+The session creates one `Injector` per rank of a run with injections, and the board slot calls it at every
+phase entry. Each fault is journaled, and the journal synced to disk, before the fault happens. `faults.py`
+implements the faults; `runtime/launch/injection.py` parses and describes them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class Injector:
     """Injects the faults that are due at this rank's phase entries. Used by the training thread only.
 
     Args:
-        injections: all injections of the run, for every rank: in most collective faults the other ranks take part.
-        fired: canonical texts of the injections that fired in earlier attempts, according to this node's journal.
+        injections: all injections of the run, for every rank: in most collective faults the other ranks take
+            part.
+        fired: canonical texts of the injections that fired in earlier attempts, according to this node's
+            journal.
 
     Raises:
         ConfigError: an injection is impossible with `world_size` ranks.
@@ -62,8 +64,9 @@ class Injector:
     def prepare(self, maximum: Callable[[int], int]) -> None:
         """Agree with all ranks on what has fired, and create the second process group if needed. Collective.
 
-        Every rank calls it before a `train()` call, once `torch.distributed` is initialized. A rank knows only from
-        its own node's journal what has fired; ranks that disagreed would wait for each other forever.
+        Every rank calls it before a `train()` call, once `torch.distributed` is initialized. A rank knows
+        only from its own node's journal what has fired; ranks that disagreed would wait for each other
+        forever.
 
         Args:
             maximum: returns the largest of all ranks' values, without the script's process groups.
@@ -75,7 +78,10 @@ class Injector:
 
     @contextmanager
     def attached(self, trainer: Any) -> Iterator[None]:
-        """Let faults act on `trainer` for the length of the block; a slowed model is restored after generation."""
+        """Let faults act on `trainer` for the length of the block.
+
+        A slowed model is restored after generation.
+        """
         self._context.trainer = trainer
         generate = getattr(trainer, upstream.GENERATE, None)
         if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
@@ -111,7 +117,8 @@ class Injector:
         due = [injection for injection in here if injection.step == step]
         common = [injection for injection in here if KINDS[injection.kind].common]
         deviation = next((injection for injection in common if injection.step == step), None)
-        # a phase may be entered several times in a step; the common collective is made at the first entry only
+        # a phase may be entered several times in a step; the common collective is made at the first entry
+        # only
         first_entry = self._common_step.get(phase) != step
         if deviation is not None:
             self._common_step[phase] = step

@@ -1,7 +1,7 @@
 """Standard output and standard error of a rank: unbuffered, and tolerant of a full disk.
 
-Called by the bootstrap before the script runs. Gives the script the streams that `python -u` would give it. Does not
-read or forward output; `runtime/processes/output.py` does that in the supervisor.
+Called by the bootstrap before the script runs. Gives the script the streams that `python -u` would give it.
+Does not read or forward output; `runtime/processes/output.py` does that in the supervisor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpo_run.runtime.files import NO_SPACE_ERRNOS
 
 
 class RankOutput(io.FileIO):
-    """A raw output stream that discards what does not fit on a full disk, so that `print` does not end training."""
+    """A raw output stream that discards what a full disk does not accept, so that `print` does not raise."""
 
     def write(self, data: Any) -> int:
         """Write `data`; on a full disk, discard it and report it as written."""

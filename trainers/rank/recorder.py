@@ -1,8 +1,8 @@
-"""Logs every collective that this rank issues from Python: operation, source line, and whether a thread waits for it.
+"""Log every collective that this rank issues from Python, with its source line and waiting thread.
 
 Installed by the session when `torch.distributed` is imported. Wraps the methods of torch's process group and
-`Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight Recorder;
-`backward` logs each DDP backward pass as a whole. Does not change what a collective does.
+`Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight
+Recorder; `backward` logs each DDP backward pass as a whole. Does not change what a collective does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Recorder:
                 self._log.mark(number, CollectiveProgress.enqueued)
                 raise
             self._tracked.pop(key, None)
-            # on a device, wait() only orders streams and returns; the Flight Recorder knows when the work is done
+            # on a device, wait() only orders streams and returns; the Flight Recorder knows when the work is
+            # done
             self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 

@@ -1,8 +1,8 @@
 """The identity and connections of one rank in one attempt: board slot, journal, vote group, collective log.
 
-The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The vote
-group is connected in a background thread while the script imports its libraries and builds its model. Does not
-know about Trainers: `hooks/guard.py` keeps what their calls share.
+The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The
+vote group is connected in a background thread while the script imports its libraries and builds its model.
+Does not know about Trainers: `hooks/guard.py` keeps what their calls share.
 """
 
 from __future__ import annotations

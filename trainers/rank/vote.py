@@ -1,8 +1,8 @@
 """The content of a step vote: what one rank sends, what all ranks receive, and how it is encoded.
 
-Each rank encodes its `Vote` as a vector of integers. An all-reduce by MAX over these vectors shows whether all
-ranks finished the same step with the same phases (maximum and minimum must agree) and combines their flags by
-logical OR. Pure data; `vote_group.py` does the communication.
+Each rank encodes its `Vote` as a vector of integers. An all-reduce by MAX over these vectors shows whether
+all ranks finished the same step with the same phases (maximum and minimum must agree) and combines their
+flags by logical OR. Pure data; `vote_group.py` does the communication.
 """
 
 from __future__ import annotations

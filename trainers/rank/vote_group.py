@@ -1,11 +1,11 @@
-"""The vote group: a Gloo process group of grpo-run's own, for the step vote and for small collective decisions.
+"""The vote group: grpo-run's own Gloo group for the step vote and small collective decisions.
 
 All ranks start a vote when their optimizer step is done and collect it before the next one, so communication
-overlaps with work. The group is built on a prefix of the attempt's store. It is independent of the script's default
-process group: it exists before and after that group, and a hung NCCL collective cannot block it.
+overlaps with work. The group is built on a prefix of the attempt's store. It is independent of the script's
+default process group: it exists before and after that group, and a hung NCCL collective cannot block it.
 
-Called by `hooks/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`, `gather`) and
-by `consensus.py`. Every rank must make the same calls in the same order.
+Called by `hooks/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`,
+`gather`) and by `consensus.py`. Every rank must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class VoteGroup:
         return self.maxima([value])[0]
 
     def maxima(self, values: list[int]) -> list[int]:
-        """Return the largest value of all ranks at each position, with one all-reduce. Collective and blocking.
+        """Return the largest value of all ranks at each position, with one all-reduce.
+
+        Collective and blocking.
 
         Args:
             values: as many on every rank, each below 2**63.

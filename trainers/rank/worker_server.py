@@ -1,6 +1,7 @@
 """Torch's worker server, which serves the Flight Recorder from C++ threads even while Python is stuck.
 
-Started by the session when `torch.distributed` is imported; `runtime/detection/flight_recorder.py` is its client.
+Started by the session when `torch.distributed` is imported; `runtime/detection/flight_recorder.py` is its
+client.
 """
 
 from __future__ import annotations

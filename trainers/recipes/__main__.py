@@ -1,4 +1,4 @@
-"""The script that trains a recipe, run on every rank: `-m grpo_run.trainers.recipes RECIPE [--set KEY=VALUE]...`.
+"""The script that trains a recipe: `-m grpo_run.trainers.recipes RECIPE [--set KEY=VALUE]...`.
 
 A plain TRL script: `grpo-run train` and torchrun launch it like any user's script.
 """
@@ -15,7 +15,10 @@ from grpo_run.trainers.recipes.recipe import load_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load the recipe and train it. Invalid input prints one line and exits with 2, before torch is imported."""
+    """Load the recipe and train it.
+
+    Invalid input prints one line and exits with 2, before torch is imported.
+    """
     parser = argparse.ArgumentParser(prog="python -m grpo_run.trainers.recipes")
     parser.add_argument("recipe", help="name of a packaged recipe, or path of a YAML file")
     parser.add_argument(

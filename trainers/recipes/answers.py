@@ -1,7 +1,7 @@
 """The final answer after `####`, in GSM8K's reference solutions and in completions.
 
-Called by `rewards.py` and `problems.py`. Numbers are `Decimal`, so that comparisons are exact. Does not score;
-`rewards.py` does.
+Called by `rewards.py` and `problems.py`. Numbers are `Decimal`, so that comparisons are exact. Does not
+score; `rewards.py` does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NUMBER = re.compile(
 def final_answer(text: str) -> Decimal | None:
     """Return the number on the line of the last `####`, or None.
 
-    Currency signs, thousands separators, units, emphasis and a final period are ignored. A line with two numbers
-    ("5 + 3 = 8", "3/4", "12,13") has no answer: a reward for one of several numbers would teach the model to list
-    candidates.
+    Currency signs, thousands separators, units, emphasis and a final period are ignored. A line with two
+    numbers ("5 + 3 = 8", "3/4", "12,13") has no answer: a reward for one of several numbers would teach the
+    model to list candidates.
     """
     _, marker, tail = text.rpartition(MARKER)
     if not marker:

@@ -1,9 +1,9 @@
-"""The arithmetic task: sums of two two-digit numbers, small enough to watch GRPO improve a model within minutes.
+"""The arithmetic task: sums of two two-digit numbers, which a tiny model learns within minutes.
 
-The warm start demonstrates two ways to answer `27+15:`, the calculation in steps, `20+10=30,7+5=12,30+12=42`, and
-the tens alone, `30`. The model learns both, so about a third of its first answers are correct. GRPO rewards only the
-correct total, so the model learns to write the steps and to make fewer mistakes in them: reward and completion
-length rise together. Called by `__main__.py`; the settings are in `arithmetic.yaml`.
+The warm start demonstrates two ways to answer `27+15:`, the calculation in steps, `20+10=30,7+5=12,30+12=42`,
+and the tens alone, `30`. The model learns both, so about a third of its first answers are correct. GRPO
+rewards only the correct total, so the model learns to write the steps and to make fewer mistakes in them:
+reward and completion length rise together. Called by `__main__.py`; the settings are in `arithmetic.yaml`.
 """
 
 from __future__ import annotations

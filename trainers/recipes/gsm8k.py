@@ -1,4 +1,4 @@
-"""The GSM8K task: grade-school word problems with verifiable rewards for the correct number and for its format.
+"""The GSM8K task: word problems, with rewards for the correct number and for its format.
 
 Called by `__main__.py`; the settings are in `gsm8k.yaml`. The problems come from the Hugging Face Hub
 (`openai/gsm8k`, configuration `main`), or from local JSON lines if the recipe sets `data`.

@@ -1,7 +1,7 @@
 """GSM8K's problems, read from JSON lines and validated.
 
-Called by the recipe loader, which rejects invalid data before any process starts, and by the gsm8k task. Imports no
-training library. Does not download; `gsm8k.py` does that if the recipe sets no path.
+Called by the recipe loader, which rejects invalid data before any process starts, and by the gsm8k task.
+Imports no training library. Does not download; `gsm8k.py` does that if the recipe sets no path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The settings of a recipe, and how to load it: a packaged name or a YAML file, with `--set` overrides.
 
-Called by `grpo-run train` before any process starts, so that invalid input fails at once, and again by every rank.
-Imports neither torch nor transformers nor trl. Does not train; `__main__.py` does.
+Called by `grpo-run train` before any process starts, so that invalid input fails at once, and again by every
+rank. Imports neither torch nor transformers nor trl. Does not train; `__main__.py` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are rejected, and values are immutable. A missing or null key is TRL's default."""
+    """Base of all sections: unknown keys are rejected, and values are immutable.
+
+    A missing or null key is TRL's default.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -144,10 +147,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         name_or_path: the name of a packaged recipe, which takes precedence, or the path of a YAML file.
-        overrides: texts of the form `key=value`, with dotted keys (`grpo.learning_rate=1e-5`). Later ones win.
+        overrides: texts of the form `key=value`, with dotted keys (`grpo.learning_rate=1e-5`). Later ones
+            win.
 
     Raises:
-        ConfigError: a setting is invalid; the one-line message says which, where it is set, and what is expected.
+        ConfigError: a setting is invalid; the one-line message says which, where it is set, and what is
+            expected.
     """
     path = find_recipe(name_or_path)
     settings = read_settings(path)

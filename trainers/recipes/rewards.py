@@ -1,7 +1,8 @@
 """Verifiable reward functions for TRL: `(completions, **columns) -> list[float]`, each value between 0 and 1.
 
-TRL calls them for every batch of completions and uses their names as metric names. They are plain module-level
-functions, so they can be pickled. A completion is text, or a conversation whose last message is the model's.
+TRL calls them for every batch of completions and uses their names as metric names. They are plain
+module-level functions, so they can be pickled. A completion is text, or a conversation whose last message is
+the model's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def correct_sum(completions: Sequence[Completion], total: Sequence[int], **colum
 
 
 def correct_answer(completions: Sequence[Completion], answer: Sequence[str], **columns: Any) -> list[float]:
-    """Return 1 if the number after the last `####` equals the reference answer, else 0. `72.00` and `$72` equal `72`."""
+    """Return 1 if the number after the last `####` equals the reference answer, else 0.
+
+    `72.00` and `$72` equal `72`.
+    """
     return [
         float(final_answer(completion_text(completion)) == Decimal(expected))
         for completion, expected in zip(completions, answer, strict=True)

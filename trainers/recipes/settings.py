@@ -1,6 +1,7 @@
 """Parsing of recipe settings: YAML with line numbers, `--set` overrides, and validation errors as one line.
 
-Called by `recipe.py` only. Handles YAML and pydantic's errors; does not know which settings a recipe may contain.
+Called by `recipe.py` only. Handles YAML and pydantic's errors; does not know which settings a recipe may
+contain.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ def apply_overrides(
 
 
 def _value_of(text: str, value_text: str) -> Any:
-    """Parse lists, mappings and null as YAML. Other values stay text, so that `123` or `on` can name a model."""
+    """Parse lists, mappings and null as YAML.
+
+    Other values stay text, so that `123` or `on` can name a model.
+    """
     stripped = value_text.strip()
     if stripped in ("null", "~"):
         return None

@@ -1,6 +1,7 @@
 """A model small enough to train on two CPU cores, and its tokenizer, both built without files or network.
 
-Called by the recipes if `model` is `tiny`. The seed alone determines the weights. Does not load pretrained models.
+Called by the recipes if `model` is `tiny`. The seed alone determines the weights. Does not load pretrained
+models.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per character, plus padding and end of sequence.
 
     Args:
-        characters: the printable ASCII characters that occur; a small vocabulary needs far fewer training steps.
-            None uses one token for each of the 256 byte values, which encodes any text except the names of the two
-            special tokens.
+        characters: the printable ASCII characters that occur; a small vocabulary needs far fewer training
+            steps. None uses one token for each of the 256 byte values, which encodes any text except the
+            names of the two special tokens.
     """
     assert characters is None or (characters.isascii() and characters.isprintable() and " " not in characters)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet() if characters is None else characters)

@@ -1,7 +1,7 @@
-"""The training code that the recipes share: load the policy, warm start with SFT, train with GRPO, save the weights.
+"""Training code that the recipes share: load the policy, train with SFT and GRPO, save the weights.
 
-Called by the tasks, on every rank. It is what a user's own script would contain: it does not depend on grpo-run's
-launcher and runs the same under torchrun.
+Called by the tasks, on every rank. It is what a user's own script would contain: it does not depend on
+grpo-run's launcher and runs the same under torchrun.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
 def encoder(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Callable[[dict[str, list[str]]], dict[str, list[list[int]]]]:
-    """Return a data set transform from `prompt` and `completion` to `input_ids` and `labels` with the prompt masked."""
+    """Return a transform from `prompt` and `completion` to `input_ids` and masked `labels`."""
 
     def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
@@ -80,7 +80,7 @@ def encoder(
 def warm_start(
     recipe: Recipe, model: Policy, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
 ) -> PreTrainedModel:
-    """Train with SFT on the columns `prompt` and `completion`, with the loss on the completion, and return the model.
+    """Train with SFT on the columns `prompt` and `completion`, and return the model.
 
     Examples are encoded when they are drawn. Encoding all of them first would delay every restart.
     """
@@ -108,7 +108,7 @@ def train_grpo(
     dataset: Dataset,
     rewards: list[Reward],
 ) -> None:
-    """Train with GRPO on the column `prompt` and save the weights to `final` in the recipe's output directory.
+    """Train with GRPO on the column `prompt` and save the weights to `final` in the output directory.
 
     The other columns are passed to the rewards.
     """

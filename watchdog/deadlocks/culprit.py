@@ -16,9 +16,9 @@ SHORTEST_CONTEXT = 2
 """Fewest collectives before the difference that count as context: a save and a log may issue the same single
 call."""
 LONGEST_CONTEXT = 32
-"""Most collectives before the difference that are compared with earlier steps. This is more than one step of GRPO, because a
-pattern may span two steps (a save every second step). Of 16, 24, 32, 40 and 64, replayed on 540 injected
-deadlocks, 32 and 40 left the fewest undecided, and none named a wrong rank."""
+"""Most collectives before the difference that are compared with earlier steps. This is more than one step of
+GRPO, because a pattern may span two steps (a save every second step). Of 16, 24, 32, 40 and 64, replayed on
+540 injected deadlocks, 32 and 40 left the fewest undecided, and none named a wrong rank."""
 
 Records = Sequence[Collective]
 

@@ -129,7 +129,10 @@ class StackCapture:
         return [rank for rank in self._signalled if last[rank] == self._sizes[rank]]
 
     def _copy(self) -> dict[int, tuple[Stack, ...]]:
-        """Copy the end of every rank's file; return new dumps of running ranks and last dumps of exited ones."""
+        """Copy the end of every rank's file.
+
+        Return new dumps of running ranks and last dumps of exited ones.
+        """
         stacks = {}
         for rank, file in self._files.items():
             size = file_size(file)

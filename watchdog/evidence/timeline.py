@@ -49,7 +49,10 @@ class Timeline:
         self._last.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`; times are relative to now."""
+        """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`.
+
+        Times are relative to now.
+        """
         return {
             "now": 0.0,
             "ranks": {

@@ -1,1 +1,1 @@
-"""Data only: template, style sheet and script of the incident report, read by `dashboards/incident_report/page.py`."""
+"""Data only: template, style sheet and script of the incident report, read by `page.py`."""

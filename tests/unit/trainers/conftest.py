@@ -1,4 +1,4 @@
-"""A session with a real board and journal and a vote group of one rank, and the exact state of `train()` calls."""
+"""Fixtures: a session with a real board and journal, and the exact state of `train()` calls."""
 
 from __future__ import annotations
 

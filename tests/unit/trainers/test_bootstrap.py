@@ -321,7 +321,7 @@ EXITS = """
 def test_sys_exit_0_during_training_is_reported(
     run: Run, session: Any, reading: Callable[[], Slot], tmp_path: Path
 ) -> None:
-    """The exit code stays 0 and the rank is not marked as failed, but the error file names the line for the peers."""
+    """The exit code stays 0, and the error file names the line for the peers."""
     session.slot.state = RankState.training
     assert run(EXITS) == 0
     error = written(session)

@@ -84,7 +84,10 @@ def test_the_installed_versions_are_tested() -> None:
 
 
 def test_each_checked_library_has_a_bounded_range() -> None:
-    """The ranges come from the project's requirements; a missing upper bound would admit untested releases."""
+    """The ranges come from the project's requirements.
+
+    A missing upper bound would admit untested releases.
+    """
     tested = upstream.tested_versions()
     assert tuple(tested) == upstream.CHECKED_LIBRARIES
     for range_ in tested.values():
@@ -141,7 +144,10 @@ def test_the_process_group_has_the_method(name: str) -> None:
 
 
 def test_every_collective_method_is_listed() -> None:
-    """A method that is not listed would not be logged. `monitored_barrier` consists of point-to-point sends."""
+    """A method that is not listed would not be logged.
+
+    `monitored_barrier` consists of point-to-point sends.
+    """
     words = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "barrier")
     found = {
         name
@@ -312,7 +318,10 @@ def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
 
 
 def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
-    """Before the first batch if an epoch is resumed at its start; after reading the batches if it is resumed inside."""
+    """Before the first batch if an epoch is resumed at its start.
+
+    After reading the batches if it is resumed inside.
+    """
     source = ast.unparse(methods("transformers", "trainer.py", "Trainer")["_run_epoch"])
     at_the_beginning, after_the_batches = (
         source.index(f"self.{upstream.LOAD_RNG}("),

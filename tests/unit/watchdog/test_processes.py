@@ -14,7 +14,7 @@ import pytest
 from grpo_run.watchdog import processes
 
 ME = os.getpid()
-NOBODY = 2**22 + 1
+MISSING_PID = 2**22 + 1
 """Above the kernel's largest pid."""
 
 
@@ -37,20 +37,20 @@ def test_cpu_seconds_are_the_main_threads() -> None:
 
 def test_a_process_that_is_gone_is_unknown() -> None:
     """Every reading is None, never zero."""
-    assert processes.read_state(NOBODY) is None
-    assert processes.read_main_thread(NOBODY) is None
-    assert processes.read_wchan(NOBODY) is None
-    assert processes.read_io_bytes(NOBODY) is None
-    assert processes.read_session(NOBODY) is None
-    assert processes.session_members(NOBODY) == []
+    assert processes.read_state(MISSING_PID) is None
+    assert processes.read_main_thread(MISSING_PID) is None
+    assert processes.read_wchan(MISSING_PID) is None
+    assert processes.read_io_bytes(MISSING_PID) is None
+    assert processes.read_session(MISSING_PID) is None
+    assert processes.session_members(MISSING_PID) == []
 
 
 def test_this_process_is_a_member_of_its_session() -> None:
     """One scan serves several sessions; the usage is at least this process's own."""
     session = os.getsid(0)
-    found = processes.members_by_session([session, NOBODY])
+    found = processes.members_by_session([session, MISSING_PID])
     assert ME in found[session]
-    assert found[NOBODY] == []
+    assert found[MISSING_PID] == []
     usage = processes.read_session(session)
     own = processes.read_main_thread(ME)
     assert usage is not None
@@ -167,7 +167,7 @@ def test_connections_that_cannot_be_read_count_as_none(
 
 def test_a_process_that_is_gone_has_no_connection() -> None:
     """No session member is left to read."""
-    assert not processes.has_remote_connection(NOBODY)
+    assert not processes.has_remote_connection(MISSING_PID)
 
 
 def test_a_loopback_connection_of_this_process_is_not_remote(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The incident report leads with the verdict, shows the evidence, names what is missing, and escapes every text."""
+"""The incident report: verdict first, evidence, missing evidence, and escaping of every text."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_a_concurrent_reader_sees_consistent_slots_only(
         for _ in range(100_000):
             slot = board.read(1)
             if slot is None:
-                time.sleep(0)  # the writer was put to sleep in the middle of a write: let it go on
+                time.sleep(0)  # the writer sleeps in the middle of a write: let it continue
             elif slot.step:
                 readings.append(slot)
             if len(readings) == 500:
@@ -275,7 +275,10 @@ def test_a_concurrent_reader_sees_consistent_slots_only(
 def test_an_interrupted_write_does_not_make_the_slot_unreadable(
     board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """A signal handler of the script may raise at any point; the next complete write makes the slot readable again."""
+    """A signal handler of the script may raise at any point.
+
+    The next complete write makes the slot readable again.
+    """
     with monkeypatch.context() as patched:
 
         def interrupted(*args: object) -> None:
@@ -460,7 +463,9 @@ def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> N
     """Once it is over, the rank is in no collective."""
     assert not board.may_be_in_collective(1, seen(board).collectives_issued)
     waited = log_collective(writer)
-    assert not board.may_be_in_collective(1, seen(board).collectives_issued)  # it goes on, and may wait later
+    assert not board.may_be_in_collective(
+        1, seen(board).collectives_issued
+    )  # it continues, and may wait later
     for _ in range(3):
         log_collective(writer)
     writer.collective_log.mark(waited, CollectiveProgress.waiting)
@@ -471,7 +476,10 @@ def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> N
 
 
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
-    """In the first and the last entry and after the ring has wrapped; an overwritten entry no longer counts."""
+    """In the first and the last entry and after the ring has wrapped.
+
+    An overwritten entry no longer counts.
+    """
     for _ in range(ENTRIES + 2):
         number = log_collective(writer)
         writer.collective_log.mark(number, CollectiveProgress.waiting)
@@ -490,7 +498,10 @@ def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWri
 def test_the_last_entry_on_a_device_may_be_in_progress(
     board: Board, writer: SlotWriter, progress: CollectiveProgress
 ) -> None:
-    """The host does not see when it completes; a later entry on the host shows that the rank has continued."""
+    """The host does not see when it completes.
+
+    A later entry on the host shows that the rank has continued.
+    """
     log_collective(writer, on_device=True, progress=progress)
     assert board.may_be_in_collective(1, seen(board).collectives_issued)
     log_collective(writer, progress=CollectiveProgress.completed)
@@ -554,8 +565,8 @@ def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWrit
         writer.leave(Phase.reward)
         writer.enter(Phase.generate)
         writer.leave(Phase.score)  # and generate with it
-    tallies = board.phase_histograms(1)
-    assert {phase: tally.count + 1 for phase, tally in tallies.items()} == {
+    histograms = board.phase_histograms(1)
+    assert {phase: durations.count + 1 for phase, durations in histograms.items()} == {
         Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
     }  # fmt: skip
     assert board.phase_histograms(0) == {}

@@ -185,7 +185,10 @@ def test_the_number_is_written_after_the_entry(memory: mmap.mmap, writer: Collec
 def test_sizes_are_complete_or_omitted(
     memory: mmap.mmap, writer: CollectiveLogWriter, sizes: str, read: tuple[tuple[int, ...], ...]
 ) -> None:
-    """A truncated list would compare unequal; a scalar among others has a size; a symbolic size is omitted."""
+    """A truncated list would compare unequal.
+
+    A scalar among others has a size; a symbolic size is omitted.
+    """
     add(writer, sizes=sizes)
     assert read_collective_log(memory, OFFSET)[0].sizes == read
 

@@ -54,9 +54,9 @@ def test_phases_have_separate_counters(memory: mmap.mmap) -> None:
     for number, phase in enumerate(Phase, 1):
         for _ in range(number + 1):
             writer.add(phase, 1e6)
-    tallies = read_phase_histograms(memory, OFFSET)
-    assert [tallies[phase].count for phase in Phase] == list(range(1, len(Phase) + 1))
-    assert all(tally.max_seconds == 1e6 for tally in tallies.values())
+    histograms = read_phase_histograms(memory, OFFSET)
+    assert [histograms[phase].count for phase in Phase] == list(range(1, len(Phase) + 1))
+    assert all(durations.max_seconds == 1e6 for durations in histograms.values())
     assert memory[:OFFSET] == memory[OFFSET + HISTOGRAMS_BYTES :] == b"\xff" * OFFSET
 
 

@@ -44,7 +44,7 @@ def publish_step_5(folder: Path, *, run_id: str = "run-1", content: bytes = b"we
 
 
 def abandoned(folder: Path, step: int) -> Path:
-    """Create the partial directory of a process that died: nobody holds its lock."""
+    """Create the partial directory of a process that died: its lock is free."""
     path = folder / f".checkpoint-{step}.partial-1f3a"
     path.mkdir(parents=True)
     (path / LOCK).touch()

@@ -34,7 +34,10 @@ BACKENDS = {"all_reduce": "gloo:all_reduce", "all_gather": "gloo:all_gather", "b
 
 
 class World:
-    """Ranks of one node on a real board, with their Flight Recorders and processes; time advances on request."""
+    """Ranks of one node on a real board, with their Flight Recorders and processes.
+
+    Time advances on request.
+    """
 
     def __init__(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 2, *, world_size: int | None = None,
@@ -397,7 +400,10 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
 
 @pytest.mark.parametrize("state", ["R", "D", "T"])
 def test_a_runnable_thread_is_not_idle_in_its_backward(world: World, state: str) -> None:
-    """It uses no CPU time because other processes occupy the processor or a disk is slow; one poll asleep is not enough."""
+    """It uses no CPU time because other processes occupy the processor or a disk is slow.
+
+    One poll asleep is not enough.
+    """
     world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
     for rank, group in ((0, "1"), (1, "2")):
         world.writers[rank].replace(Phase.forward_backward)
@@ -432,7 +438,10 @@ def test_a_rank_that_moves_now_and_then_does_not_make_polls_frequent(make: Calla
 
 @pytest.mark.parametrize("phase", [Phase.vote, Phase.score, Phase.generate])
 def test_a_wait_in_an_older_entry_is_seen(world: World, phase: Phase) -> None:
-    """The rank issued another collective asynchronously before it waited for this one; no other rank waits."""
+    """The rank issued another collective asynchronously before it waited for this one.
+
+    No other rank waits.
+    """
     for rank in (0, 1):
         world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce")
@@ -628,7 +637,10 @@ def test_a_suspected_stall_that_continues_is_cleared(world: World) -> None:
 def test_a_rank_that_waits_in_its_backward_for_a_late_rank_is_not_blamed(
     world: World, silent: dict[int, str]
 ) -> None:
-    """It exceeds its own deadline because of the other rank, which works; with or without an answer of its recorder."""
+    """It exceeds its own deadline because of the other rank, which works.
+
+    With or without an answer of its recorder.
+    """
     world.watch.phase_durations.earlier_attempts = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
     for _ in range(2):  # its first of the attempt is over
         world.writers[0].replace(Phase.forward_backward)

@@ -132,7 +132,10 @@ def test_inactivity_is_counted_from_the_last_activity(end: End) -> None:
 
 
 def test_a_connected_process_gets_the_long_deadline(end: End) -> None:
-    """An upload may wait for its answer, and /proc does not count bytes on sockets; the deadline is still finite."""
+    """An upload may wait for its answer, and /proc does not count bytes on sockets.
+
+    The deadline is still finite.
+    """
     end.connected = {901}
     began = end.now
     assert end.wait(299.0) is None

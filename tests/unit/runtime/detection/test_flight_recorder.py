@@ -42,7 +42,7 @@ def serve(folder: str) -> Iterator[Serve]:
         listeners.append(listener)
 
         def run() -> None:
-            # the client may have gone, which is its right
+            # the client may have closed the connection
             with suppress(OSError):
                 connection, _ = listener.accept()
                 with connection:
@@ -190,7 +190,7 @@ def test_a_failed_socket_is_a_failure_of_its_rank(serve: Serve, monkeypatch: pyt
     made: list[socket.socket] = []
 
     class Scarce(socket.socket):
-        """There is room for one."""
+        """Only one socket can be created."""
 
         def __init__(self, family: int) -> None:
             if made:

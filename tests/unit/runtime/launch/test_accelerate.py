@@ -1,4 +1,4 @@
-"""`--accelerate-config`: what a file becomes for the ranks, and what is refused before any rank starts."""
+"""`--accelerate-config`: the environment of the ranks, and what is refused before any rank starts."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ FSDP2 = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version:
 CPU = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n"
 
 
-def test_importing_it_imports_neither_torch_nor_accelerate() -> None:
-    """The supervisor can import it before it knows whether there is a file at all."""
+def test_importing_the_module_imports_neither_torch_nor_accelerate() -> None:
+    """The supervisor imports the module even without a configuration file."""
     code = (
         "import sys, grpo_run.runtime.launch.accelerate;"
         " print([m for m in ('torch', 'accelerate', 'transformers') if m in sys.modules])"
@@ -75,8 +75,10 @@ def test_importing_it_imports_neither_torch_nor_accelerate() -> None:
         ("fsdp2", "fsdp", "FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
     ],
 )
-def test_each_mode_becomes_its_variables(name: str, kind: str, expected: str, switch: dict[str, str]) -> None:
-    """The four configurations of the test scripts switch on their mode and nothing else."""
+def test_each_mode_sets_its_variables_only(
+    name: str, kind: str, expected: str, switch: dict[str, str]
+) -> None:
+    """Each of the four test configurations enables its own mode."""
     found = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2")
     assert (found.kind, found.expected_distributed_type, found.ranks_per_node) == (kind, expected, 2)
     switches = {
@@ -88,20 +90,18 @@ def test_each_mode_becomes_its_variables(name: str, kind: str, expected: str, sw
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2"])
-def test_what_torch_elastic_sets_is_left_out(name: str) -> None:
-    """A MASTER_PORT from the file's side would break the rendezvous of every restart."""
+def test_variables_of_torch_elastic_are_omitted(name: str) -> None:
+    """A MASTER_PORT from the file would break the rendezvous of every restart."""
     environment = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2").environment
     assert not {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environment)
 
 
-def test_cpu_ranks_are_not_all_pinned_to_the_same_cores() -> None:
-    """accelerate's KMP_AFFINITY is meant for one process on the machine."""
+def test_cpu_ranks_are_not_pinned_to_the_same_cores() -> None:
+    """accelerate's KMP_AFFINITY is intended for one process per machine."""
     assert "KMP_AFFINITY" not in load(CONFIGS / "ddp.yaml").environment
 
 
-def test_the_deepspeed_file_is_named_by_its_full_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deepspeed_file_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that changes directory still finds it."""
     (tmp_path / "zero.json").write_text((CONFIGS / "zero2.json").read_text())
     path = write(
@@ -113,22 +113,22 @@ def test_the_deepspeed_file_is_named_by_its_full_path(
 
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "multi_gpu", "single_gpu", "zero1", "zero2", "zero3"])
-def test_every_configuration_that_trl_ships_is_taken_as_it_is(name: str) -> None:
-    """No refusal may hit a stock file on the machine it was written for."""
+def test_every_configuration_of_trl_is_accepted_unchanged(name: str) -> None:
+    """A file that TRL ships is not refused on a machine that it was written for."""
     path = Path(str(files("trl"))) / "accelerate_configs" / f"{name}.yaml"
     found = load(path, has_accelerator=True)
     assert found.ranks_per_node == (1 if name == "single_gpu" else 8)
     assert found.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_a_value_the_launcher_already_has_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is what must be added, so that it can be shown to the user."""
+def test_a_value_that_the_launcher_has_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment holds only what has to be added, so that it can be shown to the user."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
 
 
-def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under accelerate launch, OMP_NUM_THREADS of the shell is kept."""
+def test_the_users_thread_count_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS of the shell is kept, as under `accelerate launch`."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
 
@@ -148,8 +148,10 @@ def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("distributed_type: 'NO'\nnum_processes: 8\n", None, 1, 1),
     ],
 )
-def test_ranks_a_node(tmp_path: Path, text: str, nproc_per_node: int | None, nnodes: int, ranks: int) -> None:
-    """The command line's number, else the file's total shared out over its machines."""
+def test_ranks_per_node(
+    tmp_path: Path, text: str, nproc_per_node: int | None, nnodes: int, ranks: int
+) -> None:
+    """The command line's number, or else the file's total divided by the number of machines."""
     found = load(write(tmp_path, text), nproc_per_node=nproc_per_node, nnodes=nnodes)
     assert found.ranks_per_node == ranks
 
@@ -166,10 +168,10 @@ def test_ranks_a_node(tmp_path: Path, text: str, nproc_per_node: int | None, nno
         ),
     ],
 )
-def test_too_few_processes_names_file_and_both_numbers(
+def test_too_few_processes_are_refused_with_both_numbers(
     tmp_path: Path, text: str, nproc_per_node: int | None, asked: str, made: str
 ) -> None:
-    """A model that fits on eight need not fit on four, so it is said before the start."""
+    """A model that fits on eight ranks may not fit on four. The error names the file."""
     message = refusal(write(tmp_path, text), nproc_per_node=nproc_per_node)
     assert message.startswith("too few processes for the accelerate config: ")
     assert asked in message
@@ -177,13 +179,13 @@ def test_too_few_processes_names_file_and_both_numbers(
     assert "--nproc-per-node" in message
 
 
-def test_no_number_anywhere_is_refused(tmp_path: Path) -> None:
-    """accelerate leaves num_processes to the command line there; so do we."""
+def test_a_missing_number_of_processes_is_refused(tmp_path: Path) -> None:
+    """Neither the file nor the command line gives the number."""
     assert "--nproc-per-node" in refusal(write(tmp_path, CPU.replace("num_processes: 2\n", "")))
 
 
 def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
-    """accelerate launch would start one process and say nothing."""
+    """`accelerate launch` would start one process without a warning."""
     assert "NO trains in one process, 2 are requested" in refusal(
         write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
     )
@@ -218,25 +220,25 @@ def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
         (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
-    """File, line or key, and what to write; never a traceback out of accelerate."""
+def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
+    """The line names the file, the line or key, and the correction; there is no traceback."""
     assert said in refusal(write(tmp_path, text, name))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """With the folder it was looked for from."""
+    """The error names the folder that the path is relative to."""
     assert "no such accelerate configuration file" in refusal(tmp_path / "none.yaml")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """A checkpoint given by mistake."""
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """The user may pass a checkpoint by mistake."""
     path = tmp_path / "a.yaml"
     path.write_bytes(b"distributed_type: FSDP\n\xff\xfe")
     assert "a.yaml:2: not UTF-8 text" in refusal(path)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """The folder of the configurations instead of one of them."""
+    """The user may pass the folder of the configurations instead of one of them."""
     assert "cannot read" in refusal(tmp_path)
 
 
@@ -270,10 +272,10 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         ("distributed_type: MULTI_GPU\nnum_processes: 3\ngpu_ids: 0,1\n", True, "2 for 3 ranks on this node"),
     ],
 )
-def test_a_setting_that_would_be_dropped_is_refused(
+def test_a_setting_without_effect_is_refused(
     tmp_path: Path, text: str, has_accelerator: bool, said: str
 ) -> None:
-    """accelerate drops each of these without a word."""
+    """accelerate ignores each of these settings silently."""
     message = refusal(write(tmp_path, text), has_accelerator=has_accelerator)
     assert "would not take effect" in message
     assert said in message
@@ -293,36 +295,36 @@ def test_a_setting_that_would_be_dropped_is_refused(
 def test_a_variable_that_overrides_the_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, has_accelerator: bool
 ) -> None:
-    """A switch left in the shell by another run beats the file."""
+    """A variable in the shell's environment takes precedence over the file."""
     monkeypatch.setenv(name, "true")
     assert f"{name} is set in the environment" in refusal(
         write(tmp_path, text), has_accelerator=has_accelerator
     )
 
 
-def test_every_dropped_setting_is_named_at_once(tmp_path: Path) -> None:
-    """One round of corrections, not one a launch."""
+def test_all_settings_without_effect_are_named_at_once(tmp_path: Path) -> None:
+    """The user can correct all of them before the next launch."""
     message = refusal(write(tmp_path, FSDP2 + "  fsdp_typo: 1\nmixed_precision: fp16\n"))
     assert "(and 2 more: " in message
     assert "fsdp_typo" in message
     assert "fp16" in message
 
 
-def test_it_can_be_allowed(tmp_path: Path) -> None:
-    """For a test that makes FSDP shard on CPU, and then still expects FSDP."""
+def test_settings_without_effect_can_be_allowed(tmp_path: Path) -> None:
+    """A test that makes FSDP shard on CPU allows them, and FSDP is still expected in the ranks."""
     found = load(write(tmp_path, FSDP2), allow_ineffective=True)
     assert found.expected_distributed_type == "FSDP"
     assert found.environment["ACCELERATE_USE_FSDP"] == "true"
 
 
 def test_deepspeed_settings_beside_a_deepspeed_file_are_refused(tmp_path: Path) -> None:
-    """accelerate would say so in every rank, after the start; here it is asked before."""
+    """accelerate would raise the error in every rank, after the start; here it is raised before the start."""
     text = DEEPSPEED + f"  deepspeed_config_file: {CONFIGS / 'zero2.json'}\n"
     assert "accelerate refuses it: When using `deepspeed_config_file`" in refusal(write(tmp_path, text))
 
 
-def test_a_deepspeed_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """With its name as written and the folder it was looked for from."""
+def test_a_missing_deepspeed_file_is_refused(tmp_path: Path) -> None:
+    """The error contains the name as written and the folder that it is relative to."""
     text = DEEPSPEED.replace("zero_stage: 2", "deepspeed_config_file: none.json")
     assert "deepspeed_config_file none.json: no such file (from " in refusal(write(tmp_path, text))
 
@@ -334,8 +336,8 @@ def accelerator(name: str, num_processes: int) -> SimpleNamespace:
     return SimpleNamespace(distributed_type=DistributedType(name), num_processes=num_processes)
 
 
-def test_an_expected_type_passes() -> None:
-    """Nothing is raised where accelerate does what the file says."""
+def test_the_expected_type_is_accepted() -> None:
+    """Nothing is raised if accelerate uses the mode of the file."""
     check_took_effect("FSDP", accelerator("FSDP", 2), world_size=2)
     check_took_effect("NO", accelerator("MULTI_GPU", 1))
 
@@ -348,8 +350,8 @@ def test_an_expected_type_passes() -> None:
         ("NO", "MULTI_GPU", 2, "1 rank(s) were started, but accelerate counts 2"),
     ],
 )
-def test_another_mode_inside_a_rank_stops_it(expected: str, found: str, processes: int, said: str) -> None:
-    """A run that believes it is sharded and is not must not start its first step."""
+def test_another_mode_inside_a_rank_is_an_error(expected: str, found: str, processes: int, said: str) -> None:
+    """A run that is not sharded as configured must not start its first step."""
     with pytest.raises(ConfigError, match="did not take effect") as caught:
         check_took_effect(expected, accelerator(found, processes), world_size=2)
     assert said in str(caught.value)

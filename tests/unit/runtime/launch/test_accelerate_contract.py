@@ -1,4 +1,4 @@
-"""What grpo-run relies on in accelerate and accelerate does not promise: each test names what changed."""
+"""Private behavior of accelerate that grpo-run relies on; a failed test names what changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from grpo_run.runtime.launch.accelerate_environment import LAUNCHER_KEYS, SECTIO
 from grpo_run.runtime.launch.accelerate_file import KNOWN
 
 
-def test_the_parser_still_takes_what_we_give_it() -> None:
-    """`nondefault` decides whether the file's sections are read at all."""
+def test_the_parser_accepts_our_arguments() -> None:
+    """`nondefault` decides whether the sections of the file are read."""
     arguments = launch.launch_command_parser().parse_args(
         ["--config_file", "x", "--num_processes", "2", "s.py"]
     )
@@ -27,13 +27,13 @@ def test_the_parser_still_takes_what_we_give_it() -> None:
     assert set(vars(arguments)) >= LAUNCHER_KEYS - {"deepspeed_hostfile"}
 
 
-def test_the_validation_still_returns_three_values() -> None:
+def test_the_validation_returns_three_values() -> None:
     """Arguments, the file's defaults, and whether mixed precision came from the file."""
     source = inspect.getsource(launch._validate_launch_command)
     assert "return args, defaults, mp_from_config_flag" in source
 
 
-def test_launch_still_chooses_the_environment_as_we_do() -> None:
+def test_launch_selects_the_environment_as_we_do() -> None:
     """`_prepare_function` repeats these branches."""
     source = inspect.getsource(launch.launch_command)
     order = [
@@ -56,8 +56,8 @@ def test_launch_still_chooses_the_environment_as_we_do() -> None:
         assert function in inspect.getsource(launcher)
 
 
-def test_the_prepare_functions_take_the_arguments_alone() -> None:
-    """And the two that return a command return it first."""
+def test_the_prepare_functions_take_one_argument() -> None:
+    """The two functions that return a command return it first."""
     for function in (
         prepare.prepare_deepspeed_cmd_env,
         prepare.prepare_multi_gpu_env,
@@ -69,21 +69,21 @@ def test_the_prepare_functions_take_the_arguments_alone() -> None:
     assert "return current_env" in inspect.getsource(prepare.prepare_multi_gpu_env)
 
 
-def test_the_sections_are_still_merged_with_the_same_prefixes() -> None:
-    """A section that gets a new prefix would be asked for under the wrong name."""
+def test_the_sections_are_merged_with_the_same_prefixes() -> None:
+    """With another prefix, the keys of a section would be looked up under the wrong names."""
     source = inspect.getsource(launch._validate_launch_command)
     for section, prefix in SECTIONS.items():
         if prefix:
             assert f'name == "{section}" and not key.startswith("{prefix.rstrip("_")}' in source
 
 
-def test_every_type_accelerate_knows_is_known_here() -> None:
-    """A new one would be called misspelt."""
+def test_every_distributed_type_of_accelerate_is_known() -> None:
+    """An unknown type would be reported as misspelt."""
     assert {kind.value for kind in DistributedType} == set(KNOWN)
 
 
-def test_accelerate_still_turns_fsdp_into_ddp_on_cpu() -> None:
-    """The reason to refuse FSDP without an accelerator; drop the rule when this fails."""
+def test_accelerate_replaces_fsdp_by_ddp_on_cpu() -> None:
+    """FSDP without an accelerator is refused for this reason; remove the rule if this test fails."""
     source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
     before = source[: source.index("self.distributed_type = DistributedType.FSDP")]
     condition = before[before.rindex("elif self.distributed_type in [") :]
@@ -91,14 +91,14 @@ def test_accelerate_still_turns_fsdp_into_ddp_on_cpu() -> None:
     assert "MULTI_CPU" not in condition
 
 
-def test_deepspeed_is_still_ignored_where_the_cpu_is_asked_for_by_variable() -> None:
-    """The reason why ACCELERATE_USE_CPU is refused with DEEPSPEED."""
+def test_deepspeed_is_ignored_if_a_variable_selects_the_cpu() -> None:
+    """ACCELERATE_USE_CPU is refused with DEEPSPEED for this reason."""
     source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
     assert 'os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not cpu' in source
 
 
-def test_fsdp_1_still_takes_the_sharding_strategy_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason to refuse `fsdp_reshard_after_forward` that differs from it."""
+def test_fsdp_1_prefers_the_sharding_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A different `fsdp_reshard_after_forward` is refused for this reason."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     monkeypatch.setenv("FSDP_VERSION", "1")
@@ -109,8 +109,8 @@ def test_fsdp_1_still_takes_the_sharding_strategy_first(monkeypatch: pytest.Monk
     assert plugin.reshard_after_forward is None
 
 
-def test_the_converter_still_says_what_fsdp_2_does_not_read() -> None:
-    """The keys that accelerate's own `to-fsdp2` drops or renames."""
+def test_the_converter_lists_keys_that_fsdp_2_does_not_read() -> None:
+    """accelerate's own `to-fsdp2` drops or renames these keys."""
     assert set(replaced_in_fsdp2()) == {
         "fsdp_backward_prefetch",
         "fsdp_forward_prefetch",
@@ -120,13 +120,13 @@ def test_the_converter_still_says_what_fsdp_2_does_not_read() -> None:
     }
 
 
-def test_the_shim_that_shards_on_cpu_still_fits_accelerate() -> None:
-    """It repeats assignments of `AcceleratorState.__init__`; `check` names the one that is gone."""
+def test_the_fsdp_shim_fits_accelerate() -> None:
+    """The shim repeats assignments of `AcceleratorState.__init__`; `check` names a missing one."""
     fsdp_on_cpu.check()
 
 
-def test_the_shim_refuses_an_accelerate_it_was_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a silent DDP run that believes it tests FSDP."""
+def test_the_fsdp_shim_refuses_another_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent DDP run would otherwise be taken for a test of FSDP."""
     monkeypatch.setattr(accelerate.state.AcceleratorState, "__init__", lambda self, cpu=False: None)
     with pytest.raises(fsdp_on_cpu.ShimOutdated, match="fsdp_plugin"):
         fsdp_on_cpu.install()

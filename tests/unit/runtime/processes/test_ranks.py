@@ -202,7 +202,7 @@ def graceful(
 def test_ranks_receive_sigterm_before_sigkill(
     group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[object, int, int]], set[int]]
 ) -> None:
-    """Their process groups receive SIGTERM, then SIGCONT (a stopped rank handles no signal), and SIGKILL last."""
+    """Process groups receive SIGTERM, SIGCONT (a stopped rank handles no signal), and SIGKILL last."""
     signals, cooperative = graceful
     cooperative |= {104, 105, 106}
     group.kill(grace_seconds=20.0)

@@ -1,7 +1,7 @@
 """When snapshots are drained, and what happens if the disk is full, stuck or failing.
 
-The worker process is a fake that replies when it is polled, with the worker's own code unless a test replaces it. The
-staging area and the disk are real; the tests advance the clock.
+The worker process is a fake that replies when it is polled, with the worker's own code unless a test replaces
+it. The staging area and the disk are real; the tests advance the clock.
 """
 
 from __future__ import annotations

@@ -100,7 +100,10 @@ def test_a_terminal_state_can_be_reached_from_every_live_state(state: RunState) 
 
 
 def test_after_a_fault_only_written_evidence_leads_to_recovery() -> None:
-    """Nothing is killed before evidence is written. A membership change is no fault: its ranks are healthy."""
+    """Nothing is killed before evidence is written.
+
+    A membership change is no fault: its ranks are healthy.
+    """
     leading = {(old, event) for (old, event), new in TRANSITIONS.items() if new is RunState.recovering}
     healthy = {(old, event) for old, event in leading if event is RunEvent.membership_changed}
     assert leading - healthy == {(RunState.collecting, RunEvent.evidence_written)}

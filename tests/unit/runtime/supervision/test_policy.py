@@ -26,7 +26,7 @@ def verdict(
 
 
 def history(story: Sequence[str], *, trained: bool = True) -> History:
-    """Return a history: `!name` is an incident with that signature, a number a checkpoint published at that step."""
+    """Return a history: `!name` is an incident with that signature, a number a published checkpoint."""
     records: list[dict[str, object]] = [{"event": "run_started", "time": 0.0}]
     if trained:
         records.append({"event": "step_committed", "time": 1.0, "step": 1, "train_call": 1})

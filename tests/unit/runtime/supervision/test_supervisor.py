@@ -691,7 +691,10 @@ def test_a_stopped_run_is_shown_as_stopped(start: Callable[..., SupervisedRun]) 
 
 
 def test_a_run_that_has_ended_cannot_be_given_up(start: Callable[..., SupervisedRun]) -> None:
-    """A rank that survives SIGKILL after the stop changes nothing about the exit code; the user is notified."""
+    """A rank that survives SIGKILL after the stop changes nothing about the exit code.
+
+    The user is notified.
+    """
     run = start()
     run.supervisor.request_stop("SIGTERM")
     run.supervisor.request_stop("SIGTERM")

@@ -88,7 +88,7 @@ def test_each_kind_has_its_own_function() -> None:
 @pytest.mark.usefixtures("logged_faults")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not KINDS[kind].common and kind != "checkpoint"])
 def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
-    """A killed rank cannot journal it, and a fault that is not journaled would happen again in the next attempt."""
+    """A killed rank cannot journal it, and a fault without a record would happen again."""
     steps(make(log, f"{kind}@rank1:step3"), 1, 5)
     assert log.lines == ["journaled", "on disk", f"{kind}@rank1:step3 on 1"]
     assert log.records == [
@@ -184,7 +184,10 @@ def test_an_extra_call_has_no_common_collective(log: Log) -> None:
 
 @pytest.mark.usefixtures("logged_faults")
 def test_ranks_make_equally_many_calls_with_several_deviations(log: Log) -> None:
-    """Deviations in one phase share their common collectives; otherwise a rank would hang without any fault."""
+    """Deviations in one phase share their common collectives.
+
+    Otherwise a rank would hang without any fault.
+    """
     texts = ["mismatch-shape@rank1:step4", "skip@rank0:step6", "extra@rank2:step5"]
     calls = []
     for rank in (0, 1, 2):
@@ -331,7 +334,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("passes", [2, 3])
 def test_generation_is_slow_in_its_step_only(log: Log, slept: list[float], passes: int) -> None:
-    """Forward passes before and after generation and in other steps keep their speed, also if generation fails."""
+    """Other forward passes keep their speed, also if generation fails."""
     trainer = Generating()
     injector = trainer.injector = make(log, "slow-generation@rank1:step2:seconds=0.5")
     with injector.attached(trainer):

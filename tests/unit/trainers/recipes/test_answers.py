@@ -24,7 +24,10 @@ from grpo_run.trainers.recipes.answers import final_answer
     ],
 )  # fmt: skip
 def test_a_number_is_found_in_every_notation(line: str, number: str) -> None:
-    """Currency, thousands separators, decimals, signs, periods, emphasis and units; the last marker counts."""
+    """Currency, thousands separators, decimals, signs, periods, emphasis and units.
+
+    The last marker counts.
+    """
     assert final_answer(line) == Decimal(number)
 
 

@@ -74,7 +74,7 @@ def test_packaged_batches_contain_whole_groups(name: str, ranks: int) -> None:
 
 
 def test_loading_imports_no_training_library() -> None:
-    """The launcher validates a recipe before it starts anything, which must not take the time of importing torch."""
+    """The launcher validates a recipe before it starts anything, without the time to import torch."""
     code = (
         "import sys; from grpo_run.trainers.recipes.recipe import load_recipe; load_recipe('gsm8k');"
         "print(sorted({'torch','transformers','trl','datasets','numpy'} & set(sys.modules)))"

@@ -17,7 +17,10 @@ ALL_BYTES = tiny_tokenizer()
 
 @given(st.text(max_size=100).filter(lambda text: PAD not in text and END not in text))
 def test_any_text_round_trips_through_the_byte_tokenizer(text: str) -> None:
-    """GSM8K contains typographic quotes and currency signs. Only the names of the special tokens are excluded."""
+    """GSM8K contains typographic quotes and currency signs.
+
+    Only the names of the special tokens are excluded.
+    """
     encoded = ALL_BYTES(text, add_special_tokens=False)["input_ids"]
     assert len(encoded) == len(text.encode())
     assert ALL_BYTES.decode(encoded, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text

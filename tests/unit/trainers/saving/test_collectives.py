@@ -1,4 +1,4 @@
-"""A snapshot costs at most two all-reduces, and all ranks take the same branch, whatever happens on one of them."""
+"""A snapshot costs at most two all-reduces, and all ranks take the same branch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ RANKS = 3
 
 
 class Rank(Guarded):
-    """One rank with its own trainer and session; all ranks share the staging area and the output directory."""
+    """One rank with its own trainer and session.
+
+    All ranks share the staging area and the output directory.
+    """
 
     def __init__(self, rank: int, votes: ThreadVotes, folder: Path, settings: RankSettings) -> None:
         journal: list[dict[str, Any]] = []
@@ -80,7 +83,10 @@ def ranks(tmp_path: Path, make_settings: Callable[..., RankSettings]) -> Iterato
 
 
 def step(ranks: list[Rank], number: int, *, scheduled: bool = False) -> list[int]:
-    """Finish a step on every rank, with a due snapshot or a scheduled save; return the all-reduces of each rank."""
+    """Finish a step on every rank, with a due snapshot or a scheduled save.
+
+    Return the all-reduces of each rank.
+    """
     before = [rank.votes for rank in ranks]
     run_ranks(
         *(lambda rank=rank: rank.step(number, due=not scheduled, scheduled=scheduled) for rank in ranks)

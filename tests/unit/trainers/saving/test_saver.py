@@ -75,7 +75,7 @@ def test_a_failed_save_publishes_nothing(either: Guarded, events: Events) -> Non
 
 
 def test_the_phase_is_closed_after_a_failed_save(either: Guarded, reading: Callable[[], Slot]) -> None:
-    """A rank that goes on after it (some scripts do) is not in `checkpoint` for ever."""
+    """A script may catch the error and continue; the rank is then not in `checkpoint`."""
     either.trainer.during = lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
     with pytest.raises(PermissionError):
         either.save(5)
@@ -93,7 +93,7 @@ def test_saving_is_shown(either: Guarded, session: Any, reading: Callable[[], Sl
     assert reading().phases == ()
 
 
-def test_a_checkpoint_is_whole_although_the_script_wants_the_model_only(either: Guarded) -> None:
+def test_a_checkpoint_is_complete_although_the_script_saves_the_model_only(either: Guarded) -> None:
     """`save_only_model` is off while the method runs, and as the script had it afterwards."""
     either.trainer.args.save_only_model = True
     during: list[bool] = []

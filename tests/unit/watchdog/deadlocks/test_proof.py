@@ -103,7 +103,7 @@ def test_a_mismatch_with_an_exited_rank_is_decided_by_the_records() -> None:
 
 
 def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
-    """It is outside `train()`, and its next collective coincides with the others' gather."""
+    """It is outside `train()`, and its next collective coincides with the gather of the other ranks."""
     away = Position(rank=0, records=ran([*PAST, LATER]), left_training=True)
     stays = ran([*PAST, GATHER])
     found = judge(stays, away)
@@ -507,7 +507,7 @@ def test_ranks_of_one_program_are_never_deadlocked(drawn: tuple[dict[int, Positi
 
 
 def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
-    """Run each rank's calls, each waiting for all members of its group, until nobody can go on."""
+    """Run each rank's calls, each waiting for all members of its group, until no rank can continue."""
     world = len(programs)
     done = [0] * world
     records = [list(ran(program)) for program in programs]

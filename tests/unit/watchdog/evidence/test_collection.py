@@ -42,7 +42,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def caught() -> Iterator[list[int]]:
-    """This process has a handler for the stack signal, as a rank with faulthandler has; what came is listed."""
+    """This process has a handler for the stack signal, as a rank with faulthandler has.
+
+    What came is listed.
+    """
     came: list[int] = []
     before = signal.signal(stack_capture.STACK_SIGNAL, lambda number, frame: came.append(number))
     yield came
@@ -121,7 +124,7 @@ def test_a_rank_that_does_not_answer_is_named(
 def test_a_rank_that_has_exited_is_named(
     incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It may exit between the fault and the request; the others' evidence is still collected."""
+    """It may exit between the fault and the request; the evidence of the other ranks is still collected."""
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     missing = collect(incident, {3: 2**22 + 1}, {3: tmp_path / "rank3.stacks"}).missing

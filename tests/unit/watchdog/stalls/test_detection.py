@@ -31,7 +31,7 @@ def nest(*phases: tuple[Phase, float]) -> tuple[OpenPhase, ...]:
 
 
 def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
-    """One look at NOW: 20 short occurrences of every phase are known, so deadlines are 8 s; nobody waits."""
+    """Detect at NOW. 20 short occurrences of every phase give deadlines of 8 s; no rank waits."""
     given: dict[str, Any] = {
         "now": NOW, "learned": dict.fromkeys(Phase, SHORT), "completed": dict.fromkeys(slots, EVERY_PHASE),
         "settings": DeadlineSettings(), "processes": dict.fromkeys(slots, facts()), "progress": {},
