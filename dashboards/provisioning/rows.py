@@ -150,7 +150,7 @@ def _ranks() -> list[BuiltPanel]:
         state_timeline(
             "Phase by rank", width=24, height=8, queries={"rank {{rank}}": f"{phase} or {blind}"},
             mappings=phases,
-            description="Innermost open phase of each rank. Look first at a rank whose phase differs from the others'.",
+            description="Innermost open phase of each rank. Check a rank first if its phase differs from that of the other ranks.",
         ),
         time_series(
             "Time since last progress, by rank", width=12, height=8, unit="s",

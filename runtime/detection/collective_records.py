@@ -83,18 +83,18 @@ class CollectiveRecords:
         slot: Slot | None,
         recorded: tuple[Collective, ...] | None,
         *,
-        gone: bool,
+        exited: bool,
         idle: bool = False,
     ) -> Position:
         """Where the rank is in its collectives, as input for `watchdog.deadlocks.proof.prove`."""
         log = self._ranks.board.collective_log(self._ranks.places[rank]) if slot is not None else None
         # a running rank whose recorder does not answer may have issued more than its log holds
-        observed = log is not None and (recorded is not None or gone)
+        observed = log is not None and (recorded is not None or exited)
         return Position(
             rank=rank,
             records=merge(recorded or (), log or ()) if observed else None,
-            gone=gone,
-            left_training=slot is not None and slot.state is RankState.between,
+            exited=exited,
+            outside_training=slot is not None and slot.state is RankState.between,
             idle=idle,
             in_backward=slot is not None and slot.phase is Phase.forward_backward,
         )

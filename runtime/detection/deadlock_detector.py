@@ -109,9 +109,9 @@ class DeadlockDetector:
                 and before.state == after.state == "S"
                 and after.cpu_seconds - before.cpu_seconds <= IDLE_CPU_SECONDS
             )
-            # a script past its last line does not count as gone: its threads may still join collectives
-            gone = rank not in self._ranks.pids
+            # a script past its last line does not count as exited: its threads may still join collectives
+            exited = rank not in self._ranks.pids
             positions[rank] = self._records.position(
-                rank, slot, poll.recorded.get(rank), gone=gone, idle=idle
+                rank, slot, poll.recorded.get(rank), exited=exited, idle=idle
             )
         return prove(positions, world_size=self._ranks.world_size)

@@ -119,13 +119,13 @@ class HangDetector:
         """Each rank's collective log as plain JSON values."""
         return self._records.logs_as_json()
 
-    def positions(self, slots: Mapping[int, Slot | None], gone: Mapping[int, bool]) -> dict[int, Position]:
+    def positions(self, slots: Mapping[int, Slot | None], exited: Mapping[int, bool]) -> dict[int, Position]:
         """Where every rank is in its collectives now. Used to diagnose exits."""
-        running = {rank: path for rank, path in self._ranks.sockets.items() if not gone.get(rank)}
+        running = {rank: path for rank, path in self._ranks.sockets.items() if not exited.get(rank)}
         recorded = self._records.fetch(running)
         return {
             rank: self._records.position(
-                rank, slots.get(rank), recorded.get(rank), gone=gone.get(rank, False)
+                rank, slots.get(rank), recorded.get(rank), exited=exited.get(rank, False)
             )
             for rank in self._ranks.places
         }

@@ -56,9 +56,9 @@ class FileFollower:
                 return lines
 
     def take_partial_line(self) -> list[str]:
-        """Return the last line if it has no newline.
+        """Return the last line if it has no newline, else an empty list.
 
-        An empty list otherwise. Later calls do not return it again.
+        Later calls do not return it again.
         """
         line, self._partial_line = self._partial_line.rstrip(b"\r").rpartition(b"\r")[2], b""
         return [line.decode(errors="replace")] if line else []

@@ -81,8 +81,8 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
     if finding is None:
         # before stacks: the survivors of a broken collective exit within milliseconds
         try:
-            gone = {rank: rank not in alive for rank in attempt.place_of_rank}
-            positions = detector.positions(slots, gone=gone)
+            exited = {rank: rank not in alive for rank in attempt.place_of_rank}
+            positions = detector.positions(slots, exited=exited)
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
     gathered = collection.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
@@ -128,7 +128,7 @@ def _with_final_positions(
 ) -> Mapping[int, Position] | None:
     """Replace the positions of ranks that exited before their Flight Recorder answered.
 
-    Their collective log on the board is complete once the process is gone.
+    Their collective log on the board is complete once the process has exited.
     """
     places = context.attempt.place_of_rank
     silent = {rank for rank, position in (positions or {}).items() if position.records is None}
@@ -136,8 +136,8 @@ def _with_final_positions(
     dead = {rank for rank in silent if places[rank] not in alive}
     if not positions or not dead:
         return positions
-    gone = {rank: place not in alive for rank, place in places.items()}
-    final = context.detector.positions(slots, gone=gone)
+    exited = {rank: place not in alive for rank, place in places.items()}
+    final = context.detector.positions(slots, exited=exited)
     return {rank: final[rank] if rank in dead else position for rank, position in positions.items()}
 
 

@@ -183,9 +183,9 @@ def test_no_module_imports_a_folder_without_its_package(name: str) -> None:
 
 
 def edges(name: str) -> set[str]:
-    """Modules of ours that a module imports, in functions' bodies too.
+    """Return the modules of ours that a module imports, also inside functions.
 
-    A package's `__init__` only if named.
+    A package's `__init__` is included only if it is named.
     """
     found = set()
     for word in imports(name):
@@ -261,7 +261,7 @@ def test_no_import_points_upward_inside_a_package() -> None:
 
 
 def test_there_is_no_import_circle() -> None:
-    """Not even through imports inside functions."""
+    """Imports inside functions count too."""
     assert import_circles({name: edges(name) for name in FILES}) == []
 
 

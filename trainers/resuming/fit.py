@@ -1,7 +1,7 @@
 """Does a checkpoint fit this run? Compares its model, world size and batch with the request's.
 
 Also judges checkpoints without a manifest, which must have all required files. Called by `choice.py` and
-`script_argument.py`. Does not compare digests (`runtime.checkpoints.manifest.verify`).
+`script_argument.py`. Does not compare digests (`runtime.checkpoints.digests`).
 """
 
 from __future__ import annotations

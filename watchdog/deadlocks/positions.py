@@ -22,16 +22,16 @@ from grpo_run.watchdog.verdict import Location
 class Position:
     """Where one rank is.
 
-    `records` are its collectives, oldest first; None if it could not be observed. `gone`: its process has
-    exited. `left_training`: it is outside `train()`. `idle`: its main thread used no CPU time between two
+    `records` are its collectives, oldest first; None if it could not be observed. `exited`: its process has
+    exited. `outside_training`: it is outside `train()`. `idle`: its main thread used no CPU time between two
     polls. `in_backward`: its innermost phase is `forward_backward`. `stack_location` is its line where a
     record has none.
     """
 
     rank: int
     records: tuple[Collective, ...] | None
-    gone: bool = False
-    left_training: bool = False
+    exited: bool = False
+    outside_training: bool = False
     idle: bool = False
     in_backward: bool = False
     stack_location: Location | None = None
@@ -73,7 +73,7 @@ class ObservedRanks:
             rank: tuple(record for record in records if record.group not in ambiguous)
             for rank, records in observed.items()
         }
-        self.gone = frozenset(rank for rank in self.records if self.positions[rank].gone)
+        self.exited = frozenset(rank for rank in self.records if self.positions[rank].exited)
 
     def highest_sequence(self, rank: int, like: Collective, its_rank: int) -> int:
         """The highest sequence number that `rank` enqueued in the group of `like`; 0 for none.
@@ -88,7 +88,7 @@ class ObservedRanks:
                 if not record.point_to_point
                 and share_group(rank, record, its_rank, like)
                 # a rank that exited before the first all-reduce of its backward never enqueued it
-                and not (rank in self.gone and record.operation == BACKWARD and not record.completed)
+                and not (rank in self.exited and record.operation == BACKWARD and not record.completed)
             ),
             default=0,
         )

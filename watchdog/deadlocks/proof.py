@@ -55,7 +55,7 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
                 continue
             # the position of a backward's all-reduces is an estimate, valid only for a rank that was aborted
             # inside it
-            if BACKWARD in (ours.operation, theirs.operation) and not {one, other} & ranks.gone:
+            if BACKWARD in (ours.operation, theirs.operation) and not {one, other} & ranks.exited:
                 continue
             if share_group(one, ours, other, theirs):
                 found.append((sequence, group, one, other))
@@ -64,9 +64,9 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     sequence, group, one, other = min(found)
     here = places[group, sequence]
     stuck = {rank: record for rank, record in here.items() if share_group(one, here[one], rank, record)}
-    # a rank that is gone may have been aborted by this mismatch: its exit does not tell which rank is at
+    # an exited rank may have been aborted by this mismatch: its exit does not tell which rank is at
     # fault
-    outside_training = tuple(rank for rank in stuck if ranks.positions[rank].left_training)
+    outside_training = tuple(rank for rank in stuck if ranks.positions[rank].outside_training)
     early = 0 < len(outside_training) < len(stuck)
     culprits = outside_training if early else find_culprits(stuck, ranks.records, world_size=len(ranks.world))
     wrong = next((rank for rank in (one, other) if rank in culprits), one)
@@ -80,12 +80,12 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
 
 
 def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
-    """Find the largest set of ranks that wait for a rank that is gone, or for one another."""
+    """Find the largest set of ranks that wait for an exited rank, or for one another."""
     missing = {blocked: ranks.missing_from(blocked) for blocked in _blocked_threads(ranks)}
     stuck_threads = list(missing)
 
     def is_stuck(rank: int, blocked: BlockedThread) -> bool:
-        return rank in ranks.gone or any(
+        return rank in ranks.exited or any(
             other.rank == rank and ranks.may_issue(other, blocked.collective) for other in stuck_threads
         )
 
@@ -110,9 +110,9 @@ def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
         for rank in missing[blocked][0]
         if is_stuck(rank, blocked)
     ]
-    exited = {rank for _, rank in waits if rank in ranks.gone}
+    exited = {rank for _, rank in waits if rank in ranks.exited}
     if not exited:
-        outside_training = {rank for rank in stuck if ranks.positions[rank].left_training}
+        outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
         exited = {
             rank for waiter, rank in waits if rank in outside_training and waiter not in outside_training
         }
@@ -129,7 +129,7 @@ def _blocked_threads(ranks: ObservedRanks) -> Iterator[BlockedThread]:
     """
     for rank, records in ranks.records.items():
         position = ranks.positions[rank]
-        if rank in ranks.gone:
+        if rank in ranks.exited:
             continue
         pending = [r for r in records if not r.point_to_point and not r.completed and not _times_out(r)]
         waiting = [record for record in pending if record.progress is CollectiveProgress.waiting]
@@ -163,9 +163,9 @@ def _deadlock(
     return Deadlock(
         cause=cause,
         culprits=culprits,
-        waiters=tuple(rank for rank in sorted(stuck) if rank not in culprits and rank not in ranks.gone),
+        waiters=tuple(rank for rank in sorted(stuck) if rank not in culprits and rank not in ranks.exited),
         at=at,
         locations=locations,
         mismatch=mismatch,
-        sentence=describe_deadlock(stuck, culprits, locations, exited=exited, gone=ranks.gone),
+        sentence=describe_deadlock(stuck, culprits, locations, exited=exited, exited_ranks=ranks.exited),
     )

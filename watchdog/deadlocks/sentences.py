@@ -45,18 +45,18 @@ def describe_deadlock(
     locations: Mapping[int, Location],
     *,
     exited: bool,
-    gone: AbstractSet[int],
+    exited_ranks: AbstractSet[int],
 ) -> str:
     """Return one sentence on what keeps the ranks in `stuck` from continuing.
 
     Args:
         exited: the culprits have exited or are outside training.
-        gone: ranks whose process has exited.
+        exited_ranks: ranks whose process has exited.
     """
     right = [rank for rank in sorted(stuck) if rank not in culprits]
     if exited:
         have, pronoun = ("has", "it") if len(culprits) == 1 else ("have", "them")
-        verb = "exited" if all(rank in gone for rank in culprits) else "left training"
+        verb = "exited" if all(rank in exited_ranks for rank in culprits) else "left training"
         waits = [
             f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {pronoun} in {place}"
             for place, ranks in _places(right, stuck, locations, inputs=False).items()

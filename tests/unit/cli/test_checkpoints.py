@@ -53,7 +53,7 @@ def as_json(capsys: Captured, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_list_prints_one_line_per_checkpoint(out: Path, capsys: Captured) -> None:
-    """Newest first, with name, step, ranks, run and state."""
+    """The newest comes first; a line has name, step, ranks, run and state."""
     made.plain(out, 50)
     assert main(["checkpoints", "list", "out"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -206,5 +206,5 @@ def test_prune_refuses_a_single_checkpoint(out: Path, capsys: Captured) -> None:
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")]
 )
 def test_sizes_are_printed_in_binary_units(count: int, text: str) -> None:
-    """With one decimal from KiB on."""
+    """Sizes from one KiB have one decimal."""
     assert size(count) == text

@@ -11,7 +11,7 @@ from grpo_run.cli.main import main
 
 
 def test_a_directory_of_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    """Whatever the earlier demo left in it is removed."""
+    """All files of the earlier demo are removed."""
     out = make_empty(tmp_path / "out")
     (out / "run").mkdir()
     assert make_empty(out) == out

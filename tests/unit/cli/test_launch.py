@@ -132,7 +132,7 @@ def test_a_directory_that_others_can_write_is_warned_of(here: Path, mode: int) -
 def test_metrics_that_are_open_to_the_network_are_warned_of(
     here: Path, host: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a line of ours, not a log record."""
+    """The warning is a line of grpo-run, not a log record."""
     place, *warnings = announced(here, "--metrics-addr", f"{host}:0", "--run-dir", "mine", "--run-id", "x")
     assert place.startswith(f"run x in mine, metrics on http://{host}:")
     assert [("can be read from the network" in line) for line in warnings] == [True] * warned

@@ -105,7 +105,7 @@ def test_an_internal_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments_default_to_the_command_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none are passed."""
+    """`main()` without arguments reads `sys.argv`."""
     monkeypatch.setattr(main_module.sys, "argv", ["grpo-run", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("grpo-run ")

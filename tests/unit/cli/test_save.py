@@ -25,7 +25,7 @@ def run(here: Path) -> RunDirectory:
 
 
 def test_the_request_is_written_to_the_board(run: RunDirectory, capsys: Captured) -> None:
-    """Once per command; no stop is requested."""
+    """Each command adds one request and requests no stop."""
     lock = run.acquire()
     assert main(["save", "night"]) == 0
     assert main(["save"]) == 0

@@ -82,7 +82,7 @@ def test_json_output_is_one_object(run: RunDirectory, capsys: Captured) -> None:
 
 
 def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory, capsys: Captured) -> None:
-    """Whatever state the journal's last line names."""
+    """The last state in the journal does not matter."""
     main(["status", "--json"])
     assert json.loads(capsys.readouterr().out)["state"] == "unknown"
     main(["status"])

@@ -44,7 +44,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.usefixtures("owned")
 def test_the_supervisor_receives_sigterm(sent: list[tuple[int, int]], capsys: Captured) -> None:
-    """As from a batch system."""
+    """Batch systems send the same signal."""
     assert main(["stop", "night"]) == 0
     assert sent == [(os.getpid(), signal.SIGTERM)]
     assert str(os.getpid()) in capsys.readouterr().out

@@ -34,7 +34,7 @@ def test_the_recipe_may_be_in_any_place(words: OptionWords, arguments: list[str]
 
 @pytest.mark.parametrize("option", ["--nproc-per-nod", "--nproc-per-nodes"])
 def test_a_misspelt_option_is_refused(words: OptionWords, option: str) -> None:
-    """It would otherwise run one rank without a word."""
+    """It would otherwise start a single rank without a warning."""
     with pytest.raises(UsageError, match=r"did you mean --nproc-per-node\?"):
         train.split(["my.yaml", option, "2"], words)
 
@@ -47,7 +47,7 @@ def test_there_must_be_exactly_one_recipe(words: OptionWords, arguments: list[st
 
 
 def test_generation_caps_may_be_a_list(words: OptionWords) -> None:
-    """As for `launch`, before the recipe or after it."""
+    """The list may precede or follow the recipe."""
     for arguments in (["--generation", "max_time=3", "max_completion_length=9", "arithmetic"],
                       ["arithmetic", "--generation", "max_time=3", "max_completion_length=9"]):  # fmt: skip
         command = train.split(arguments, words)

@@ -47,7 +47,7 @@ def test_an_override_has_the_parameters_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", upstream.AGENT_ATTRIBUTES)
 def test_the_agent_of_torch_sets_the_attribute(name: str) -> None:
-    """In its constructor."""
+    """The constructor sets it."""
     assert f"self.{name} = " in inspect.getsource(SimpleElasticAgent.__init__)
 
 
@@ -61,7 +61,7 @@ def test_the_forkserver_has_the_attribute(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["_current_process", "_parent_process"])
 def test_multiprocessing_has_the_variable(name: str) -> None:
-    """And reads it: otherwise an assignment would change nothing."""
+    """The module reads it; otherwise an assignment would change nothing."""
     assert hasattr(multiprocessing.process, name)
     assert name in inspect.getsource(
         multiprocessing.process.BaseProcess._bootstrap
@@ -131,7 +131,7 @@ def test_the_options_of_gloo_have_the_attribute(name: str) -> None:
 
 
 def test_a_named_group_reduces() -> None:
-    """Without a default group; its collectives count from 1."""
+    """No default group is needed; its collectives count from 1."""
     group = upstream.named_gloo_group(HashStore(), 0, 1, name="grpo_run/vote", timeout_seconds=30.0)
     assert group.options.group_name == "grpo_run/vote"
     assert group.options.global_ranks_in_group == [0]

@@ -138,7 +138,7 @@ def test_the_traceback_starts_at_the_users_frame(
 def test_a_syntax_error_is_printed_as_python_prints_it(
     run: Run, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its line."""
+    """The output includes the line."""
     assert run("x = (\n") == 1
     assert written(session)["type"] == "SyntaxError"
     assert "train.py" in capsys.readouterr().err
@@ -161,12 +161,12 @@ def test_the_error_file_is_bounded(run: Run, session: Any) -> None:
     ],
 )
 def test_sys_exit_gives_the_exit_code_that_python_gives(run: Run, statement: str, code: int) -> None:
-    """Modulo 256."""
+    """Codes are taken modulo 256."""
     assert run(f"import sys\n{statement}") == code
 
 
 def test_a_text_given_to_sys_exit_is_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error."""
+    """It is printed to standard error."""
     run("import sys\nsys.exit('no data')")
     assert "no data" in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_an_agreed_stop_passes_through_the_scripts_own_handlers(run: Run) -> Non
 def test_a_usage_error_is_one_line_and_exits_with_2(
     run: Run, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on the command line."""
+    """The command line reports usage errors in the same way."""
 
     def start() -> None:
         raise ConfigError("--generation max_time: unknown cap")
@@ -294,7 +294,7 @@ def test_a_failed_script_is_not_reported_as_done(
 
 
 def test_a_function_that_does_not_return_is_abandoned() -> None:
-    """After the time limit."""
+    """The caller continues after the time limit."""
     never = threading.Event()
     assert bootstrap.with_deadline(never.wait, 0.01) is False
     never.set()
@@ -302,7 +302,7 @@ def test_a_function_that_does_not_return_is_abandoned() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 5.0])
 def test_a_function_that_returns_in_time_is_awaited(seconds: float | None) -> None:
-    """With a time limit and without."""
+    """The test covers calls with and without a time limit."""
     called: list[int] = []
     assert bootstrap.with_deadline(lambda: called.append(1), seconds) is True
     assert called == [1]

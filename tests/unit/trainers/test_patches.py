@@ -22,7 +22,7 @@ class Trainer:
 def test_own_and_inherited_attributes_are_restored(
     failure: type[BaseException] | None,
 ) -> None:
-    """However the block ends."""
+    """The block may end normally or by an exception."""
     trainer = Trainer()
     try:
         with override_attributes(trainer, inherited=1, own=2):

@@ -222,21 +222,21 @@ def test_archive_records_match_what_torch_save_writes(tmp_path: Path) -> None:
 
 
 def test_archive_settings_are_those_of_torch_save() -> None:
-    """Including changes that the script makes."""
+    """Changes that the script makes are included."""
     assert upstream.archive_settings() == (get_crc32_options(), torch.serialization._get_storage_alignment())
     with config.patch({"save.compute_crc32": False, "save.storage_alignment": 4096}):
         assert upstream.archive_settings() == (False, 4096)
 
 
 def test_skip_data_is_detected() -> None:
-    """Only inside torch's context manager."""
+    """It is set inside torch's context manager only."""
     assert not upstream.skips_data()
     with torch.serialization.skip_data():
         assert upstream.skips_data()
 
 
 def test_safetensors_checks_run() -> None:
-    """With the errors that safetensors raises before writing."""
+    """They raise the errors that safetensors raises before writing."""
     upstream.check_safetensors({"weight": torch.ones(2)})
     for tensors in ([torch.ones(1)], {"weight": "text"}, {"weight": torch.eye(2).to_sparse()}):
         with pytest.raises(ValueError, match=r"Expected a dict|is invalid|sparse"):
@@ -318,7 +318,7 @@ def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
 
 
 def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
-    """Before the first batch if an epoch is resumed at its start.
+    """They are loaded before the first batch, or after the skipped batches of a resumed epoch.
 
     After reading the batches if it is resumed inside.
     """

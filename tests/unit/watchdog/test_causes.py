@@ -42,5 +42,5 @@ def test_the_set_is_closed() -> None:
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_a_cause_is_written_as_its_value(cause: Cause) -> None:
-    """In text, in JSON and as a name."""
+    """This holds for text, JSON and names."""
     assert f"{cause}" == str(cause) == json.loads(json.dumps(cause)) == cause.name

@@ -171,7 +171,7 @@ def test_a_process_that_is_gone_has_no_connection() -> None:
 
 
 def test_a_loopback_connection_of_this_process_is_not_remote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a real connection, which psutil does list."""
+    """The test opens a real connection, which psutil lists."""
     monkeypatch.setattr(processes, "session_members", lambda pid: [pid])
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

@@ -24,7 +24,7 @@ def make_verdict(**changes: Any) -> Verdict:
 
 @pytest.mark.parametrize(("culprits", "one"), [((), None), ((3,), 3), ((1, 2), None)])
 def test_the_culprit_is_set_if_there_is_exactly_one(culprits: tuple[int, ...], one: int | None) -> None:
-    """With several or none it is None."""
+    """It is None with several culprits or none."""
     assert make_verdict(culprits=culprits).culprit == one
 
 
@@ -35,7 +35,7 @@ def test_the_json_has_the_documented_keys() -> None:
 
 
 def test_the_json_survives_a_round_trip() -> None:
-    """Unchanged."""
+    """Encoding and decoding change nothing."""
     value = make_verdict().as_json()
     assert json.loads(json.dumps(value)) == value
     assert value["cause"] == "exception"

@@ -44,7 +44,7 @@ def test_every_exit_code_is_explained(code: int) -> None:
 
 
 def test_every_option_with_a_value_says_its_default() -> None:
-    """Except those whose default is to do nothing."""
+    """Options whose default is to do nothing are excepted."""
     nothing = {"--resume-from", "--accelerate-config", "--generation", "--inject"}
     groups = [
         group for group in build_parser()._action_groups if group.title not in help_text.TORCHRUN_GROUPS

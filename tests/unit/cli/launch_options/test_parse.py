@@ -60,7 +60,7 @@ def test_every_option_of_torchrun_is_accepted() -> None:
 
 
 def test_every_option_has_a_help_text() -> None:
-    """In `--help`."""
+    """`--help` describes every option."""
     actions = [action for action in build_parser()._actions if action.option_strings]
     assert [action.option_strings for action in actions if not action.help] == []
 
@@ -144,7 +144,7 @@ def test_a_wrong_option_is_refused_in_one_line(words: list[str], says: str) -> N
 
 @pytest.mark.usefixtures("at_home")
 def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """Through `main`."""
+    """`main` turns the refusal into the exit code."""
     assert main(["launch", "--no-such-flag", "train.py"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("grpo-run: ")
@@ -177,7 +177,7 @@ def test_a_plain_command_has_the_defaults() -> None:
     ],
 )
 def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
-    """Even if they look like our options."""
+    """Words that look like our options are no exception."""
     config = parse(["train.py", *arguments]).config
     assert list(config.arguments) == arguments
     assert config.generation == {}
@@ -249,7 +249,7 @@ def test_options_that_affect_training_make_another_run(extra: list[str]) -> None
 
 @pytest.mark.parametrize("own", [["--fresh"], ["--run-dir", "a"], ["--node-rank=3"], ["--metrics-addr", "x"]])
 def test_script_arguments_make_another_run(own: list[str]) -> None:
-    """Even if they look like options of the display."""
+    """This includes arguments that look like options of the display."""
     assert identity(["train.py", *own]) != identity(["train.py"])
     assert identity(["train.py", "--run-dir", "a"]) != identity(["train.py", "--run-dir", "b"])
 
@@ -349,13 +349,13 @@ def test_ignored_options_of_torchrun_cause_a_warning(
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
 def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
-    """As under torchrun, unless the environment sets another number."""
+    """The environment may set another number, as under torchrun."""
     environment = parse(["--nproc-per-node", ranks, "train.py"]).config.environment
     assert environment.get("OMP_NUM_THREADS") == threads
 
 
 def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless `--allow-untested` is given."""
+    """`--allow-untested` accepts them."""
     from packaging.specifiers import SpecifierSet
 
     from grpo_run.trainers import upstream

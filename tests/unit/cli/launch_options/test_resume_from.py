@@ -31,7 +31,7 @@ def make_checkpoint(path: Path, run_id: str) -> None:
 
 @pytest.mark.parametrize("place", ["runs", "elsewhere"])
 def test_a_run_with_a_directory_is_accepted(here: Path, place: str) -> None:
-    """Under `runs/`, or beside this run's own directory."""
+    """The directory is under `runs/`, or beside this run's own."""
     make_run(here / place / "night")
     check_resume_from("night", here / place / "mine", ())
 
@@ -57,7 +57,7 @@ def test_a_directory_in_the_scripts_arguments_is_searched(
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "trainer_state.json"])
 def test_a_checkpoint_directory_is_accepted(here: Path, name: str) -> None:
-    """Whether grpo-run or transformers wrote it."""
+    """Checkpoints of grpo-run and of transformers are accepted."""
     (here / "checkpoint-5").mkdir()
     (here / "checkpoint-5" / name).write_text("{}")
     check_resume_from("checkpoint-5", OWN, ())

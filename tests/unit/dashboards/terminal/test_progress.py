@@ -19,7 +19,7 @@ def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
 
 
 def test_nothing_is_shown_before_the_first_step() -> None:
-    """There is nothing to say yet."""
+    """No step has been committed yet."""
     assert progress_line(status()) == ""
 
 
@@ -76,7 +76,7 @@ def test_the_line_says_why_training_stands_still(state: str) -> None:
 
 
 def test_the_line_fits_80_columns() -> None:
-    """With every fact and large numbers."""
+    """The line has every fact and large numbers."""
     line = progress_line(
         status(
             step=12345, target_steps=20000, reward=-0.5, snapshot_step=12340, recoveries=[recovery(1.0)] * 2,

@@ -36,7 +36,7 @@ class Screen:
         self.terminal._is_screen = is_terminal
 
     def status(self) -> RunStatus:
-        """Of the run."""
+        """Return the status of the run."""
         return RunStatus(
             run_id="night", state="running", sentence="", history=self.history, slots=(None, None), supervisor_pid=1
         )  # fmt: skip
@@ -80,7 +80,7 @@ def fault(seconds: float | None = None, **changes: Any) -> Recovery:
 
 
 def test_an_event_is_one_line_with_its_time(screen: Open) -> None:
-    """In a pipe, however long it is."""
+    """Long events are not folded in a pipe."""
     made = screen()
     made.terminal.notify("word " * 40)
     made.terminal.stop()
@@ -90,7 +90,7 @@ def test_an_event_is_one_line_with_its_time(screen: Open) -> None:
 
 
 def test_a_pipe_gets_no_control_codes(screen: Open) -> None:
-    """Neither escapes nor carriage returns, also for a fault."""
+    """The output of a fault has no escapes or carriage returns."""
     made = screen()
     made.history.recoveries.append(fault(seconds=1.0))
     made.terminal.stop()
@@ -117,7 +117,7 @@ def test_a_fault_is_a_block_of_what_who_where_and_action(screen: Open, tmp_path:
 
 
 def test_a_recovery_is_shown_once_training_continues(screen: Open) -> None:
-    """With its time and its cost, once."""
+    """The line has the time and the cost, and appears once."""
     made = screen()
     made.history.recoveries.append(fault())
     made.terminal.notify("one")
@@ -146,14 +146,14 @@ def test_a_fault_waits_for_its_action(screen: Open) -> None:
 
 
 def test_faults_of_earlier_supervisors_are_not_shown_again(screen: Open) -> None:
-    """Neither as a block nor as the latest incident."""
+    """They appear neither as a block nor as the latest incident."""
     made = screen(old=2)
     made.end("Finished.")
     assert made.lines() == ["grpo-run: Finished."]
 
 
 def test_the_last_line_names_the_evidence_and_the_commands(screen: Open) -> None:
-    """Of the latest fault."""
+    """They belong to the latest fault."""
     made = screen(old=1)
     made.history.recoveries.append(fault(incident="/runs/night/incidents/0002-signal", seconds=1.0))
     made.end("Finished.")
@@ -184,7 +184,7 @@ def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open, sentence:
 
 @pytest.mark.parametrize("said", [True, False])
 def test_a_wrong_setting_is_said_once(screen: Open, said: bool) -> None:
-    """Whether the ranks have printed it or not, and without a block."""
+    """The message is not repeated if the ranks have printed it, and there is no block."""
     made = screen()
     if said:
         for rank in (1, 0):
@@ -208,7 +208,7 @@ def test_a_terminal_gets_folded_lines_and_colour(screen: Open, tmp_path: Path) -
 def test_the_progress_line_is_printed_in_a_pipe_when_it_changed(
     screen: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most every `PIPE_SECONDS`."""
+    """It is printed at most every `PIPE_SECONDS`."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     monkeypatch.setattr(module, "PIPE_SECONDS", 0.01)
@@ -227,7 +227,7 @@ def test_the_progress_line_is_printed_in_a_pipe_when_it_changed(
 def test_only_ranks_that_are_shown_are_printed(
     screen: Open, capsys: pytest.CaptureFixture[str], rank: int, shown: bool
 ) -> None:
-    """To standard output, with the rank."""
+    """Lines go to standard output and name the rank."""
     made = screen(shown=frozenset({0}))
     made.terminal.rank_line(rank, "{'loss': 0.1}")
     made.terminal.stop()
@@ -263,7 +263,7 @@ def test_a_closed_terminal_does_not_end_the_run(screen: Open) -> None:
 def test_paths_are_short_inside_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And absolute elsewhere."""
+    """Paths elsewhere are absolute."""
     monkeypatch.chdir(tmp_path)
     assert short_path(tmp_path / "runs" / "x") == "runs/x"
     assert short_path("/elsewhere/x") == "/elsewhere/x"
@@ -283,6 +283,6 @@ def test_a_fault_without_a_readable_verdict_is_still_shown(tmp_path: Path, conte
 
 
 def test_a_recovery_to_the_first_step_says_so() -> None:
-    """Without a checkpoint training repeats every step."""
+    """Without a checkpoint, training repeats every step."""
     line = recovered_line(fault(seconds=1.0, from_checkpoint=0, lost_steps=1))
     assert line == "training continues 1.00 s after the fault, resumed from step 0, 1 step repeated"

@@ -69,7 +69,7 @@ def seen(board: Board, index: int = 1) -> Slot:
 
 
 def test_a_slot_identifies_its_rank(board: Board, writer: SlotWriter) -> None:
-    """By global rank, local rank, pid and attempt, from its creation on."""
+    """A new slot has global rank, local rank, pid and attempt."""
     slot = seen(board)
     assert (slot.rank, slot.local_rank, slot.pid, slot.attempt) == (5, 1, 4711, 3)
     assert slot.state is RankState.starting
@@ -86,7 +86,7 @@ def test_a_slot_never_written_is_unknown(board: Board) -> None:
 def test_every_field_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
 ) -> None:
-    """Over the whole range of each field."""
+    """The test covers the full range of each field."""
     board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=1, attempt=0)
     for name, value in values.items():
@@ -476,7 +476,7 @@ def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> N
 
 
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
-    """In the first and the last entry and after the ring has wrapped.
+    """The entry may be the first, the last, or one written after the ring has wrapped.
 
     An overwritten entry no longer counts.
     """
@@ -591,7 +591,7 @@ def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWr
 
 
 def test_on_enter_is_called_after_the_phase_is_on_the_board(board: Board, writer: SlotWriter) -> None:
-    """For `enter` and `replace`, not for `leave`."""
+    """`enter` and `replace` call it; `leave` does not."""
     told: list[tuple[Phase, Phase | None]] = []
     writer.on_enter = lambda phase: told.append((phase, seen(board).phase))
     writer.replace(Phase.data)

@@ -84,7 +84,7 @@ def test_the_log_keeps_the_newest_entries_in_order(
 def test_progress_is_marked_on_its_own_entry(
     memory: mmap.mmap, writer: CollectiveLogWriter, progress: CollectiveProgress
 ) -> None:
-    """And on no other."""
+    """Other entries do not change."""
     first, second = add(writer), add(writer)
     writer.mark(first, progress)
     notes = read_collective_log(memory, OFFSET)

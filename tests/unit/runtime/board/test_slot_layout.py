@@ -36,6 +36,6 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_table_is_in_a_reading() -> None:
-    """Under its own name, or in seconds for nanoseconds."""
+    """The name is the same; nanoseconds become seconds."""
     names = {name.replace("_ns", "_seconds") for name in (*INTEGERS, *FLOATS)}
     assert names <= set(Slot.__dataclass_fields__)

@@ -57,7 +57,7 @@ def test_sharded_state_loads_only_at_its_own_world_size(layout: str) -> None:
 
 
 def test_the_same_world_size_always_fits() -> None:
-    """Even with another batch or with unknown metadata."""
+    """Another batch or unknown metadata does not matter."""
     assert explain(ranks=2) is None
     assert explain(ranks=2, layout="fsdp2", written_batch=None) is None
 

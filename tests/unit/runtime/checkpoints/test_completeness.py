@@ -153,7 +153,7 @@ def test_adapter_weights_replace_model_weights(tmp_path: Path, folder: str) -> N
     ],
 )
 def test_an_invalid_safetensors_header_is_one_problem(tmp_path: Path, header: bytes) -> None:
-    """Without an exception, whatever the header contains."""
+    """No header content raises an exception."""
     path = made.plain(tmp_path, 5)
     (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     (problem,) = find_problems(path, 2)
@@ -161,7 +161,7 @@ def test_an_invalid_safetensors_header_is_one_problem(tmp_path: Path, header: by
 
 
 def test_a_missing_directory_is_a_problem(tmp_path: Path) -> None:
-    """Without an exception."""
+    """No exception is raised."""
     assert "cannot be read" in find_problems(tmp_path / "checkpoint-5", 2)[0]
     assert count_ranks(tmp_path / "checkpoint-5") is None
     assert saved_tensors(tmp_path / "checkpoint-5") == {}

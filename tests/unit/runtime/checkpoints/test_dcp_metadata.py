@@ -28,14 +28,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_the_sizes_equal_those_of_torchs_files(saved: Path) -> None:
-    """To the byte."""
+    """The sizes are exact."""
     files = {file.name: file.stat().st_size for file in saved.glob("*.distcp")}
     assert files
     assert read_file_sizes((saved / ".metadata").read_bytes()) == files
 
 
 def test_truncated_metadata_is_unreadable(saved: Path) -> None:
-    """At any length, with one kind of error."""
+    """Truncation at any length raises the same error."""
     content = (saved / ".metadata").read_bytes()
     for length in range(0, len(content), 7):
         with pytest.raises(UnreadableMetadataError):

@@ -20,7 +20,7 @@ from grpo_run.runtime.errors import CheckpointError
 
 
 def test_an_unchanged_checkpoint_passes_verification(checkpoint: Path) -> None:
-    """Including empty files."""
+    """Empty files pass too."""
     verify_digests(checkpoint, read_manifest(checkpoint).files)
 
 
@@ -114,7 +114,7 @@ def test_a_read_error_is_distinguished_from_a_missing_file(
 def test_a_large_file_is_digested_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """With progress after each part."""
+    """Progress is reported after each part."""
     monkeypatch.setattr(digests, "READ_BYTES", 100)
     content = os.urandom(size)
     (tmp_path / "model.safetensors").write_bytes(content)

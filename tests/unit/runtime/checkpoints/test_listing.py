@@ -74,7 +74,7 @@ def test_one_checkpoint_can_be_listed_alone(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_missing_directory_gives_an_empty_list(tmp_path: Path) -> None:
-    """Without an exception."""
+    """No exception is raised."""
     assert list_checkpoints(tmp_path) == []
     assert list_checkpoints(tmp_path / "none") == []
 

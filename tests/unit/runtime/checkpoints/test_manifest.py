@@ -133,7 +133,7 @@ def test_the_seal_covers_fields_of_later_releases(checkpoint: Path) -> None:
 
 
 def test_batch_layout_and_model_shape_are_stored(tmp_path: Path) -> None:
-    """As they were given."""
+    """The manifest holds the given values."""
     fields = {
         "scheduled": False, "global_batch": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "layout": "ddp", "model_shape": "abc",

@@ -71,7 +71,7 @@ def test_a_partial_directory_is_not_a_checkpoint_until_it_is_published(tmp_path:
 
 
 def test_an_unpublished_directory_is_removed(tmp_path: Path) -> None:
-    """Also when writing raises an error."""
+    """It is also removed if writing raises an error."""
 
     def write() -> None:
         with partial_directory(tmp_path, 5) as partial:

@@ -47,7 +47,7 @@ def remaining_steps(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("limit", [None, 0, -1])
 def test_without_a_limit_scheduled_checkpoints_are_kept(tmp_path: Path, limit: int | None) -> None:
-    """As in transformers."""
+    """Transformers does the same."""
     for step in (1, 2):
         save(tmp_path, step)
     assert rotate(tmp_path, newest=save(tmp_path, 3), limit=limit, best=None) == []
@@ -129,7 +129,7 @@ def test_other_runs_snapshots_and_finished_calls_are_kept(tmp_path: Path, other:
 
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_the_best_checkpoint_is_kept_in_addition(tmp_path: Path, scheduled: bool) -> None:
-    """Whether it is scheduled or a snapshot."""
+    """It may be scheduled or a snapshot."""
     save(tmp_path, 1, scheduled=scheduled)
     save(tmp_path, 2, age=10.0)
     rotate(tmp_path, newest=save(tmp_path, 3, age=20.0), limit=1, best="checkpoint-1")
@@ -165,7 +165,7 @@ def test_other_files_links_and_names_are_ignored(tmp_path: Path) -> None:
 
 
 def test_checkpoints_without_a_valid_manifest_are_rotated(tmp_path: Path) -> None:
-    """As transformers would rotate them."""
+    """Transformers would rotate them too."""
     (tmp_path / "checkpoint-1").mkdir()
     (save(tmp_path, 2) / MANIFEST).write_text("{")
     rotate(tmp_path, newest=save(tmp_path, 3, age=10.0), limit=1, best=None)

@@ -22,7 +22,7 @@ def test_a_checkpoint_without_its_manifest_is_not_found(checkpoint: Path, tmp_pa
 
 
 def test_checkpoints_are_found_newest_step_first(tmp_path: Path) -> None:
-    """By number, not by name or age."""
+    """The order is by step number, not by name or age."""
     for step in (9, 100, 20):
         publish(tmp_path / f"checkpoint-{step}", step=step)
     assert [found.manifest.step for found in find_checkpoints(tmp_path)] == [100, 20, 9]
@@ -39,7 +39,7 @@ def test_directories_without_a_manifest_are_skipped(tmp_path: Path) -> None:
     "name", ["checkpoint-last", "checkpoint", "tmp-checkpoint-7", "checkpoint-²", "runs"]
 )
 def test_directories_with_other_names_are_skipped(tmp_path: Path, name: str) -> None:
-    """Even with a manifest."""
+    """A manifest does not change that."""
     publish(tmp_path / name, step=7)
     publish(tmp_path / "checkpoint-5")
     assert [found.path.name for found in find_checkpoints(tmp_path)] == ["checkpoint-5"]

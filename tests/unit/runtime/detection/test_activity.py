@@ -59,12 +59,12 @@ def slot(tmp_path: Path) -> Slot:
 def look(
     activity: RankActivity, rank: int, slot: Slot | None, pid: int | None, now: float
 ) -> ProcessFacts | None:
-    """One rank's part of a look."""
+    """Scan one rank and return its facts."""
     return activity.scan({rank: slot}, {} if pid is None else {rank: pid}, now)[rank]
 
 
 def within(slot: Slot, *phases: Phase) -> Slot:
-    """The same in these phases, outermost first."""
+    """Return the slot with these open phases, outermost first."""
     return replace(slot, phases=tuple(OpenPhase(phase=phase, since_seconds=1.0) for phase in phases))
 
 

@@ -350,7 +350,7 @@ def test_poll_intervals_grow_during_a_long_phase(world: World) -> None:
 
 
 def test_no_rank_is_polled_while_none_is_in_a_collective(world: World) -> None:
-    """However long all of them stand still."""
+    """The duration of the standstill does not matter."""
     for rank in (0, 1):
         note = world.issue(rank, "all_reduce")
         world.complete(rank, note)
@@ -637,9 +637,9 @@ def test_a_suspected_stall_that_continues_is_cleared(world: World) -> None:
 def test_a_rank_that_waits_in_its_backward_for_a_late_rank_is_not_blamed(
     world: World, silent: dict[int, str]
 ) -> None:
-    """It exceeds its own deadline because of the other rank, which works.
+    """It exceeds its deadline because of the other rank, which works.
 
-    With or without an answer of its recorder.
+    Its recorder may or may not answer.
     """
     world.watch.phase_durations.earlier_attempts = {Phase.forward_backward: Durations.of([1.0] + [0.2] * 100)}
     for _ in range(2):  # its first of the attempt is over
@@ -723,7 +723,7 @@ def test_a_session_phase_is_not_overdue_while_its_session_computes(world: World,
 
 
 def test_a_reward_that_only_computes_is_overdue(world: World) -> None:
-    """For example an endless regular expression."""
+    """An endless regular expression is an example."""
     world.writers[1].replace(Phase.reward)
     world.issue(0, "all_reduce")
 
@@ -737,7 +737,7 @@ def test_a_reward_that_only_computes_is_overdue(world: World) -> None:
 
 
 def test_a_rank_that_issues_collectives_is_not_overdue(world: World) -> None:
-    """In any phase."""
+    """This holds in every phase."""
     for writer in world.writers:
         writer.replace(Phase.generate)
 
@@ -752,7 +752,7 @@ def test_a_rank_that_issues_collectives_is_not_overdue(world: World) -> None:
 
 
 def test_a_stopped_process_is_named_as_such(world: World) -> None:
-    """Even if its slot says that it waits."""
+    """A slot that says that it waits does not matter."""
     world.issue(0, "all_reduce")
     world.writers[1].replace(Phase.reward)
     world.process_state[1] = "T"
@@ -985,9 +985,9 @@ def test_positions_of_exited_ranks_come_from_their_logs(world: World) -> None:
     """No request is sent to an exited rank; a running one that does not answer is unknown."""
     mismatch(world)
     world.silent = {0: "reset"}
-    positions = world.watch.positions(world.slots(), gone={0: False, 1: True})
+    positions = world.watch.positions(world.slots(), exited={0: False, 1: True})
     assert positions[0].records is None
-    assert positions[1].gone
+    assert positions[1].exited
     assert [one.operation for one in positions[1].records or ()] == ["all_reduce", "all_gather"]
     assert world.watch.blind == {0: "no collective records: reset"}
 
@@ -996,7 +996,7 @@ def test_the_position_of_an_exited_rank_without_a_slot_is_unknown(world: World) 
     """No records do not mean that it issued none."""
     mismatch(world)
     world.unreadable = {1}
-    assert world.watch.positions(world.slots(), gone={0: False, 1: True})[1].records is None
+    assert world.watch.positions(world.slots(), exited={0: False, 1: True})[1].records is None
 
 
 def test_collective_logs_are_plain_values(world: World) -> None:

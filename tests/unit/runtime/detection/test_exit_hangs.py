@@ -97,14 +97,14 @@ def test_only_remaining_processes_are_named(end: End) -> None:
 
 
 def test_processes_are_checked_twice_per_second(end: End) -> None:
-    """However often the detector scans."""
+    """The detector scans more often."""
     end.wait(2.0)
     assert end.looked == 2 * 4
 
 
 @pytest.mark.parametrize("what", ["cpu", "io", "unreadable bytes", "zombie", "not done", "no slot"])
 def test_a_process_that_works_or_is_unknown_is_no_hang(end: End, what: str) -> None:
-    """For a single rank."""
+    """The test uses a single rank."""
     del end.pids[0]
     done = end.slots[1]
     assert done is not None

@@ -52,7 +52,7 @@ def test_the_environment_is_not_recorded() -> None:
 
 
 def test_the_configuration_is_recorded_as_json() -> None:
-    """With the values of the command line."""
+    """The object has the values of the command line."""
     record = json.loads(json.dumps(make_config(generation={"max_time": 2.5}).as_json()))
     assert record["run_id"] == "train-abc123"
     assert record["arguments"] == ["--lr", "1e-6"]

@@ -33,7 +33,7 @@ def refusal(text: str) -> str:
 
 
 def test_phase_and_duration_default_to_the_kinds() -> None:
-    """As in the example of the help."""
+    """The help shows the same example."""
     found = Injection.parse("kill@rank1:step7")
     assert (found.kind, found.rank, found.step, found.phase, found.seconds) == (
         "kill",
@@ -71,7 +71,7 @@ def test_equal_injections_have_one_canonical_text(text: str) -> None:
 def test_canonical_text_is_parsed_to_the_same_injection(
     kind: str, rank: int, step: int, phase: Phase, seconds: float | None
 ) -> None:
-    """For every kind, place and duration."""
+    """The test covers every kind, place and duration."""
     if KINDS[kind].fixed_phase:
         phase = KINDS[kind].phase
     if KINDS[kind].seconds is None:
@@ -178,7 +178,7 @@ def test_an_injection_that_cannot_happen_is_refused(text: str, world_size: int, 
 
 
 def test_every_existing_rank_is_accepted() -> None:
-    """Up to the last rank."""
+    """The last rank is accepted too."""
     check(parse_all(["kill@rank1:step7", "skip@rank0:step7", "hang@rank1:step7"]), 2)
 
 
@@ -192,7 +192,7 @@ def test_fired_injections_do_not_remain() -> None:
 
 
 def test_the_help_has_one_line_per_kind() -> None:
-    """With its sentence and default phase."""
+    """A line has the kind's sentence and default phase."""
     lines = help_text().splitlines()
     assert [line.split()[0] for line in lines] == list(KINDS)
     for line, kind in zip(lines, KINDS.values(), strict=True):
@@ -202,7 +202,7 @@ def test_the_help_has_one_line_per_kind() -> None:
 
 
 def test_only_collectives_have_a_common_part() -> None:
-    """And each kind's defaults are valid."""
+    """The defaults of every kind are valid."""
     for name, kind in KINDS.items():
         assert kind.collective or not kind.common
         assert Injection.parse(f"{name}@rank0:step1").phase is kind.phase

@@ -104,7 +104,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_in_the_working_directory_is_found(here: Path) -> None:
-    """As by `python -m`."""
+    """`python -m` finds it too."""
     (here / "my_training.py").write_text("")
     assert source_of("my_training", module=True).resolve() == here / "my_training.py"
 

@@ -139,7 +139,7 @@ def test_the_length_limit_of_sockets_is_in_bytes(tmp_path: Path) -> None:
 
 
 def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]) -> None:
-    """With and without a location."""
+    """The error may have a location or none."""
     files = make()
     files.make()
     value = {

@@ -73,7 +73,7 @@ def test_a_run_id_begins_with_the_scripts_name(target: str, name: str) -> None:
 
 
 def test_the_directory_has_mode_0700(run: RunDirectory) -> None:
-    """Including its folders."""
+    """Its folders have the same mode."""
     assert [mode(path) for path in (run.path, run.incidents, run.path / "attempts")] == [0o700] * 3
 
 

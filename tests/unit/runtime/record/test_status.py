@@ -131,7 +131,7 @@ def test_the_culprit_is_shown_as_rank(run: RunDirectory) -> None:
 
 
 def test_before_the_target_is_known_only_the_step_is_shown() -> None:
-    """Not `of 0`."""
+    """The text has no `of 0`."""
     assert summarize("starting", History(attempts=1)) == ("Starting at step 0, attempt 1, no faults.")
 
 

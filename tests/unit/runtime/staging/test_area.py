@@ -210,7 +210,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_link_or_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    """Also a link to a private folder."""
+    """A link to a private folder is refused too."""
     good = tmp_path / "good"
     good.mkdir(mode=0o700)
     mine = tmp_path / f"grpo-run-{os.getuid()}"
@@ -239,7 +239,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def test_the_next_supervisor_keeps_the_snapshots(tmp_path: Path, run_directory: Path) -> None:
-    """On the same machine."""
+    """The run continues on the same machine."""
     staging = StagingArea(tmp_path / "memory" / "night")
     staging.claim(0, run_directory)
     fill(staging.slots[0], snapshot(OUT))
@@ -265,7 +265,7 @@ def test_snapshots_of_another_run_or_an_older_supervisor_are_deleted(
 
 
 def test_areas_of_deleted_runs_are_removed(tmp_path: Path, run_directory: Path) -> None:
-    """But not areas of runs on an unmounted disk."""
+    """Areas of runs on an unmounted disk are kept."""
     memory = tmp_path / "memory"
     elsewhere = tmp_path / "unmounted" / "runs" / "far"
     deleted = tmp_path / "runs" / "deleted"

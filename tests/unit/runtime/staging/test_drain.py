@@ -108,7 +108,7 @@ def test_the_manifest_contains_what_the_rank_declared(staging: StagingArea, out:
 
 
 def test_progress_adds_up_to_all_written_bytes(staging: StagingArea, out: Path) -> None:
-    """Including the trainer's own files."""
+    """The sum includes the trainer's own files."""
     fill(staging.slots[0], snapshot(out, 5, world_size=2))
     seen: list[int] = []
     expect_published(handle_request(staging, DrainRequest(slot=0), seen.append))
@@ -211,7 +211,7 @@ def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
 
 
 def test_abandoned_partial_directories_are_deleted(staging: StagingArea, out: Path) -> None:
-    """Before the next checkpoint is written."""
+    """This happens before the next checkpoint is written."""
     (out / ".checkpoint-4.partial-1f3a").mkdir(parents=True)
     fill(staging.slots[0], snapshot(out, 5))
     expect_published(drain_slot(staging))
@@ -323,7 +323,7 @@ def test_a_disk_without_free_space_is_not_written_to(
 def test_free_space_is_required_for_the_files_only(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for the buffer's memory, which may be larger."""
+    """The buffer's memory may be larger than the files."""
     with SnapshotBuffer(staging.slots[0].buffer_path(7)) as buffer:
         buffer.reserve(32 << 20)
     fill(staging.slots[0], snapshot(out, 5))
@@ -420,7 +420,7 @@ def test_every_file_system_error_becomes_a_failure(
     full: bool,
     reason: str,
 ) -> None:
-    """With the system's message, wherever it is raised."""
+    """The failure has the system's message."""
     fill(staging.slots[0], snapshot(out, 5))
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -476,7 +476,7 @@ def test_a_snapshot_with_missing_trainer_files_is_broken(staging: StagingArea, o
 
 
 def test_an_invalid_snapshot_record_is_a_failure(staging: StagingArea, out: Path) -> None:
-    """As for an empty slot."""
+    """The reply is that of an empty slot."""
     (staging.slots[0].path / "STAGED.json").write_text("{")
     reply = expect_failed(drain_slot(staging))
     assert reply.step is None

@@ -169,14 +169,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_without_snapshots_no_worker_is_started(world: World) -> None:
-    """However often the scheduler is polled."""
+    """Repeated polls do not start one."""
     for _ in range(5):
         world.poll()
     assert world.processes == []
 
 
 def test_scheduled_snapshots_are_drained_oldest_first(world: World) -> None:
-    """By one worker, with one event per checkpoint."""
+    """One worker drains them, with one event per checkpoint."""
     world.take(0, 10)
     world.take(1, 5)
     world.take(2, 12, scheduled=False)
@@ -318,7 +318,7 @@ def test_a_stall_raises_one_alert_and_the_request_continues(world: World) -> Non
 
 
 def test_a_slow_disk_is_not_a_stall(world: World) -> None:
-    """As long as bytes are written."""
+    """The disk writes bytes all the time."""
     world.replies = lambda request: []
     world.take(0, 5)
     world.poll()
@@ -331,7 +331,7 @@ def test_a_slow_disk_is_not_a_stall(world: World) -> None:
 
 @pytest.mark.parametrize("end", [DIES, ConnectionResetError(104, "Connection reset by peer")])
 def test_a_worker_that_dies_is_replaced(world: World, end: BaseException) -> None:
-    """With an alert, because the cause may persist."""
+    """An alert is raised, because the cause may persist."""
     world.replies = lambda request: [end]
     world.take(0, 5)
     world.poll()
@@ -501,7 +501,7 @@ def test_a_snapshot_is_restored_only_once(world: World) -> None:
 def test_another_snapshot_of_the_same_step_replaces_the_restored_one(
     world: World, later: dict[str, int]
 ) -> None:
-    """Of a later attempt or call."""
+    """It is of a later attempt or call."""
     world.replies = world.full
     world.take(0, 9)
     world.scheduler.flush(restore=True)
@@ -533,7 +533,7 @@ def test_flushing_gives_up_if_disk_and_memory_fail(world: World) -> None:
 
 
 def test_if_the_newest_snapshot_is_broken_the_next_one_is_drained(world: World) -> None:
-    """Without trouble for the disk."""
+    """The disk is not reported as failing."""
     world.take(0, 5)
     world.take(1, 9)
     world.staging.slots[1].buffer_path(0).unlink()
@@ -564,7 +564,7 @@ def test_flushing_waits_while_the_disk_makes_progress(world: World) -> None:
 
 
 def test_a_stall_alert_states_the_time_without_progress(world: World) -> None:
-    """In seconds."""
+    """The time is in seconds."""
     world.replies = world.hangs
     world.take(0, 9)
     world.scheduler.flush(restore=False)
@@ -647,7 +647,7 @@ def test_closing_keeps_the_memory_of_an_undrained_newest_snapshot(world: World, 
 
 
 def test_closing_keeps_the_memory_of_an_undrained_scheduled_snapshot(world: World) -> None:
-    """Even if a newer one is on disk."""
+    """A newer one on disk does not replace it."""
     world.take(0, 5)
     world.take(1, 9)
     world.staging.slots[1].mark_drained()

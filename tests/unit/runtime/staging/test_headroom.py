@@ -49,7 +49,7 @@ def test_the_limits_of_this_machine_are_measured(tmp_path: Path) -> None:
 def test_the_least_headroom_has_the_fewest_usable_bytes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not the fewest free bytes."""
+    """Free bytes are not compared."""
     wide = Headroom(name="wide", free_bytes=4 << 30, total_bytes=1000 << 30)
     narrow = Headroom(name="narrow", free_bytes=3 << 30, total_bytes=4 << 30)
     monkeypatch.setattr(headroom, "measure_headroom", lambda folder: [narrow, wide])
@@ -57,7 +57,7 @@ def test_the_least_headroom_has_the_fewest_usable_bytes(
 
 
 def test_the_machines_headroom_is_memavailable() -> None:
-    """Not MemFree."""
+    """MemFree is not used."""
     found = machine_headroom(b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
     assert found == Headroom(name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024)
 

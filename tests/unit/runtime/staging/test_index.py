@@ -32,19 +32,19 @@ def weights(path: str = "model.safetensors") -> SafetensorsFile:
 
 
 def test_an_index_is_restored_from_json(tmp_path: Path) -> None:
-    """With the kind of each file."""
+    """Each file keeps its kind."""
     index = SnapshotIndex(files=[torch_file(), weights("sub/model.safetensors")])
     (tmp_path / "rank0.json").write_bytes(index.to_json())
     assert read_index(tmp_path / "rank0.json") == index == parse_index(index.to_json())
 
 
 def test_the_size_is_the_sum_of_all_records() -> None:
-    """Of all files."""
+    """The records of all files count."""
     assert SnapshotIndex(files=[torch_file(size=100), weights()]).size_bytes == 117
 
 
 def test_the_last_file_of_a_path_replaces_earlier_ones() -> None:
-    """As on disk."""
+    """A file on disk would be replaced too."""
     index = SnapshotIndex()
     index.put(torch_file(size=1))
     index.put(weights())

@@ -75,7 +75,7 @@ def test_an_unreadable_snapshot_is_skipped(staging: StagingArea, content: bytes)
 
 
 def test_a_directory_in_place_of_the_file_is_no_snapshot(staging: StagingArea) -> None:
-    """Without an exception."""
+    """No exception is raised."""
     (staging.slots[0].path / STAGED).mkdir()
     assert staging.slots[0].read_snapshot() is None
     assert staging.snapshots() == []
@@ -88,7 +88,7 @@ def test_unknown_fields_are_accepted(staging: StagingArea) -> None:
 
 
 def test_a_slot_lock_is_exclusive(staging: StagingArea) -> None:
-    """Between descriptors; other slots stay free."""
+    """A second descriptor does not get it; other slots stay free."""
     slot = staging.slots[0]
     with slot.locked() as acquired, slot.locked() as other:
         assert (acquired, other) == (True, False)
@@ -109,7 +109,7 @@ def test_a_failed_lock_attempt_does_not_release_the_lock(staging: StagingArea) -
 
 
 def test_an_exception_in_the_block_releases_the_lock(staging: StagingArea) -> None:
-    """Of any kind."""
+    """Exceptions of any kind release it."""
 
     def fail() -> None:
         with staging.slots[0].locked():

@@ -60,7 +60,7 @@ def test_folders_are_created_and_files_replaced(reader: SnapshotBufferReader, tm
 def test_file_modes_follow_the_umask(
     reader: SnapshotBufferReader, tmp_path: Path, index: SnapshotIndex, umask: int, mode: int
 ) -> None:
-    """As with torch and safetensors."""
+    """torch and safetensors follow it too."""
     before = os.umask(umask)
     try:
         (path,) = write_files(index, reader, tmp_path)
@@ -82,7 +82,7 @@ def test_the_private_folder_is_readable_by_its_owner_only(
 def test_progress_adds_up_to_the_size(
     reader: SnapshotBufferReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In parts where the format allows it."""
+    """It is reported in parts where the format allows it."""
     monkeypatch.setattr(writer, "CHUNK_BYTES", 300)
     seen: list[int] = []
     write_files(weights("model.safetensors"), reader, tmp_path, seen.append)

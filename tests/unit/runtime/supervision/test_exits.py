@@ -71,7 +71,7 @@ Warnings = list[tuple[int, str]]
 
 
 def test_there_are_no_exits_at_first(exits: Exits) -> None:
-    """And no failed ones."""
+    """No rank has failed either."""
     assert (exits.seen, exits.failed) == ([], [])
 
 
@@ -134,7 +134,7 @@ def test_an_exit_has_the_error_that_its_rank_wrote(exits: Exits, files: AttemptF
 
 
 class FakeRanks:
-    """FakeRanks that exit while they are waited for; each wait takes a tenth of a second on a fake clock."""
+    """Ranks that exit while they are waited for; each wait takes 0.1 s on a fake clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exit | None) -> None:
         self.now = 100.0

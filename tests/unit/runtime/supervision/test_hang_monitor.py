@@ -93,7 +93,7 @@ def test_phase_durations_are_written_periodically(scene: Scene, monkeypatch: pyt
 
 
 def test_a_blind_spot_is_reported(scene: Scene) -> None:
-    """With its rank and reason."""
+    """The warning has rank and reason."""
     scene.detector.blind = {1: "refused"}
     scene.poll(None)
     scene.poll(None)

@@ -99,10 +99,12 @@ class Scene:
         }  # fmt: skip
         return investigate(self.run, IncidentContext(**(fields | changes)))
 
-    def _positions(self, slots: Any, gone: dict[int, bool]) -> dict[int, Position]:
+    def _positions(self, slots: Any, exited: dict[int, bool]) -> dict[int, Position]:
         self.done.append("positions")
-        self.asked["gone"] = gone
-        return {rank: Position(rank=rank, records=(self.records[rank],), gone=gone[rank]) for rank in (0, 1)}
+        self.asked["exited"] = exited
+        return {
+            rank: Position(rank=rank, records=(self.records[rank],), exited=exited[rank]) for rank in (0, 1)
+        }
 
     def _collect(self, folder: Path, pids: dict[int, int], files: Any, **options: Any) -> Evidence:
         self.done.append("evidence")
@@ -135,7 +137,7 @@ def test_records_are_read_before_stacks_and_exits_after(scene: Scene) -> None:
     """The survivors of a broken collective exit within milliseconds."""
     scene.investigate(exited(1))
     assert scene.done == ["positions", "evidence", "exits"]
-    assert scene.asked["gone"] == {0: False, 1: True}
+    assert scene.asked["exited"] == {0: False, 1: True}
     assert scene.asked["pids"] == {0: 100}
 
 
@@ -234,10 +236,10 @@ def test_a_rank_that_exits_before_it_answers_is_judged_by_its_collective_log(sce
     scene.records[1] = record("all_gather")
     ranks = SimpleNamespace(alive={1: 100})  # rank 0, at place 1
 
-    def positions(slots: Any, gone: dict[int, bool]) -> dict[int, Position]:
-        found = scene._positions(slots, gone)
-        if not gone[0]:
-            found[0] = Position(rank=0, records=None, gone=False)
+    def positions(slots: Any, exited: dict[int, bool]) -> dict[int, Position]:
+        found = scene._positions(slots, exited)
+        if not exited[0]:
+            found[0] = Position(rank=0, records=None, exited=False)
             ranks.alive = {}  # it has exited by the time its exit is waited for
         return found
 

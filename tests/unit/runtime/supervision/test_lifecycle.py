@@ -73,7 +73,7 @@ def test_an_illegal_transition_changes_nothing(state: RunState, event: RunEvent)
 
 @pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS, key=str))
 def test_the_listener_is_called_once_per_change(state: RunState, event: RunEvent) -> None:
-    """Not if the state stays."""
+    """It is not called if the state stays."""
     lifecycle, heard = at(state)
     new = TRANSITIONS[state, event]
     assert lifecycle.fire(event) is lifecycle.state is new

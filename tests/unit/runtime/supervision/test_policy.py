@@ -98,7 +98,7 @@ def test_decisions(why: str, story: list[str], trained: bool, what: Verdict, act
 
 
 def test_nothing_is_restarted_after_a_stop_request() -> None:
-    """Whatever fails meanwhile."""
+    """No kind of failure is restarted."""
     decision = decide(history(["!killed"]), KILLED, Budget(), stopping=True)
     assert decision.action is Action.stop
     assert "stop" in decision.reason
@@ -121,7 +121,7 @@ def test_the_reason_to_give_up_contains_the_numbers() -> None:
 
 
 def test_a_negative_budget_is_refused() -> None:
-    """As an error that the user can correct."""
+    """The error is one that the user can correct."""
     with pytest.raises(ConfigError, match="-1"):
         Budget(failures_without_progress=-1)
 

@@ -169,7 +169,7 @@ def start(tmp_path: Path, collected: list[dict[int, int]]) -> Callable[..., Supe
 
 
 def test_a_step_is_committed_when_every_rank_has_voted(start: Callable[..., SupervisedRun]) -> None:
-    """Not before, and once."""
+    """It is committed once, and not before the last vote."""
     run = start()
     run.vote(1, ranks=[0])
     assert run.poll() is Directive.monitor
@@ -671,7 +671,7 @@ def test_a_verdict_and_the_reason_to_give_up_are_two_sentences(
 
 
 def test_a_second_stop_states_how_long_the_ranks_had(start: Callable[..., SupervisedRun]) -> None:
-    """Not the timeout, which has not passed."""
+    """The full timeout has not passed."""
     run = start()
     run.supervisor.request_stop("SIGINT")
     run.supervisor.request_stop("SIGINT")
@@ -681,7 +681,7 @@ def test_a_second_stop_states_how_long_the_ranks_had(start: Callable[..., Superv
 
 
 def test_a_stopped_run_is_shown_as_stopped(start: Callable[..., SupervisedRun]) -> None:
-    """In memory and in the journal: not as failed."""
+    """Memory and journal agree; the run has not failed."""
     run = start()
     run.vote(7)
     run.supervisor.request_stop("SIGTERM")

@@ -167,7 +167,7 @@ def test_without_a_request_nothing_is_saved_or_stopped(loop: Loop) -> None:
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_a_save_request_makes_one_checkpoint(session: Any, hooks: bool) -> None:
-    """One per request, however long the run continues."""
+    """Later steps do not repeat it."""
     loop = Loop(session, hooks_before_optimizer=hooks)
     loop.begin()
     session.board.request_save()
@@ -256,7 +256,7 @@ def test_a_nonfinite_loss_is_journaled_once(loop: Loop, events: Events) -> None:
 
 
 def test_hygiene_runs_on_its_steps(session: Any, events: Events, reading: Reading) -> None:
-    """On every second step here."""
+    """The interval is two steps."""
     session.config = replace(session.config, hygiene_every=2)
     loop = Loop(session)
     loop.begin()
@@ -334,7 +334,7 @@ def due_steps(session: Any, cadence: Cadence, steps: int = 7) -> list[int]:
 
 
 def test_a_cadence_that_schedules_nothing_is_never_due(session: Any) -> None:
-    """As when checkpoints are written directly to disk."""
+    """Direct saves use such a cadence."""
     assert due_steps(session, FakeCadence()) == []
 
 

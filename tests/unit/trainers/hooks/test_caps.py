@@ -25,7 +25,7 @@ def test_settings_are_parsed_with_their_types() -> None:
 
 
 def test_the_last_setting_of_a_key_wins() -> None:
-    """As on any command line."""
+    """Repeated options behave so on any command line."""
     assert caps.parse(["max_time=1", "max_time=2"]) == {"max_time": 2.0}
 
 
@@ -132,7 +132,7 @@ def test_the_scripts_dictionary_is_not_modified(config_class: type, applied: App
 
 
 def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None:
-    """Also if it extends `__post_init__`."""
+    """It may extend `__post_init__`."""
     caps.install(config_class, {"max_completion_length": 64}, record(applied))
 
     @dataclass
@@ -161,7 +161,7 @@ def trainer(**args: Any) -> Any:
 
 
 def test_caps_that_took_effect_pass_the_check() -> None:
-    """Both fields and generation keywords."""
+    """The test covers fields and generation keywords."""
     caps.check(
         trainer(max_completion_length=64, generation_kwargs={"max_time": 2.5}),
         {"max_completion_length": 64, "max_time": 2.5},

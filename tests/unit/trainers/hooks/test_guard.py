@@ -26,7 +26,7 @@ def test_calls_are_numbered_from_1(session: Any, tmp_path: Path) -> None:
 
 
 def test_two_calls_with_one_output_directory_are_warned_of(session: Any, tmp_path: Path) -> None:
-    """Also if the paths are spelled differently."""
+    """The paths may be spelled differently."""
     guard = Guard(session)
     (tmp_path / "link").symlink_to(tmp_path / "out")
     guard.begin_call(trainer(tmp_path / "out"))
@@ -36,7 +36,7 @@ def test_two_calls_with_one_output_directory_are_warned_of(session: Any, tmp_pat
 
 
 def test_snapshots_are_created_once(session: Any, tmp_path: Path) -> None:
-    """Only if the run has a staging directory."""
+    """They require a staging directory."""
     assert Guard(session).snapshots is None
     session.config = replace(session.config, snapshot_directory=tmp_path / "memory")
     guard = Guard(session)

@@ -24,7 +24,7 @@ def test_the_step_alone_decides_when_hygiene_is_due(step: int, every: int, due: 
 def test_cleaning_is_counted_and_timed(
     slot: SlotWriter, reading: Callable[[], Slot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its own phase, which is closed afterwards."""
+    """It has its own phase, which is closed afterwards."""
     during: list[Phase | None] = []
     monkeypatch.setattr(gc, "collect", lambda: during.append(reading().phase))
     seconds = hygiene.clean(slot)

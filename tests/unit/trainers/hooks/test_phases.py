@@ -246,7 +246,7 @@ def test_a_fingerprint_fits_a_vote() -> None:
 
 
 def test_a_marked_method_changes_the_fingerprint(slot: SlotWriter) -> None:
-    """On entry, so also if the method raises."""
+    """It does so on entry, even if the method raises."""
     fingerprint, trainer = PhaseFingerprint(), Trainer()
     with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
         trainer.generate(1)

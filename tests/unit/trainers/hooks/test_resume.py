@@ -35,7 +35,7 @@ def publish(call: TrainCall, step: int, *, run_id: str = "run-1", finished: bool
 
 
 def test_the_chosen_checkpoint_is_reported(session: Any, call: TrainCall) -> None:
-    """With the call and the checkpoint's path."""
+    """The message has the call and the checkpoint's path."""
     path = publish(call, 5)
     assert agree_on_resume(session, call, None).argument == str(path)
     assert session.notified == [f"train() call 1 (GRPOTrainer) resumes from {path}"]
@@ -44,7 +44,7 @@ def test_the_chosen_checkpoint_is_reported(session: Any, call: TrainCall) -> Non
 def test_a_rejected_checkpoint_is_reported_and_journaled(
     session: Any, call: TrainCall, events: Events
 ) -> None:
-    """With its path and the reason."""
+    """The message has its path and the reason."""
     path = publish(call, 5)
     (path / "model.safetensors").write_bytes(b"weightz")
     assert agree_on_resume(session, call, None).argument is None
@@ -65,7 +65,7 @@ def test_a_finished_call_is_journaled_as_restored(session: Any, call: TrainCall,
 
 
 def test_checkpoints_of_another_run_are_warned_of(session: Any, call: TrainCall, events: Events) -> None:
-    """In the journal and for the user."""
+    """The warning is journaled and printed."""
     publish(call, 5, run_id="run-0")
     assert agree_on_resume(session, call, None).argument is None
     assert [record["event"] for record in events()] == ["warning"]

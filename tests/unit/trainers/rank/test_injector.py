@@ -105,7 +105,7 @@ def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
 
 @pytest.mark.usefixtures("logged_faults")
 def test_other_ranks_are_not_faulted(log: Log) -> None:
-    """Only the rank that the injection names."""
+    """The injection names one rank."""
     for rank in (0, 2):
         steps(make(log, "kill@rank1:step3", "extra@rank1:step4", rank=rank), 1, 6)
     assert log.lines == []
@@ -123,7 +123,7 @@ def test_a_fault_happens_once_although_its_phase_repeats(log: Log) -> None:
 
 @pytest.mark.usefixtures("logged_faults")
 def test_a_fault_of_an_earlier_attempt_does_not_repeat(log: Log) -> None:
-    """Even though the attempt repeats the step."""
+    """The attempt repeats the step without the fault."""
     steps(make(log, "kill@rank1:step3", fired={"kill@rank1:step3"}), 1, 5)
     assert log.lines == []
 
@@ -258,7 +258,7 @@ def test_an_injected_exit_has_code_0(log: Log) -> None:
 
 
 def test_a_fault_with_a_length_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the requested number of seconds."""
+    """It lasts the requested number of seconds."""
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     texts = [
@@ -365,7 +365,7 @@ def test_generation_is_wrapped_only_if_it_will_be_slowed(log: Log) -> None:
 def test_the_exit_handler_hangs_at_exit(
     log: Log, monkeypatch: pytest.MonkeyPatch, slept: list[float]
 ) -> None:
-    """Not before."""
+    """Registering it does not block."""
     handlers: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", handlers.append)
     steps(make(log, "exit-hang@rank1:step2:seconds=4"), 1, 3)
@@ -375,7 +375,7 @@ def test_the_exit_handler_hangs_at_exit(
 
 
 def test_a_rank_ignores_sigterm_from_the_step_on(log: Log) -> None:
-    """By its signal disposition."""
+    """The fault changes the signal's disposition."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         steps(make(log, "ignore-term@rank1:step2"), 1, 2)

@@ -412,7 +412,7 @@ def test_only_a_ddp_model_has_its_backward_logged(
 def test_a_backward_that_cannot_be_logged_runs(
     recorder: Recorder, board: Board, warnings: list[str], group: None
 ) -> None:
-    """As with a foreign process group."""
+    """A foreign process group causes this."""
     model = DistributedDataParallel()
     model.process_group = c10d.ProcessGroup(dist.HashStore(), 0, 1)
     happened = False
@@ -524,7 +524,7 @@ class OddError(Exception):
 def test_a_vote_that_cannot_be_logged_is_issued(
     recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the error; there is one warning."""
+    """Any error is tolerated, with one warning."""
 
     def fail(*args: Any) -> int:
         raise OddError("no")
@@ -552,7 +552,7 @@ def test_a_handle_that_cannot_be_tracked_is_returned(recorder: Recorder, warning
 def test_a_collective_of_a_group_that_raises_is_issued(
     recorder: Recorder, board: Board, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever error its attributes raise."""
+    """Any error of the group's attributes is tolerated."""
     work = Handle()
     odd = type("ProcessGroup", (), {"allreduce": lambda self, tensors: work})
 

@@ -33,7 +33,7 @@ def test_a_warning_of_all_ranks_is_printed_and_journaled_once(
     events: Callable[[], list[dict[str, Any]]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """By rank 0, although every rank calls `warn`."""
+    """Every rank calls `warn`; rank 0 prints and journals."""
     for number in (0, 1):
         rank(number).warn("the disk is slow")
     assert [(event["event"], event["rank"], event["text"]) for event in events()] == [

@@ -26,7 +26,7 @@ def test_a_single_rank_votes_without_a_store(alone: VoteGroup) -> None:
 
 
 def test_collect_without_a_vote_returns_none(alone: VoteGroup) -> None:
-    """Before the first vote, and after each collected one."""
+    """This holds before the first vote and after each collected one."""
     assert alone.collect() is None
     alone.start(Vote(step=1))
     alone.collect()
@@ -55,7 +55,7 @@ def test_a_single_rank_gathers_its_own_values(alone: VoteGroup) -> None:
 
 @pytest.mark.parametrize("value", [-1, 0, 2**40])
 def test_the_maximum_of_a_single_rank_is_its_value(alone: VoteGroup, value: int) -> None:
-    """Without any communication."""
+    """No communication takes place."""
     assert alone.maximum(value) == value
 
 

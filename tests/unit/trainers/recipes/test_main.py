@@ -17,7 +17,7 @@ from grpo_run.trainers.recipes.recipe import Recipe
 def test_invalid_input_is_one_line_and_exit_code_2(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under torchrun too, where no launcher has validated it."""
+    """Under torchrun, no launcher has validated it before."""
     with pytest.raises(SystemExit) as exited:
         main(words)
     assert exited.value.code == 2
@@ -29,7 +29,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(("name", "module"), [("arithmetic", arithmetic), ("gsm8k", gsm8k)])
 def test_the_recipe_is_passed_to_its_task(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its overrides, also in the form `--set=key=value`."""
+    """Its overrides are applied, also in the form `--set=key=value`."""
     trained: list[Recipe] = []
     train: Callable[[Recipe], None] = trained.append
     monkeypatch.setattr(module, "train", train)

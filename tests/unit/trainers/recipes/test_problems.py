@@ -56,7 +56,7 @@ def test_reference_solutions_get_full_rewards() -> None:
 
 @real_files
 def test_solutions_of_other_problems_get_no_reward() -> None:
-    """Unless the two answers are equal."""
+    """Problems with equal answers are excepted."""
     problems = read_problems(str(REAL / "test.jsonl"))
     answers = [problem.answer for problem in problems]
     shifted = answers[1:] + answers[:1]
@@ -67,7 +67,7 @@ def test_solutions_of_other_problems_get_no_reward() -> None:
 
 
 def test_blank_lines_and_a_missing_final_newline_are_accepted(tmp_path: Path) -> None:
-    """With Windows line endings too."""
+    """Windows line endings are accepted too."""
     path = tmp_path / "mine.jsonl"
     path.write_bytes(b"\r\n" + json.dumps(GOOD).encode() + b"\r\n\n" + json.dumps(GOOD).encode())
     assert [problem.answer for problem in read_problems(str(path))] == [Decimal(2), Decimal(2)]

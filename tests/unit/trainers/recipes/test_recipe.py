@@ -48,7 +48,7 @@ def error(*arguments: object) -> str:
 
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_every_packaged_recipe_loads(name: str) -> None:
-    """Under its own name."""
+    """Each is loaded under its own name."""
     recipe = load_recipe(name)
     assert recipe.task == name
     assert recipe.output_dir == f"runs-output/{name}"
@@ -183,7 +183,7 @@ def test_a_wrong_value_in_a_file_is_located(tmp_path: Path) -> None:
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    """With the file."""
+    """The error names the file too."""
     path = write_recipe(tmp_path, MINIMAL.replace("  save_steps: 5\n", ""))
     assert error(path) == f"{path}: the key 'grpo.save_steps' is missing"
 

@@ -53,7 +53,7 @@ def test_the_fraction_of_stepwise_demonstrations_is_as_documented() -> None:
 
 
 def test_two_ranks_stay_within_one_epoch() -> None:
-    """With the packaged settings."""
+    """The test uses the packaged settings."""
     recipe = load_recipe("arithmetic")
     assert recipe.sft is not None
     assert recipe.sft.max_steps * recipe.sft.per_device_train_batch_size * 2 <= arithmetic.DEMONSTRATIONS

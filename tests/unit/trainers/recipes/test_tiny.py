@@ -44,7 +44,7 @@ def test_the_seed_determines_the_weights() -> None:
 
 
 def test_model_and_tokenizer_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    """With the `from_pretrained` methods of transformers."""
+    """The `from_pretrained` methods of transformers load them."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     model = tiny_model(seed=0, tokenizer=tokenizer)
     model.save_pretrained(tmp_path)

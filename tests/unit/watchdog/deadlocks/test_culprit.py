@@ -43,7 +43,7 @@ def culprits(*programs: Sequence[Call], keep: int | None = None) -> tuple[int, .
 
 
 def test_a_minority_is_at_fault() -> None:
-    """By operation."""
+    """The operations differ."""
     assert culprits([*STEP, REDUCE], [*STEP, GATHER], [*STEP, REDUCE]) == (1,)
 
 

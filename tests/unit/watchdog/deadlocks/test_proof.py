@@ -67,9 +67,9 @@ def judge(
     return prove(positions, world_size=world_size or len(positions))
 
 
-def gone(calls: Sequence[Call]) -> Position:
+def after_exit(calls: Sequence[Call]) -> Position:
     """A rank whose script ended after these calls."""
-    return Position(rank=0, records=ran(calls, last=CollectiveProgress.completed), gone=True)
+    return Position(rank=0, records=ran(calls, last=CollectiveProgress.completed), exited=True)
 
 
 def test_different_operations_at_one_place_are_a_mismatch() -> None:
@@ -89,22 +89,22 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
 
 def test_a_mismatch_with_an_exited_rank_is_decided_by_the_records() -> None:
     """Gloo may abort the rank that is right, so the order of exits says nothing."""
-    aborted = Position(rank=0, records=ran([*PAST, GATHER]), gone=True)
+    aborted = Position(rank=0, records=ran([*PAST, GATHER]), exited=True)
     found = judge(aborted, ran([*PAST, LATER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), ())
-    wrong = Position(rank=0, records=ran([*PAST, LATER]), gone=True)
+    wrong = Position(rank=0, records=ran([*PAST, LATER]), exited=True)
     found = judge(wrong, ran([*PAST, GATHER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (0,), (1,))
-    found = judge(Position(rank=0, records=ran([REDUCE]), gone=True), ran([GATHER]))
+    found = judge(Position(rank=0, records=ran([REDUCE]), exited=True), ran([GATHER]))
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, ())
 
 
-def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
+def test_a_mismatch_with_one_rank_that_outside_training_is_an_early_exit() -> None:
     """It is outside `train()`, and its next collective coincides with the gather of the other ranks."""
-    away = Position(rank=0, records=ran([*PAST, LATER]), left_training=True)
+    away = Position(rank=0, records=ran([*PAST, LATER]), outside_training=True)
     stays = ran([*PAST, GATHER])
     found = judge(stays, away)
     assert found is not None
@@ -113,7 +113,7 @@ def test_a_mismatch_with_one_rank_that_left_training_is_an_early_exit() -> None:
         found.mismatch
         == "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
     )
-    both = judge(Position(rank=0, records=stays, left_training=True), away)
+    both = judge(Position(rank=0, records=stays, outside_training=True), away)
     assert both is not None
     assert both.cause is Cause.collective_mismatch
 
@@ -159,7 +159,7 @@ def test_a_logged_backward_against_a_gather_is_a_mismatch_if_a_rank_is_gone(abor
     """One rank was aborted where DDP would have all-reduced and the other rank gathers."""
     backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     records = [ran([*PAST, GATHER]), backward]
-    positions = [Position(rank=r, records=records[r], gone=r == aborted) for r in (0, 1)]
+    positions = [Position(rank=r, records=records[r], exited=r == aborted) for r in (0, 1)]
     found = judge(*positions)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
@@ -172,7 +172,7 @@ def test_a_logged_backward_of_running_ranks_proves_no_mismatch() -> None:
     """The position of its all-reduces is an estimate: with `no_sync` or unused layers there may be none."""
     backward = ran([*PAST, ("0", "backward", 91, 0)], last=CollectiveProgress.enqueued, sizes=(), dtypes=())
     assert judge(ran([*PAST, GATHER]), backward) is None
-    third = Position(rank=2, records=None, gone=True)
+    third = Position(rank=2, records=None, exited=True)
     assert judge(ran([*PAST, GATHER]), backward, third) is None
 
 
@@ -189,12 +189,12 @@ def test_a_collective_with_a_short_timeout_is_no_mismatch(hasty: int) -> None:
 
 
 def test_a_collective_with_a_short_timeout_is_no_circular_wait() -> None:
-    """Nor does it wait for an exited rank."""
+    """It does not wait for an exited rank either."""
     asks = ran([*PAST, GATHER, REDUCE], timeout_seconds=5.0)
     assert judge(asks, ran([*PAST, GATHER, VOTE])) is None
     assert judge(ran([*PAST, GATHER, REDUCE], timeout_seconds=60.0), ran([*PAST, GATHER, VOTE])) is not None
-    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=5.0)) is None
-    assert judge(gone(PAST), ran([*PAST, GATHER], timeout_seconds=60.0)) is not None
+    assert judge(after_exit(PAST), ran([*PAST, GATHER], timeout_seconds=5.0)) is None
+    assert judge(after_exit(PAST), ran([*PAST, GATHER], timeout_seconds=60.0)) is not None
 
 
 def test_the_blocked_thread_is_the_one_that_waits() -> None:
@@ -245,7 +245,7 @@ def test_two_groups_in_opposite_order_are_a_circular_wait() -> None:
 
 def test_a_rank_that_has_exited_is_the_culprit() -> None:
     """Its script has run its last line while the others wait for it."""
-    found = judge(ran([*PAST, GATHER]), gone(PAST), ran([*PAST, GATHER]))
+    found = judge(ran([*PAST, GATHER]), after_exit(PAST), ran([*PAST, GATHER]))
     assert found is not None
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0, 2))
     assert found.sentence == (
@@ -256,14 +256,14 @@ def test_a_rank_that_has_exited_is_the_culprit() -> None:
 def test_ranks_that_wait_for_a_stuck_rank_are_stuck_too() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2, which has exited."""
     pair = ran([*PAST, ("pair", "all_reduce", 50, 2)], members=(0, 1))
-    found = judge(pair, ran([*PAST, GATHER]), gone(PAST))
+    found = judge(pair, ran([*PAST, GATHER]), after_exit(PAST))
     assert found is not None
     assert (found.culprits, found.waiters) == ((2,), (0, 1))
 
 
-def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
+def test_a_rank_that_outside_training_and_waits_elsewhere_exited_early() -> None:
     """It waits in another group while the others continue training."""
-    away = Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), left_training=True)
+    away = Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), outside_training=True)
     found = judge(ran([*PAST, GATHER]), away)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
@@ -272,9 +272,9 @@ def test_a_rank_that_left_training_and_waits_elsewhere_exited_early() -> None:
     )
 
 
-def test_a_rank_that_left_training_but_runs_is_late() -> None:
+def test_a_rank_that_outside_training_but_runs_is_late() -> None:
     """It may return to the group."""
-    away = Position(rank=0, records=ran(PAST, last=CollectiveProgress.completed), left_training=True)
+    away = Position(rank=0, records=ran(PAST, last=CollectiveProgress.completed), outside_training=True)
     assert judge(ran([*PAST, GATHER]), away) is None
 
 
@@ -289,7 +289,7 @@ def test_an_unobserved_rank_is_no_proof() -> None:
     """Even if its process is said to have exited; a rank of another node counts as late."""
     waits = ran([*PAST, GATHER])
     assert judge(waits, None) is None
-    assert judge(waits, Position(rank=1, records=None, gone=True)) is None
+    assert judge(waits, Position(rank=1, records=None, exited=True)) is None
     assert judge(waits, world_size=2) is None
 
 
@@ -329,21 +329,23 @@ def test_a_slow_background_thread_is_no_proof() -> None:
 def test_dropped_records_are_no_proof() -> None:
     """Only the newest records are retained: a rank that is further on has enqueued the dropped ones."""
     ahead = ran([GATHER] * 12, last=CollectiveProgress.completed)[-3:]
-    assert judge(ran([GATHER] * 5), Position(rank=1, records=ahead, gone=True)) is None
+    assert judge(ran([GATHER] * 5), Position(rank=1, records=ahead, exited=True)) is None
     forgot = ran([VOTE] * 4, last=CollectiveProgress.completed)[-2:]
-    assert judge(ran([GATHER] * 5), Position(rank=1, records=forgot, gone=True)) is None
+    assert judge(ran([GATHER] * 5), Position(rank=1, records=forgot, exited=True)) is None
 
 
 def test_an_exited_rank_outside_the_group_is_not_awaited() -> None:
     """The members are known, or seen, and the exited rank is none of them."""
     pair: Call = ("pair", "all_reduce", 50, 2)
     early = ran([*PAST, pair], last=CollectiveProgress.completed)
-    assert judge(ran([*PAST, pair, pair]), early, gone(PAST)) is None
+    assert judge(ran([*PAST, pair, pair]), early, after_exit(PAST)) is None
     assert (
-        judge(ran([*PAST, pair], members=(0, 1)), ran(PAST, last=CollectiveProgress.completed), gone(PAST))
+        judge(
+            ran([*PAST, pair], members=(0, 1)), ran(PAST, last=CollectiveProgress.completed), after_exit(PAST)
+        )
         is None
     )
-    assert judge(ran([*PAST, pair]), ran(PAST, last=CollectiveProgress.completed), gone(PAST)) is None
+    assert judge(ran([*PAST, pair]), ran(PAST, last=CollectiveProgress.completed), after_exit(PAST)) is None
 
 
 def test_halves_of_a_split_with_one_name_are_not_compared() -> None:
@@ -491,8 +493,8 @@ def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
         positions[rank] = Position(
             rank=rank,
             records=None if draw(st.integers(0, 9)) == 0 else kept,
-            gone=ended and draw(st.booleans()),
-            left_training=ended and draw(st.booleans()),
+            exited=ended and draw(st.booleans()),
+            outside_training=ended and draw(st.booleans()),
             idle=draw(st.booleans()),
             in_backward=draw(st.booleans()),
         )
@@ -538,7 +540,7 @@ def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
             for r in records[rank][done[rank] : done[rank] + 1]
         ]
         filled = tuple(replace(r, members=members_of(r.group, world)) for r in (*past, *here))
-        positions[rank] = Position(rank=rank, records=filled, gone=not here)
+        positions[rank] = Position(rank=rank, records=filled, exited=not here)
     return positions
 
 

@@ -303,7 +303,7 @@ def test_the_exit_code_of_a_script_is_reported_as_such(
 def test_an_early_exit_is_reported_with_its_line(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """And with a rank that was still training."""
+    """The sentence names a rank that was still training."""
     error = make_error(type="SystemExit", message="0", location=("/home/user/train.py", 40, "main"))
     left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
     verdict = diagnose_early_exit(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})

@@ -162,7 +162,7 @@ def test_all_kinds_of_verdicts_have_the_same_step(slots: dict[int, Slot | None],
 
 
 def test_without_readable_slots_the_step_is_0(slots: dict[int, Slot | None]) -> None:
-    """And there is no phase."""
+    """The phase is unknown."""
     verdict = hangs.diagnose_stall(stall(), dict.fromkeys(slots), {})
     assert verdict.step == 0
     assert hangs.diagnose_deadlock(deadlock(), dict.fromkeys(slots), {}).phase is None
@@ -187,7 +187,7 @@ def test_a_slow_stop_has_no_culprit(slots: dict[int, Slot | None]) -> None:
 def test_a_verdict_on_exits_gets_the_lines_of_waiting_ranks(
     slots: dict[int, Slot | None], make_exit: MakeExit, make_error: MakeError
 ) -> None:
-    """Beside the culprit's own line; nothing else changes."""
+    """The culprit's own line and all other fields stay."""
     verdict = diagnose_exits([make_exit(1, error=make_error())], slots, best_position=(1, 7))
     placed = hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
     assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}

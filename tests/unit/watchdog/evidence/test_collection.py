@@ -42,7 +42,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def caught() -> Iterator[list[int]]:
-    """This process has a handler for the stack signal, as a rank with faulthandler has.
+    """Handle the stack signal in this process, as a rank with faulthandler does; list the signals.
 
     What came is listed.
     """
@@ -292,7 +292,7 @@ def test_recordings_are_cut_to_their_last_entries(incident: Path) -> None:
 
 
 def test_the_last_events_are_kept(incident: Path) -> None:
-    """Up to a maximum, one per line."""
+    """The file has one event per line, up to a maximum."""
     collect(incident, {}, {}, events=[f'{{"event": {number}}}' for number in range(500)])
     lines = (incident / "events.jsonl").read_text().splitlines()
     assert (lines[0], lines[-1], len(lines)) == ('{"event": 300}', '{"event": 499}', collection.MAX_EVENTS)

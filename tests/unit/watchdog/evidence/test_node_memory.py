@@ -63,7 +63,7 @@ def test_node_memory_is_read() -> None:
 
 
 def test_every_gpu_is_listed_with_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes."""
+    """Sizes are in bytes."""
     monkeypatch.setitem(sys.modules, "pynvml", driver())
     assert read_gpu_memory() == {
         "devices": [

@@ -120,7 +120,7 @@ def test_py_spys_unnamed_main_thread_has_the_process_id() -> None:
     | st.lists(st.sampled_from([*MAIN.splitlines(), *PY_SPY.splitlines(), ""])).map("\n".join)
 )
 def test_any_text_can_be_parsed(text: str) -> None:
-    """At most one main thread, and no exception."""
+    """No text raises an exception or has two main threads."""
     for parse in (stacks.parse_faulthandler, stacks.parse_py_spy):
         assert sum(stack.main for stack in parse(text)) == bool(parse(text))
 
@@ -180,7 +180,7 @@ def test_ranks_with_equal_stacks_are_grouped() -> None:
 
 
 def test_the_text_marks_one_line_and_shortens_libraries() -> None:
-    """Also for a recursive function, which appears several times."""
+    """A recursive function appears several times and is marked once."""
     frame = ("/home/me/train.py", 3, "again")
     text = stacks.format_stack_groups(
         [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]

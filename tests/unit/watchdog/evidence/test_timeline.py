@@ -31,7 +31,7 @@ def test_a_phase_begins_at_its_start_in_the_slot(make_slot: MakeSlot) -> None:
 
 
 def test_a_continuing_phase_is_one_span(make_slot: MakeSlot) -> None:
-    """However often it is scanned."""
+    """Further scans do not split it."""
     timeline = Timeline()
     for look in range(100):
         timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
@@ -47,7 +47,7 @@ def test_the_same_phase_again_is_another_span(make_slot: MakeSlot) -> None:
 
 
 def test_the_innermost_phase_is_recorded(make_slot: MakeSlot) -> None:
-    """Not the phases that enclose it."""
+    """Enclosing phases are not recorded."""
     timeline = Timeline()
     phases = (*inside(Phase.data, 1.0), *inside(Phase.reward, 1.5))
     timeline.record({0: make_slot(0, phases=phases)}, 2.0)
@@ -66,7 +66,7 @@ def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
 
 
 def test_a_rank_outside_any_phase_is_recorded_by_its_state(make_slot: MakeSlot) -> None:
-    """For example before `train()`."""
+    """A rank before `train()` is an example."""
     timeline = Timeline()
     slot = make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=1.0)
     timeline.record({0: slot}, 2.0)

@@ -122,7 +122,7 @@ def test_attempts_add_up_in_any_grouping(one: list[float], two: list[float], thr
 
 @given(attempts)
 def test_durations_survive_the_journal(values: list[float]) -> None:
-    """To the microsecond, through JSON."""
+    """They are exact to the microsecond after a round trip through JSON."""
     durations = Durations.of(values)
     again = Durations.from_json(json.loads(json.dumps(durations.as_json())))
     assert again.counts == durations.counts
