@@ -116,10 +116,10 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     bounds = DeadlineSettings()
     meanings = {
-        "floor": f"shortest silence that counts as a hang (default: {bounds.floor_seconds:g})",
-        "ceiling": "longest silence allowed beyond what the run has shown; must be above --vote-timeout"
+        "floor": f"shortest time without progress that counts as a hang (default: {bounds.floor_seconds:g})",
+        "ceiling": "longest time without progress allowed beyond observed durations; must be above --vote-timeout"
         f" (default: {bounds.ceiling_seconds:g})",
-        "first": f"silence allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",
+        "first": f"time without progress allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",
         "exit": "time an idle process may take to exit after the script's last line (default:"
         f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while it is connected to another machine)",
     }
