@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full lint typing generated bench clean
+.PHONY: demo test test-unit test-full lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -41,6 +41,12 @@ generated: $(STAMP)
 	$(BIN)/python -P -m grpo_run.dashboards.provisioning.generate
 	PYTHONPATH=tests $(BIN)/python -P -m support.import_graph
 	COLUMNS=80 PYTHONPATH=tests $(BIN)/python -P -m support.command_line_page
+
+# Mutate the modules that decide, and list what no test notices. cosmic-ray is installed beside the project's environment.
+mutation: $(STAMP)
+	test -x build/mutation/bin/cosmic-ray || $(PYTHON) -m venv build/mutation
+	build/mutation/bin/python -m pip install --quiet cosmic-ray==8.7.0
+	$(BIN)/python -P tests/support/mutation.py build/mutation/bin
 
 # Run benchmarks on an idle machine. Peers are installed into a virtual environment of their own.
 bench: $(STAMP)

@@ -160,3 +160,71 @@ def test_a_model_difference_names_at_most_three_parameters() -> None:
     text = describe_model_difference([], many)
     assert text.count("only in the checkpoint") == 3
     assert text.endswith("and 7 more")
+
+
+@pytest.mark.parametrize(
+    ("written", "now", "suggested"),
+    [
+        (
+            (3, 4, 5),
+            (2, 3, 2),
+            "set per_device_train_batch_size=15 or gradient_accumulation_steps=10, or start 10 ranks",
+        ),
+        ((1, 7, 1), (2, 3, 2), "start 1 rank with the batch it was written with"),
+        (
+            (2, 9, 1),
+            (3, 2, 4),
+            "set gradient_accumulation_steps=3, or start 2 ranks with the batch it was written with",
+        ),
+        (
+            (3, 4, 1),
+            (3, 1, 2),
+            "set per_device_train_batch_size=2 or gradient_accumulation_steps=4, or start 6 ranks",
+        ),
+    ],
+)
+def test_only_settings_that_give_the_written_batch_are_suggested(
+    written: tuple[int, int, int], now: tuple[int, int, int], suggested: str
+) -> None:
+    """Each suggestion multiplies out to the samples per step of the checkpoint."""
+
+    def batch(numbers: tuple[int, int, int]) -> Batch:
+        return Batch(ranks=numbers[0], per_device=numbers[1], accumulation=numbers[2])
+
+    text = explain(
+        written_by=written[0], ranks=now[0] + 20, written_batch=batch(written), current_batch=batch(now)
+    )
+    assert text is not None
+    assert text.endswith(suggested)
+
+
+def test_counts_are_compared_by_value() -> None:
+    """Numbers read from a manifest are other objects than the script's, also above CPython's small integers."""
+    assert explain(written_by=int("1000"), ranks=int("1000")) is None
+    big = Batch(ranks=int("20"), per_device=int("100"), accumulation=1)
+    now = Batch(ranks=int("10"), per_device=int("200"), accumulation=1)
+    assert explain(written_by=20, ranks=10, written_batch=big, current_batch=now) is None
+
+
+def test_a_smaller_shape_in_the_checkpoint_is_a_difference_too() -> None:
+    """Shapes are compared for equality."""
+    for shape in ((39, 16), (41, 16)):
+        saved = {"w": SavedTensor(dtype="F32", shape=shape)}
+        assert "has shape" in describe_model_difference([("w", (40, 16), "float32")], saved)
+
+
+@pytest.mark.parametrize(
+    ("differences", "ending"),
+    [(2, "only in the checkpoint"), (3, "only in the checkpoint"), (4, "and 1 more")],
+)
+def test_at_most_three_differences_are_listed(differences: int, ending: str) -> None:
+    """The rest is counted, and nothing is counted where nothing is left."""
+    saved = {f"layer.{index}": SavedTensor(dtype="F32", shape=(1,)) for index in range(differences)}
+    assert describe_model_difference([], saved).endswith(ending)
+
+
+def test_parameters_on_both_sides_are_not_reported_as_missing() -> None:
+    """Tied weights may be absent from a checkpoint; what is there is compared by shape only."""
+    saved = {"a": SavedTensor(dtype="F32", shape=(1,))}
+    parameters: list[NamedShape] = [("a", (1,), "float32"), ("b", (1,), "float32")]
+    assert describe_model_difference(parameters, saved) == "b is only in the model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
@@ -140,3 +140,45 @@ def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:
     for story in (["!killed"], ["!killed"] * 4):
         expected = decide(history(story), KILLED, Budget(), stopping=False)
         assert decide(history(story), stuck, Budget(), stopping=False) == expected
+
+
+def test_only_failures_since_the_last_progress_count_as_earlier_ones() -> None:
+    """The same signature before the newest checkpoint is another incident; every one after it is compared."""
+    old = [BUG_TWICE, "5", "!a", BUG_TWICE]
+    assert decide(history(old), BUG, Budget(), stopping=False).action is Action.restart
+    assert (
+        decide(history([BUG_TWICE, "5", "!a", "!b", BUG_TWICE]), BUG, Budget(), stopping=False).action
+        is Action.restart
+    )
+    for story in (["5", BUG_TWICE, "!a", "!b", BUG_TWICE], ["5", "!a", BUG_TWICE, "!b", BUG_TWICE]):
+        assert (
+            decide(history(story), BUG, Budget(failures_without_progress=9), stopping=False).action
+            is Action.stop
+        )
+
+
+def test_signatures_are_compared_for_equality_only() -> None:
+    """Their order means nothing: a signature that sorts before or after is another failure."""
+    for other in ("!A@train.py:1:step7", "!Z@train.py:1:step7"):
+        decision = decide(history([other, "!x", BUG_TWICE]), BUG, Budget(), stopping=False)
+        assert decision.action is Action.restart
+
+
+def test_only_a_startup_failure_is_final_before_the_first_step() -> None:
+    """Another deterministic failure before any step is tried again, and so is a start-up that is not deterministic."""
+    for cause in (Cause.exception, Cause.collective_mismatch, Cause.unknown):
+        other = verdict(cause=cause, signature="x", deterministic=True)
+        assert (
+            decide(history(["!x"], trained=False), other, Budget(), stopping=False).action is Action.restart
+        )
+    flaky = replace(NO_START, deterministic=False)
+    story = [f"!{NO_START.signature}"]
+    assert decide(history(story, trained=False), flaky, Budget(), stopping=False).action is Action.restart
+
+
+def test_decisions_and_budgets_are_immutable() -> None:
+    """What was journaled cannot change afterwards."""
+    with pytest.raises(FrozenInstanceError):
+        Budget().failures_without_progress = 9  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]

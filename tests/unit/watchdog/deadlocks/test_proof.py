@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, can_meet
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress, can_meet
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -564,3 +564,174 @@ def test_a_rank_that_skips_a_call_is_named_or_no_rank_is(data: st.DataObject) ->
     found = prove(stopped(programs), world_size=world)
     assert found is not None
     assert found.culprits in {(), (skipper,)}
+
+
+PAIR: Call = ("pair", "all_reduce", 50, 2)
+
+
+def test_a_rank_that_exited_before_its_backward_reduced_is_missing() -> None:
+    """The entry of a backward says that DDP will reduce; a rank that exited before that never enqueued it."""
+    backward: Call = ("0", BACKWARD, 70, 7)
+    expected = Position(rank=1, records=ran([*PAST, backward], last=CollectiveProgress.enqueued), exited=True)
+    found = judge(ran([*PAST, REDUCE]), expected)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "zeros"])
+def test_a_rank_that_exited_inside_a_collective_had_enqueued_it(operation: str) -> None:
+    """Only a backward's entry is a guess: any other open record counts, whatever its operation is called."""
+    call: Call = ("0", operation, 70, 7)
+    aborted = Position(rank=1, records=ran([*PAST, call], last=CollectiveProgress.enqueued), exited=True)
+    assert judge(ran([*PAST, call]), aborted) is None
+
+
+def test_a_backward_that_completed_was_enqueued() -> None:
+    """The exited rank reduced its gradients, so nobody waits for it there."""
+    backward: Call = ("0", BACKWARD, 70, 7)
+    done = Position(rank=1, records=ran([*PAST, backward], last=CollectiveProgress.completed), exited=True)
+    assert judge(ran([*PAST, REDUCE]), done) is None
+
+
+@pytest.mark.parametrize("waiter", [0, 1])
+def test_where_members_are_unknown_every_rank_seen_in_the_group_is_one(waiter: int) -> None:
+    """One collective of a rank is enough, and the number of the rank does not matter."""
+    waits = ran([*PAST, PAIR, PAIR])
+    seen = Position(rank=0, records=ran([*PAST, PAIR], last=CollectiveProgress.completed), exited=True)
+    other = ran(PAST, last=CollectiveProgress.completed)
+    found = judge(*((waits, seen) if waiter == 0 else (seen, waits)), other)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1 - waiter,))
+
+
+def test_a_group_in_which_nobody_else_was_seen_needs_every_other_rank_stuck() -> None:
+    """One of the others is a member; as long as one of them runs or cannot be seen, it may still come."""
+    waits = ran([*PAST, PAIR])
+    assert judge(waits, after_exit(PAST), after_exit(PAST)) is not None
+    assert judge(waits, after_exit(PAST), ran(PAST, last=CollectiveProgress.completed)) is None
+    assert judge(waits, after_exit(PAST), None) is None
+    assert judge(waits, after_exit(PAST), world_size=3) is None
+
+
+def test_with_known_members_one_that_exited_is_enough() -> None:
+    """The other member is only late, and the one that exited will never come."""
+    found = judge(ran([*PAST, GATHER]), after_exit(PAST), ran(PAST, last=CollectiveProgress.completed))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
+
+
+def test_with_known_members_an_unobserved_rank_is_late() -> None:
+    """It holds up nothing, and hides nothing: the member that exited is still proof."""
+    found = judge(ran([*PAST, GATHER]), after_exit(PAST), None)
+    assert found is not None
+    assert found.culprits == (1,)
+
+
+def test_a_ring_that_forgot_the_group_is_believed_for_the_groups_first_collective_only() -> None:
+    """A rank without a record of the group has not entered it, unless the ring may have dropped the record."""
+    first = ran([*PAST, PAIR], members=(0, 1))
+    assert judge(first, after_exit(PAST)) is not None
+    second = ran([*PAST, PAIR, PAIR], members=(0, 1))
+    assert judge(second, after_exit(PAST)) is None
+    assert judge(second, Position(rank=1, records=(), exited=True)) is not None
+
+
+def test_every_observed_rank_is_placed() -> None:
+    """At the collective it waits for, else at its last one; a rank without records has no place."""
+    runs = ran(PAST, last=CollectiveProgress.completed)
+    found = judge(ran([*PAST, GATHER]), ran([*PAST, LATER]), runs, (), None)
+    assert found is not None
+    places = [(at.operation, at.sequence) if (at := found.at[rank]) else None for rank in range(5)]
+    assert places == [("all_gather", 7), ("all_reduce", 7), ("all_reduce", 3), None, None]
+
+
+def test_a_rank_is_placed_where_it_waits_and_not_where_it_last_enqueued() -> None:
+    """A vote enqueued later does not hide the collective that blocks the rank."""
+    apart: Call = ("apart", "all_reduce", 60, 1)
+    records = ran([*PAST, apart, VOTE], last=CollectiveProgress.enqueued)
+    waits = (*records[:-2], replace(records[-2], progress=CollectiveProgress.waiting), records[-1])
+    found = judge(ran([*PAST, GATHER]), ran([*PAST, LATER]), waits)
+    assert found is not None
+    assert (at := found.at[2]) is not None
+    assert at.group == "apart"
+
+
+@pytest.mark.parametrize("completed", [0, 1])
+def test_a_mismatch_with_one_side_completed_is_a_mismatch(completed: int) -> None:
+    """The side that completed was given a wrong answer; the other waits for ever."""
+    last = [CollectiveProgress.waiting, CollectiveProgress.waiting]
+    last[completed] = CollectiveProgress.completed
+    found = judge(ran([*PAST, GATHER], last=last[0]), ran([*PAST, LATER], last=last[1]))
+    assert found is not None
+    assert found.cause is Cause.collective_mismatch
+
+
+def test_a_pair_that_can_meet_does_not_end_the_search() -> None:
+    """Ranks 0 and 1 agree; rank 2 is the one that differs."""
+    found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER]), ran([*PAST, LATER]))
+    assert found is not None
+    assert found.culprits == (2,)
+
+
+def test_an_early_exit_is_one_by_some_ranks_and_not_by_all() -> None:
+    """Of three ranks in a mismatch, two out of `train()` are to blame; all three are not."""
+    away = Position(rank=0, records=ran([*PAST, LATER]), outside_training=True)
+    stays = Position(rank=0, records=ran([*PAST, GATHER]))
+    found = judge(stays, away, away)
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1, 2))
+    none_left = judge(stays, replace(away, outside_training=False))
+    assert none_left is not None
+    assert none_left.cause is Cause.collective_mismatch
+    all_left = judge(replace(stays, outside_training=True), away, away)
+    assert all_left is not None
+    assert all_left.cause is Cause.collective_mismatch
+
+
+def test_an_idle_backward_blocks_in_its_oldest_open_collective_only() -> None:
+    """What was enqueued behind it has not begun."""
+    records = ran([*PAST, GATHER, REDUCE], last=CollectiveProgress.enqueued)
+    two_open = (*records[:-2], replace(records[-2], progress=CollectiveProgress.enqueued), records[-1])
+    stuck = Position(rank=0, records=two_open, idle=True, in_backward=True)
+    assert judge(stuck, ran([*PAST, GATHER, VOTE])) is None
+
+
+def test_where_a_thread_is_unknown_only_the_oldest_wait_counts() -> None:
+    """The later record may belong to the same thread, which would enqueue it only after the first completes."""
+    waits = ran([*PAST, GATHER, VOTE], thread="vote")
+    both = (*waits[:-2], replace(waits[-2], progress=CollectiveProgress.waiting), waits[-1])
+    assert judge(both, ran([*PAST, GATHER, REDUCE])) is None
+
+
+def test_every_known_thread_that_waits_is_blocked() -> None:
+    """The first thread's collective will complete; the second waits for a rank that has exited."""
+    calls: list[Call] = [("x", "all_reduce", 10, 1), ("y", "all_reduce", 20, 1)]
+    waits = tuple(
+        replace(record, members=(0, 1), thread=record.group, progress=CollectiveProgress.waiting)
+        for record in ran(calls)
+    )
+    peer = tuple(
+        replace(record, members=(0, 1)) for record in ran(calls[:1], last=CollectiveProgress.completed)
+    )
+    found = judge(waits, Position(rank=1, records=peer, exited=True))
+    assert found is not None
+    assert found.culprits == (1,)
+
+
+def test_sends_do_not_make_a_group_ambiguous() -> None:
+    """A group with sends and receives still proves what its collectives show."""
+    send = ran([("0", "send", 1, 1)], point_to_point=True, last=CollectiveProgress.completed)
+    found = judge((*send, *ran([*PAST, GATHER])), (*send, *ran([*PAST, LATER])))
+    assert found is not None
+    assert found.cause is Cause.collective_mismatch
+
+
+@pytest.mark.parametrize("side", ["side", "!side"])
+def test_threads_are_told_apart_by_equal_group_names(side: str) -> None:
+    """Two threads on each rank wait for the other rank's busy thread; the order of group names means nothing."""
+
+    def threaded(last: Call) -> tuple[Collective, ...]:
+        calls = [("0", "all_reduce", 10, 1)] * 2 + [(side, "all_reduce", 20, 1), last]
+        return tuple(replace(record, thread=record.group) for record in ran(calls))
+
+    assert judge(threaded(("0", "all_reduce", 10, 1)), threaded((side, "all_reduce", 20, 1))) is None

@@ -366,3 +366,137 @@ def test_a_fault_is_placed_in_the_step_that_an_injection_names(
 ) -> None:
     """`--inject kill@rank1:step15` is reported in step 15, although 14 steps are completed."""
     assert position(step, phase) == text
+
+
+def test_an_exception_is_blamed_before_an_exit_without_one(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """A rank that exits with a code only may follow another rank's exception, whenever each was seen."""
+    exits = [make_exit(0, order=0, error=None), make_exit(1, order=1, error=make_error(wall_time=1000.0))]
+    assert diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)).culprit == 1
+
+
+def test_the_first_of_several_killed_ranks_is_blamed(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Ranks killed later do not move the blame, and neither does an exception seen after the first kill."""
+    exits = [
+        make_exit(2, order=0, signal=signal.SIGKILL),
+        make_exit(1, order=1, error=make_error()),
+        make_exit(0, order=2, signal=signal.SIGKILL),
+    ]
+    slots = {rank: make_slot(rank) for rank in range(3)}
+    assert diagnose_exits(exits, slots, best_position=(1, 7)).culprit == 2
+
+
+def test_the_earliest_exception_is_compared_with_the_first_kill(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """An exception seen before the kill is the cause, also when another rank raised after it."""
+    exits = [
+        make_exit(2, order=0, error=make_error(wall_time=1000.0)),
+        make_exit(1, order=1, signal=signal.SIGKILL),
+        make_exit(0, order=2, error=make_error(wall_time=1001.0)),
+    ]
+    slots = {rank: make_slot(rank) for rank in range(3)}
+    assert diagnose_exits(exits, slots, best_position=(1, 7)).culprit == 2
+
+
+def test_the_first_victim_seen_describes_an_incident_without_a_culprit(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Its traceback is the one that is shown."""
+    exits = [
+        make_exit(rank, order=rank, error=peer_error(make_error, traceback=f"traceback of rank {rank}"))
+        for rank in range(3)
+    ]
+    verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
+    assert verdict.traceback == "traceback of rank 0"
+
+
+def test_without_a_readable_slot_the_step_is_zero(make_exit: MakeExit, make_error: MakeError) -> None:
+    """Verdicts of both kinds state a step, known or not."""
+    failed = make_exit(0, error=make_error())
+    assert diagnose_exits([failed], {0: None}, best_position=(0, 0)).step == 0
+    assert diagnose_early_exit([make_exit(1, exit_code=0)], [failed], {0: None, 1: None}).step == 0
+
+
+def test_a_verdict_names_the_rank_that_left_and_its_phase(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """One rank is named in the singular, and the phase is the one it left in."""
+    left, failed = [make_exit(1, exit_code=0)], [make_exit(0, error=peer_error(make_error))]
+    verdict = diagnose_early_exit(left, failed, {0: make_slot(0), 1: make_slot(1)})
+    assert verdict.sentence.startswith("Rank 1 ")
+    assert verdict.phase == "generate"
+
+
+@pytest.mark.parametrize(
+    ("position", "cause"),
+    [
+        ({"train_call": 0, "step": 0, "resumed_step": 0}, Cause.startup_failure),
+        ({"train_call": 1, "step": 0, "resumed_step": 0}, Cause.startup_failure),
+        ({"train_call": 1, "step": 0, "resumed_step": 3}, Cause.exception),
+        ({"train_call": 1, "step": 4, "resumed_step": 3}, Cause.exception),
+        ({"train_call": 2, "step": 0, "resumed_step": 0}, Cause.exception),
+    ],
+)
+def test_an_exception_before_the_first_step_is_a_startup_failure(
+    make_exit: MakeExit,
+    make_error: MakeError,
+    make_slot: MakeSlot,
+    position: dict[str, int],
+    cause: Cause,
+) -> None:
+    """Neither a resumed call nor a second one is a start-up."""
+    verdict = diagnose_exits(
+        [make_exit(0, error=make_error())], {0: make_slot(0, **position)}, best_position=(1, 7)
+    )
+    assert verdict.cause is cause
+
+
+def test_a_consensus_error_is_a_mismatch_whatever_made_its_name(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """The type's name is read from a file, so it is compared by value."""
+    error = make_error(type="ConsensusError")
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.cause is Cause.collective_mismatch
+
+
+def test_only_the_first_200_characters_of_a_message_are_quoted(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """A message may hold a whole batch."""
+    error = make_error(type="ValueError", message="x" * 500)
+    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    assert sentence.count("x") == 200
+
+
+def test_signatures_tell_kinds_of_failure_apart(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """A restart compares them to see whether a failure repeats."""
+
+    def signature(**exit: object) -> str:
+        return diagnose_exits([make_exit(0, **exit)], {0: make_slot(0)}, best_position=(1, 7)).signature
+
+    assert signature(signal=signal.SIGSEGV).startswith(f"signal:{int(signal.SIGSEGV)}:")
+    assert signature(error=make_error(type="KeyError", location=None)) == "KeyError@?:0:step7"
+    assert signature(error=make_error(type="KeyError", location=("a.py", 3, "f"))) == "KeyError@a.py:3:step7"
+    assert signature(error=None, exit_code=5) == "exit:5:step7"
+
+
+def test_advice_is_given_for_failures_before_any_step_only(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """And only for exceptions."""
+
+    def advice(best_position: tuple[int, int], **exit: object) -> tuple[str, ...]:
+        return diagnose_exits([make_exit(0, **exit)], {0: make_slot(0)}, best_position=best_position).advice
+
+    never = (int("0"), int("0"))  # another object than any constant of the module
+    assert advice(never, error=make_error())
+    assert not advice((1, 7), error=make_error())
+    assert not advice((0, 0), error=None, exit_code=5)
+    assert advice((1, 7), signal=int("9"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -133,3 +134,62 @@ def test_contradictory_settings_are_rejected(changes: dict[str, float]) -> None:
     """No deadline exists between a floor and a lower ceiling."""
     with pytest.raises(ValueError, match="must"):
         DeadlineSettings(**changes)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    """docs/watchdog.md states them, and `launch --help` those that have a flag."""
+    assert (
+        DeadlineSettings(
+            floor_seconds=8.0,
+            ceiling_seconds=3600.0,
+            first_seconds=1800.0,
+            startup_seconds=3600.0,
+            evaluation_seconds=3600.0,
+            first_floor_seconds=60.0,
+            exit_seconds=8.0,
+            exit_connected_seconds=300.0,
+            factor_seen=5.0,
+            factor_unseen=30.0,
+            factor_first=10.0,
+            factor_again=1.5,
+        )
+        == SETTINGS
+    )
+
+
+@pytest.mark.parametrize(
+    ("first_seconds", "occurrence", "ceiling_seconds", "expected"),
+    [
+        (4.0, LATER, 3600.0, 30.0 * 4.0 * math.sqrt(20.0)),
+        (4.0, LATER, 100.0, 100.0),
+        (1.0, LATER, 60.0, 60.0),
+        (4.0, FIRST, 3600.0, 60.0),
+        (100.0, FIRST, 3600.0, 1000.0),
+        (100.0, FIRST, 120.0, 150.0),
+    ],
+)
+def test_a_deadline_learned_from_one_first_occurrence(
+    first_seconds: float, occurrence: Occurrence, ceiling_seconds: float, expected: float
+) -> None:
+    """The first stands for one occurrence; its own factor and floor bound the next first one."""
+    settings = DeadlineSettings(ceiling_seconds=ceiling_seconds)
+    durations = Durations.of([first_seconds])
+    assert deadline_seconds(Phase.reward, durations, occurrence, settings) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [(Phase.reward, 1800.0), (Phase.hygiene, 1800.0), (Phase.startup, 3600.0), (Phase.eval, 3600.0)],
+)
+def test_a_first_occurrence_without_a_known_first_gets_the_unlearned_deadline(
+    phase: Phase, expected: float
+) -> None:
+    """Later occurrences were counted, but every attempt ended before it recorded its first one."""
+    durations = dataclasses.replace(Durations.of([0.0, 0.5, 0.5]), first_seconds=0.0)
+    assert deadline_seconds(phase, durations, FIRST, SETTINGS) == expected
+    assert deadline_seconds(phase, None, FIRST, SETTINGS) == expected
+
+
+def test_a_factor_of_one_is_accepted() -> None:
+    """It means: no longer than what was seen."""
+    assert DeadlineSettings(factor_seen=1.0, factor_again=1.0).factor_seen == 1.0
