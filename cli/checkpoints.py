@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
@@ -31,9 +32,7 @@ TITLES = ["name", "step", "when", "size", "ranks", "scheduled", "run", "state"]
 
 def main(arguments: Sequence[str]) -> int:
     """List, verify or prune checkpoints; returns 0, or 1 (`EXIT_BAD`)."""
-    parser = argparse.ArgumentParser(
-        prog="grpo-run checkpoints", description="List, verify and delete checkpoints."
-    )
+    parser = CommandParser(prog="grpo-run checkpoints", description="List, verify and delete checkpoints.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|verify|prune")
     for name, text in (
         ("list", "list checkpoints, newest first; compares names and sizes only"),

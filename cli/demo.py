@@ -5,7 +5,6 @@ Starts `grpo-run train` as the user would, follows its journal, and prints a sum
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.record.journal import JournalReader
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -31,7 +31,7 @@ KILLED_RANK = 1
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; 0 if training finished, the fault was recovered and the plot is written."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="grpo-run demo",
         description="Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
         " and plot the reward. Takes about a minute on two CPU cores.",

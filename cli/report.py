@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page and print its path; returns 0."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="grpo-run report",
         description="Write one incident as an HTML page: verdict, timeline, stacks, collectives, memory.",
     )

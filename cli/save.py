@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.run_directory import find_run
@@ -12,7 +12,7 @@ from grpo_run.runtime.record.run_directory import find_run
 
 def main(arguments: Sequence[str]) -> int:
     """Write the request to the board, where the ranks' next vote reads it; returns 0."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="grpo-run save", description="Ask a run to save a checkpoint at the next step."
     )
     parser.add_argument(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.record.run_directory import find_run
 from grpo_run.runtime.record.status import RunStatus, read_status
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the status; returns 0 whatever the state of the run is."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="grpo-run status", description="Show the state of a run, its ranks and its faults."
     )
     parser.add_argument(

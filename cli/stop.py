@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import time
 from collections.abc import Sequence
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.run_directory import find_run
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns 0, or 1 if it has not exited in time.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="grpo-run stop", description="Ask a run to save a checkpoint at the next step and exit with 75."
     )
     parser.add_argument(

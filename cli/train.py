@@ -5,13 +5,12 @@ Separates the recipe from the options, checks both, and hands over to `launch.py
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from grpo_run.cli import launch
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launch_options.flags import build_parser
 from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.runtime.errors import UsageError
@@ -19,11 +18,6 @@ from grpo_run.runtime.record.run_directory import default_run_id
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
 
 MODULE = "grpo_run.trainers.recipes"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see grpo-run train --help)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +81,8 @@ def launch_arguments(command: TrainCommand, words: OptionWords) -> list[str]:
     return [*options, "-m", MODULE, *recipe]
 
 
-def _help_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _help_parser() -> CommandParser:
+    parser = CommandParser(
         prog="grpo-run train",
         usage="grpo-run train RECIPE [--set KEY=VALUE ...] [options of grpo-run launch]",
         description="Train a recipe under supervision.",

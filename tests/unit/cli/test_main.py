@@ -36,6 +36,30 @@ def test_an_unknown_command_is_refused(capsys: Captured, word: str, hint: str) -
     assert hint in shown.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--frob"],
+        ["status", "one", "two"],
+        ["report", "--frob"],
+        ["save", "--frob"],
+        ["stop", "--wait", "x"],
+        ["checkpoints"],
+        ["checkpoints", "frob"],
+        ["checkpoints", "list", "--frob"],
+        ["demo", "frob"],
+    ],
+)
+def test_a_wrong_argument_is_one_line(capsys: Captured, words: list[str]) -> None:
+    """Exit code 2 and one line that names the help of the command, without the usage text."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("grpo-run: ")
+    assert f"grpo-run {words[0]}" in shown.err
+
+
 def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
     """Both print the list of commands."""
     assert main([]) == 2

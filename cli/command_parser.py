@@ -1,0 +1,19 @@
+"""Argument parser of the subcommands: a wrong argument is one line and exit code 2, as every other usage error.
+
+Used by every subcommand except `launch`, whose parser is in `launch_options/help.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from grpo_run.runtime.errors import UsageError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Argument parser that raises `UsageError` instead of printing the usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the one line that the user sees."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
