@@ -15,6 +15,8 @@ from grpo_run.runtime.record.history import Recovery
 from grpo_run.watchdog.rank_names import rank_names
 
 LABEL_WIDTH = 10
+MAX_FILE_CHARACTERS = 40
+"""A longer path would be broken inside its line number at 80 columns."""
 ACTIONS = {
     "restart": "restart all ranks",
     "stop": "stop the run",
@@ -78,7 +80,10 @@ def _where(verdict: Mapping[str, Any], rank: int | None) -> str:
     location = verdict.get("location") or (verdict.get("locations") or {}).get(str(rank))
     if not location:
         return ""
-    return f"{short_path(location['file'])}:{location['line']} in {location['function']}"
+    file = short_path(location["file"])
+    if len(file) > MAX_FILE_CHARACTERS:
+        file = str(Path("…", *Path(file).parts[-2:]))  # verdict.json has the whole path
+    return f"{file}:{location['line']} in {location['function']}"
 
 
 def _ranks(ranks: list[int]) -> str:
