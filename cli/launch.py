@@ -35,6 +35,9 @@ hang."""
 SERVER_STOP_SECONDS = 2.0
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class _StoppedWithoutRanks(BaseException):
     """Raised by a signal while the agent waits for other nodes: no rank exists, so nothing has to be saved."""
 
@@ -138,6 +141,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
     terminal.show_end(
         supervisor.sentence, wrong_usage=supervisor.exit_code == EXIT_USAGE, run_directory=directory.path
     )
+    _ignore_signals()
     return supervisor.exit_code
 
 
@@ -176,9 +180,15 @@ def _handle_signals(supervisor: Supervisor) -> None:
             raise _StoppedWithoutRanks(signal.Signals(number).name)
         supervisor.note_stop(signal.Signals(number).name)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
+
+
+def _ignore_signals() -> None:
+    """Keep the exit code that was decided: Python restores the default handlers while it exits."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
