@@ -1,7 +1,7 @@
 """Imports that the forkserver makes before the first rank is needed. Importing this module does all its work.
 
-First ties the forkserver's life to the supervisor's. Then imports torch, transformers and TRL's trainers
-without initializing an accelerator, because a forked child could not use an accelerator that its parent has
+First ties the forkserver's life to the supervisor's. Then imports torch, transformers, TRL's trainers and the
+modules of ours that a rank uses, without initializing an accelerator, because a forked child could not use an accelerator that its parent has
 initialized. Finally excludes the imported objects from garbage collection, which also keeps their memory
 pages shared between ranks. Never imported by a rank or by the supervisor.
 """
@@ -29,6 +29,13 @@ import transformers
 import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Trainer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+
+import grpo_run.trainers.bootstrap
+import grpo_run.trainers.hooks.attach
+import grpo_run.trainers.hooks.train_call
+import grpo_run.trainers.rank.session
+import grpo_run.trainers.rank.vote_group
+import grpo_run.trainers.saving.snapshots  # noqa: F401
 
 PRELOADED = (
     torch, transformers, trl, Trainer, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast,

@@ -147,8 +147,8 @@ def imports(name: str, *, module_level: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
-def loaded_with(name: str) -> set[str]:
-    """Return the top-level names of all third-party and standard modules that importing this module loads."""
+def modules_loaded_with(name: str) -> tuple[set[str], set[str]]:
+    """Return our modules, and the top-level names of all others, that importing this module loads."""
     seen: set[str] = set()
     foreign: set[str] = set()
     waiting = [name]
@@ -165,7 +165,20 @@ def loaded_with(name: str) -> set[str]:
                 waiting += [".".join(inner[:depth]) for depth in range(1, len(inner) + 1)]
             else:
                 foreign.add(imported.partition(".")[0])
-    return foreign
+    return seen, foreign
+
+
+def loaded_with(name: str) -> set[str]:
+    """Return the top-level names of all third-party and standard modules that importing this module loads."""
+    return modules_loaded_with(name)[1]
+
+
+def test_the_forkserver_imports_what_a_rank_uses() -> None:
+    """A module that is missing there is imported again by every rank, which a recovery waits for."""
+    folders = ("hooks", "saving", "resuming", "capture", "exact", "rank")
+    used = {name for name in FILES if name.startswith(tuple(f"trainers.{folder}." for folder in folders))}
+    only_with_injections = {"trainers.rank.faults", "trainers.rank.injector"}
+    assert used - modules_loaded_with("trainers.preload")[0] <= only_with_injections
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -604,6 +604,16 @@ def test_where_members_are_unknown_every_rank_seen_in_the_group_is_one(waiter: i
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1 - waiter,))
 
 
+@pytest.mark.parametrize("waiter", [0, 1])
+def test_a_rank_seen_in_the_group_is_waited_for_although_another_is_not_observed(waiter: int) -> None:
+    """The unobserved rank may be a member too, but the one that exited will never come."""
+    waits = ran([*PAST, PAIR, PAIR])
+    seen = Position(rank=0, records=ran([*PAST, PAIR], last=CollectiveProgress.completed), exited=True)
+    found = judge(*((waits, seen) if waiter == 0 else (seen, waits)), None)
+    assert found is not None
+    assert found.culprits == (1 - waiter,)
+
+
 def test_a_group_in_which_nobody_else_was_seen_needs_every_other_rank_stuck() -> None:
     """One of the others is a member; as long as one of them runs or cannot be seen, it may still come."""
     waits = ran([*PAST, PAIR])
