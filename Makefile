@@ -14,8 +14,9 @@ demo: $(STAMP)
 # Tests marked `alone` measure time or memory, or fill a disk: they run after the others, without a second worker.
 REAL := tests/integration tests/fault tests/browser
 WORKERS := --numprocesses 2
+EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
 
-test: $(STAMP) system
+test: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests/unit -q $(WORKERS)
 	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10
 	$(PYTEST) $(REAL) -q -m "alone and not full" --durations=5
@@ -24,7 +25,7 @@ test-unit: $(STAMP)
 	$(PYTEST) tests/unit -q $(WORKERS)
 
 # All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/campaigns.md.
-test-full: $(STAMP) system
+test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --campaigns
 
 lint: $(STAMP)
@@ -64,6 +65,12 @@ $(STAMP): pyproject.toml constraints.txt
 	&& $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"; \
 	} >$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	touch $(STAMP)
+
+# DeepSpeed compiles this extension when it is first used on CPU. Part of the installation of its tests.
+$(EXTENSION): | $(STAMP)
+	@echo "compiling DeepSpeed's extension for CPU; output in $(VENV)/extension.log"
+	@PYTHONPATH=tests $(BIN)/python -P -m support.compile_extensions >$(VENV)/extension.log 2>&1 \
+	|| { cat $(VENV)/extension.log; exit 1; }
 
 # Install promtool and prometheus for tests that scrape and check rules, and chromium for tests that open a report.
 .PHONY: system

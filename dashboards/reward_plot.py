@@ -62,7 +62,7 @@ class Summary:
 
 
 def recovery_label(recovery: Recovery) -> str:
-    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps redone`.
+    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps repeated`.
 
     Omits what is unknown.
     """
@@ -74,7 +74,7 @@ def recovery_label(recovery: Recovery) -> str:
     if recovery.recovery_seconds is not None:
         parts.append(f"recovered in {_seconds(recovery.recovery_seconds)}")
         if recovery.lost_steps is not None:
-            parts.append(f"{_counted(recovery.lost_steps, 'step')} redone")
+            parts.append(f"{_counted(recovery.lost_steps, 'step')} repeated")
     else:
         parts.append("not recovered")
     return " · ".join(parts)
@@ -196,11 +196,11 @@ def recovery_labels(recoveries: Sequence[Recovery]) -> list[tuple[int, str]]:
     if len(recoveries) <= MAX_LABELS:
         return sorted((recovery.step, recovery_label(recovery)) for recovery in recoveries)
     seconds = sum(recovery.recovery_seconds or 0.0 for recovery in recoveries)
-    redone = sum(recovery.lost_steps or 0 for recovery in recoveries)
+    repeated = sum(recovery.lost_steps or 0 for recovery in recoveries)
     recovered = sum(recovery.recovery_seconds is not None for recovery in recoveries)
     text = (
         f"{len(recoveries)} failures, {recovered} recovered · {_seconds(seconds)} in total"
-        f" · {_counted(redone, 'step')} redone"
+        f" · {_counted(repeated, 'step')} repeated"
     )
     return [(recoveries[0].step, text)]
 

@@ -220,7 +220,7 @@ def run(
 
 def remove_stale_locks() -> None:
     """Remove locks of compilations that were killed: torch waits for them without a deadline."""
-    for lock in EXTENSIONS.glob("*/*/lock"):
+    for lock in EXTENSIONS.rglob("lock"):
         if time.time() - lock.stat().st_mtime > STALE_SECONDS:
             lock.unlink(missing_ok=True)
 

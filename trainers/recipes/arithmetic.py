@@ -19,9 +19,9 @@ from grpo_run.trainers.recipes.training import load_policy, train_grpo, warm_sta
 
 CHARACTERS = "0123456789+=:,"
 DEMONSTRATIONS = 61_440
-"""One epoch of the packaged warm start on two ranks: 480 steps of 2 x 64."""
+"""More than one epoch of the packaged warm start needs on two ranks: 360 steps of 2 x 64."""
 SUMS = 8_192
-"""More than one epoch of the packaged GRPO settings needs on two ranks: 200 steps of 8 prompts."""
+"""More than one epoch of the packaged GRPO settings needs on two ranks: 120 steps of 8 prompts."""
 STEPWISE_FRACTION = 0.35
 """Fraction of demonstrations with the calculation in steps; about the reward at the start of GRPO."""
 

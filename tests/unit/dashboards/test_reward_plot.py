@@ -121,14 +121,14 @@ def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "label"),
     [
-        ({}, "rank 1 killed · recovered in 1.1 s · 3 steps redone"),
-        ({"lost_steps": 1}, "rank 1 killed · recovered in 1.1 s · 1 step redone"),
+        ({}, "rank 1 killed · recovered in 1.1 s · 3 steps repeated"),
+        ({"lost_steps": 1}, "rank 1 killed · recovered in 1.1 s · 1 step repeated"),
         ({"lost_steps": None, "recovery_seconds": 90.0}, "rank 1 killed · recovered in 1.5 min"),
         ({"recovery_seconds": None}, "rank 1 killed · not recovered"),
-        ({"cause": "exception"}, "rank 1 failed · recovered in 1.1 s · 3 steps redone"),
-        ({"cause": "gpu_oom"}, "rank 1 · gpu oom · recovered in 1.1 s · 3 steps redone"),
-        ({"cause": "slow_rank", "rank": None}, "slow rank · recovered in 1.1 s · 3 steps redone"),
-        ({"rank": None}, "the run killed · recovered in 1.1 s · 3 steps redone"),
+        ({"cause": "exception"}, "rank 1 failed · recovered in 1.1 s · 3 steps repeated"),
+        ({"cause": "gpu_oom"}, "rank 1 · gpu oom · recovered in 1.1 s · 3 steps repeated"),
+        ({"cause": "slow_rank", "rank": None}, "slow rank · recovered in 1.1 s · 3 steps repeated"),
+        ({"rank": None}, "the run killed · recovered in 1.1 s · 3 steps repeated"),
     ],
 )
 def test_recovery_label(changes: Record, label: str) -> None:
@@ -148,7 +148,7 @@ def test_many_recoveries_share_one_label() -> None:
     assert [step for step, _ in recovery_labels(recoveries[:3])] == [10, 20, 30]
     recoveries[-1].recovery_seconds = None
     assert [text for _, text in recovery_labels(recoveries)] == [
-        "4 failures, 3 recovered · 3.0 s in total · 8 steps redone"
+        "4 failures, 3 recovered · 3.0 s in total · 8 steps repeated"
     ]
 
 
