@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from support.imports import FILES, PACKAGES, REPOSITORY, edges
+
 PAGE = REPOSITORY / "docs" / "architecture.md"
-PACKAGES = ("cli", "dashboards", "trainers", "runtime", "watchdog")
-"""From the top layer down."""
 Graph = Mapping[str, set[str]]
 
 
@@ -28,51 +27,32 @@ def folders() -> list[Path]:
     return sorted(found, key=lambda folder: (PACKAGES.index(folder.parts[0]), folder.parts))
 
 
-def imported_files(path: Path) -> set[Path]:
-    """Our files that `path` imports, inside functions too; relative to the repository."""
-    found: set[Path] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
-        else:
-            continue
-        for name in names:
-            if name.startswith("grpo_run."):
-                module = Path(*name.split(".")[1:])
-                for candidate in (module.with_suffix(".py"), module / "__init__.py"):
-                    if (REPOSITORY / candidate).is_file():
-                        found.add(candidate)
-    # `from package import module` also names the package; only its own names count as an import of it
-    return {file for file in found if file.name != "__init__.py" or not _has_submodule(found, file)}
-
-
-def _has_submodule(found: set[Path], package: Path) -> bool:
-    return any(file.parent == package.parent and file != package for file in found)
+def imported_files(name: str) -> set[Path]:
+    """Return the files that a module of ours imports, relative to the repository."""
+    return {FILES[imported].relative_to(REPOSITORY) for imported in edges(name)}
 
 
 def folder_graph(package: str) -> Graph:
     """Return which folders of a package import which others; files at its root count separately."""
-    edges: dict[str, set[str]] = defaultdict(set)
-    root = REPOSITORY / package
-    for path in sorted(root.rglob("*.py")):
-        here = _node(path.relative_to(root))
-        edges[here] |= {
-            _node(file.relative_to(package)) for file in imported_files(path) if file.parts[0] == package
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in _modules_of(package):
+        here = _node(FILES[name].relative_to(REPOSITORY / package))
+        found[here] |= {
+            _node(file.relative_to(package)) for file in imported_files(name) if file.parts[0] == package
         } - {here}
-    return edges
+    return found
 
 
 def package_graph() -> Graph:
     """Return which packages import which others."""
     return {
-        package: {
-            file.parts[0] for path in (REPOSITORY / package).rglob("*.py") for file in imported_files(path)
-        }
-        - {package}
+        package: {file.parts[0] for name in _modules_of(package) for file in imported_files(name)} - {package}
         for package in PACKAGES
     }
+
+
+def _modules_of(package: str) -> list[str]:
+    return [name for name in FILES if name.partition(".")[0] == package]
 
 
 def _node(path: Path) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
+from support.imports import FILES, edges, imports
 
-REPOSITORY = Path(__file__).parents[2]
 ALLOWED = {
     "watchdog": {"watchdog"},
     "runtime": {"runtime", "watchdog"},
@@ -107,46 +104,6 @@ LIGHT = (
 """Modules that must import fast: read-only commands, and what the supervisor needs before its ranks."""
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Yield every module of ours: dotted name without `grpo_run.`, and its file."""
-    for folder in ALLOWED:
-        for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            parts = path.relative_to(REPOSITORY).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
-
-
-FILES = dict(sources())
-
-
-def nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
-    """Yield all nodes, or only those executed on import (without function bodies and type-checking blocks)."""
-    for child in ast.iter_child_nodes(tree):
-        if module_level and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        if module_level and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            continue
-        yield child
-        yield from nodes(child, module_level=module_level)
-
-
-@functools.cache
-def imports(name: str, *, module_level: bool = False) -> frozenset[str]:
-    """Return the dotted names that a module of ours imports; for `from a import b`, both `a` and `a.b`."""
-    path = FILES[name]
-    package = ["grpo_run", *name.split(".")]
-    if path.name != "__init__.py":
-        package.pop()
-    found: set[str] = set()
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), module_level=module_level):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*package[: len(package) - node.level + 1], node.module or ""]).strip(".")
-            module = base if node.level else (node.module or "")
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
-
-
 def modules_loaded_with(name: str) -> tuple[set[str], set[str]]:
     """Return our modules, and the top-level names of all others, that importing this module loads."""
     seen: set[str] = set()
@@ -193,20 +150,6 @@ def test_packages_import_in_one_direction(name: str) -> None:
 def test_no_module_imports_a_folder_without_its_package(name: str) -> None:
     """`import watchdog` would find another project's package or load a second copy of ours."""
     assert {word.partition(".")[0] for word in imports(name)} & set(ALLOWED) == set()
-
-
-def edges(name: str) -> set[str]:
-    """Return the modules of ours that a module imports, also inside functions.
-
-    A package's `__init__` is included only if it is named.
-    """
-    found = set()
-    for word in imports(name):
-        inner = word.removeprefix("grpo_run.")
-        if word.startswith("grpo_run.") and inner in FILES and inner != name:
-            found.add(inner)
-    # `from package import module` names both; only the module is meant
-    return {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
 
 
 def layer(name: str) -> int:
