@@ -26,6 +26,7 @@ from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.runtime.detection.stall_detector import StallDetector
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.observation import Slot, all_done
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 SUPERVISOR_PAUSE_SECONDS = 2.0
@@ -91,7 +92,7 @@ class HangDetector:
         self._movement.record(slots, now)
         self._stalls.record(slots, now)
         if all_done(list(slots.values())):
-            self._deadlocks.suspicion = self._stalls.suspicion = None
+            self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
             stall = self._exit_hangs.scan(slots, self._ranks.pids, now)
             return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds) if stall else None
         return self._deadlocks.scan(slots, now) or self._stalls.scan(slots, now, self._deadlocks.last_poll)
@@ -100,6 +101,11 @@ class HangDetector:
     def suspicion(self) -> str | None:
         """A hang that is not confirmed yet, as a sentence."""
         return self._deadlocks.suspicion or self._stalls.suspicion
+
+    @property
+    def awaited(self) -> AwaitedRank | None:
+        """The rank that the others wait for, as of the last stall check; None while nobody waits for long."""
+        return self._stalls.awaited
 
     @property
     def blind(self) -> dict[int, str]:

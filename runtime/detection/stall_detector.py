@@ -17,9 +17,11 @@ from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
+from grpo_run.watchdog.stalls.overdue import phase_clocks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
 CHECK_SECONDS = 0.5
@@ -29,6 +31,8 @@ RETRY_SECONDS = 5.0
 
 class StallDetector:
     """Stall detector of one attempt. `suspicion` describes a stall that one more check will confirm.
+
+    `awaited` is the rank that the others have been waiting for since some seconds, as of the last check.
 
     Args:
         now: monotonic seconds; the time before it was not observed and counts for nothing.
@@ -53,6 +57,7 @@ class StallDetector:
         self._activity = RankActivity()
         self._nested = NestedPhaseTime()
         self.suspicion: str | None = None
+        self.awaited: AwaitedRank | None = None
 
     def restart(self, now: float) -> None:
         """Start all clocks at `now`, after a pause of the supervisor."""
@@ -75,6 +80,7 @@ class StallDetector:
         if now < self._next_check_at:
             return None
         self._next_check_at = now + CHECK_SECONDS
+        self.awaited = self._find_awaited(slots, now)
         if now - max(_oldest_phase(slots, now), self._observed_since) < self._settings.floor_seconds / 2:
             self.suspicion = None
             return None
@@ -130,6 +136,32 @@ class StallDetector:
             waiting={rank: waits for rank, waits in blocked.items() if waits is not None},
             nested=self._nested,
             whole_world=len(slots) == self._ranks.world_size,
+        )
+
+    def _find_awaited(self, slots: Mapping[int, Slot | None], now: float) -> AwaitedRank | None:
+        still = {rank: self._movement.still_seconds(rank, now) for rank in slots}
+        if max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
+            return None
+        learned = self._durations.current(now)
+        clocks = {
+            rank: phase_clocks(
+                slot,
+                now=now,
+                learned=learned.durations,
+                completed=learned.completed.get(rank, ()),
+                settings=self._settings,
+                progressed_at=self._progressed_at(rank, slot),
+                nested=self._nested,
+            )[0]
+            for rank, slot in slots.items()
+            if slot is not None
+        }
+        return find_awaited_rank(
+            slots,
+            waiting={rank: self._records.is_blocked(rank, slot, None) for rank, slot in slots.items()},
+            still=still,
+            clocks=clocks,
+            busy={},
         )
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:

@@ -13,7 +13,7 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
-from grpo_run.watchdog.stalls.overdue import find_overdue_phase
+from grpo_run.watchdog.stalls.overdue import phase_clocks
 from grpo_run.watchdog.stalls.sentences import describe_culprits, describe_waiting_ranks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
@@ -62,8 +62,8 @@ def find_stall(
             blind = True
         elif slot.state in _WATCHED_STATES:
             known[rank] = slot
-    found = {
-        rank: find_overdue_phase(
+    clocks = {
+        rank: phase_clocks(
             slot,
             now=now,
             learned=learned,
@@ -74,7 +74,11 @@ def find_stall(
         )
         for rank, slot in known.items()
     }
-    overdue = {rank: phase for rank, phase in found.items() if phase is not None}
+    overdue = {
+        rank: next(clock for clock in of_rank if clock.overdue)
+        for rank, of_rank in clocks.items()
+        if any(clock.overdue for clock in of_rank)
+    }
     if not overdue:
         return None
     merely_waiting = {

@@ -1,6 +1,7 @@
-"""Overdue phases: compares the clock of each of a rank's open phases with the phase's deadline.
+"""The clock of each open phase of a rank, compared with the phase's deadline.
 
-Called by `detection.py`. Pure. Does not decide whether the rank is to blame.
+Called by `detection.py`, and by `runtime.detection.stall_detector` for the rank that others wait for. Pure.
+Does not decide whether the rank is to blame.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverduePhase:
-    """The innermost phase of a rank that exceeds its deadline."""
+class PhaseClock:
+    """How long a rank has been in an open phase without progress, and how long it may be."""
 
     rank: int
     phase: Phase
@@ -24,9 +25,15 @@ class OverduePhase:
     silent_seconds: float
     deadline_seconds: float
     occurrence: Occurrence
+    deadline_at_seconds: float
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the phase is past its deadline."""
+        return self.silent_seconds > self.deadline_seconds
 
 
-def find_overdue_phase(
+def phase_clocks(
     slot: Slot,
     *,
     now: float,
@@ -35,9 +42,10 @@ def find_overdue_phase(
     settings: DeadlineSettings,
     progressed_at: float,
     nested: NestedPhaseTime,
-) -> OverduePhase | None:
-    """Return the innermost open phase that is past its deadline, or None. Arguments as for `find_stall`."""
+) -> list[PhaseClock]:
+    """Return the clocks of a rank's open phases, the innermost first. Arguments as for `find_stall`."""
     phases = _open_phases(slot)
+    clocks = []
     for depth in range(len(phases) - 1, -1, -1):
         here = phases[depth]
         until = now if depth == len(phases) - 1 else phases[depth + 1].since_seconds
@@ -53,16 +61,18 @@ def find_overdue_phase(
             )
         occurrence = Occurrence.later if here.phase in completed else Occurrence.first
         limit = deadline_seconds(here.phase, learned.get(here.phase), occurrence, settings)
-        if silent > limit:
-            return OverduePhase(
+        clocks.append(
+            PhaseClock(
                 rank=slot.rank,
                 phase=here.phase,
                 since_seconds=since,
                 silent_seconds=silent,
                 deadline_seconds=limit,
                 occurrence=occurrence,
+                deadline_at_seconds=until + limit - silent,
             )
-    return None
+        )
+    return clocks
 
 
 def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:

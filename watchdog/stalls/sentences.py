@@ -12,7 +12,7 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.deadlines import Occurrence
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.overdue import OverduePhase
+from grpo_run.watchdog.stalls.overdue import PhaseClock
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
 _CAUSES = {
@@ -24,7 +24,7 @@ _CAUSES = {
 
 
 def describe_culprits(
-    culprits: Sequence[OverduePhase],
+    culprits: Sequence[PhaseClock],
     waiters: tuple[int, ...],
     processes: Mapping[int, ProcessFacts | None],
     durations: Durations | None,
@@ -70,7 +70,7 @@ def describe_culprits(
     )
 
 
-def describe_waiting_ranks(overdue: Mapping[int, OverduePhase]) -> Stall:
+def describe_waiting_ranks(overdue: Mapping[int, PhaseClock]) -> Stall:
     """Return the stall of ranks that all wait for too long; its time is that of the last one to begin."""
     last = min(overdue.values(), key=lambda phase: phase.silent_seconds)
     subject = "All ranks have waited" if len(overdue) > 1 else f"Rank {last.rank} has waited"

@@ -1,0 +1,90 @@
+"""The rank that others wait for: named while it happens, and never invented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank, find_awaited_rank
+from grpo_run.watchdog.stalls.deadlines import Occurrence
+from grpo_run.watchdog.stalls.overdue import PhaseClock
+
+MakeSlot = Callable[..., Slot]
+
+
+def in_phase(make_slot: MakeSlot, rank: int, phase: Phase, **changes: object) -> Slot:
+    """A slot with one open phase."""
+    return make_slot(rank, phases=(OpenPhase(phase=phase, since_seconds=900.0),), **changes)
+
+
+def clock(rank: int, phase: Phase, since: float) -> PhaseClock:
+    """A clock of an innermost phase, read at 1,000 s, with a deadline of 300 s."""
+    return PhaseClock(
+        rank=rank, phase=phase, since_seconds=since, silent_seconds=1000.0 - since, deadline_seconds=300.0,
+        occurrence=Occurrence.later, deadline_at_seconds=since + 300.0,
+    )  # fmt: skip
+
+
+def find(
+    slots: Mapping[int, Slot | None],
+    waiting: Mapping[int, bool | None],
+    *,
+    still: float = 30.0,
+    since: Mapping[int, float] = {},
+    busy: Mapping[int, bool | None] = {},
+) -> AwaitedRank | None:
+    """Find the awaited rank; every rank's slot has been still for `still` seconds."""
+    clocks = {
+        rank: clock(rank, slot.phase or Phase.startup, since.get(rank, 900.0))
+        for rank, slot in slots.items()
+        if slot is not None
+    }
+    return find_awaited_rank(
+        slots, waiting=waiting, still=dict.fromkeys(slots, still), clocks=clocks, busy=busy
+    )
+
+
+def test_the_rank_that_does_not_wait_is_awaited(make_slot: MakeSlot) -> None:
+    """With its phase, since when, until when, and who waits."""
+    slots = {
+        0: in_phase(make_slot, 0, Phase.vote),
+        1: in_phase(make_slot, 1, Phase.reward),
+        2: in_phase(make_slot, 2, Phase.data),
+    }
+    found = find(slots, {0: False, 1: False, 2: True}, busy={1: True})
+    assert found == AwaitedRank(
+        rank=1, phase=Phase.reward, since_seconds=900.0, deadline_at_seconds=1200.0, busy=True, waiters=(0, 2)
+    )
+
+
+def test_the_longest_silent_rank_is_named_first(make_slot: MakeSlot) -> None:
+    """Of several that do not wait."""
+    slots = {rank: in_phase(make_slot, rank, Phase.reward) for rank in range(3)}
+    found = find(slots, {0: True, 1: False, 2: False}, since={1: 950.0, 2: 940.0})
+    assert found is not None
+    assert (found.rank, found.since_seconds, found.waiters) == (2, 940.0, (0,))
+
+
+@pytest.mark.parametrize("why", ["short wait", "nobody waits", "all wait", "done", "unreadable"])
+def test_nobody_is_named_without_a_wait_or_without_a_rank_to_wait_for(make_slot: MakeSlot, why: str) -> None:
+    """A short wait is usual; a rank that has ended or cannot be read is no rank to wait for."""
+    working: Slot | None = in_phase(
+        make_slot, 1, Phase.reward, state=RankState.done if why == "done" else RankState.training
+    )
+    slots = {0: in_phase(make_slot, 0, Phase.reward), 1: None if why == "unreadable" else working}
+    waiting: dict[int, bool | None] = {0: why != "nobody waits", 1: why == "all wait"}
+    assert find(slots, waiting, still=1.9 if why == "short wait" else 30.0) is None
+
+
+def test_a_rank_that_may_wait_is_a_waiter_and_not_awaited(make_slot: MakeSlot) -> None:
+    """Only a Flight Recorder could tell whether it waits in its backward pass."""
+    slots = {
+        0: in_phase(make_slot, 0, Phase.forward_backward),
+        1: in_phase(make_slot, 1, Phase.forward_backward),
+    }
+    assert find(slots, {0: None, 1: None}) is None
+    found = find(slots, {0: None, 1: False})
+    assert found is not None
+    assert (found.rank, found.waiters) == (1, (0,))

@@ -1,0 +1,80 @@
+"""The rank that the other ranks wait for, for displays and warnings while it happens.
+
+Computed from slots and waits alone, at every stall check. Called by `runtime.detection.stall_detector`. Pure.
+Does not decide whether the rank hangs (`detection.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.overdue import PhaseClock
+
+SHORTEST_WAIT_SECONDS = 2.0
+"""Ranks always wait for one another briefly; nothing is reported before a wait has lasted this long."""
+
+_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AwaitedRank:
+    """A rank that other ranks wait for. All times are seconds of the monotonic clock.
+
+    `since_seconds` is when the rank's phase began, or its last progress inside the phase. `deadline_at_seconds`
+    is when the rank will count as hung if nothing changes. `callback` names the user's callback that runs
+    (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use the CPU or transfer
+    data; None if unknown. `waiters` wait for it, or may do so.
+    """
+
+    rank: int
+    phase: Phase
+    callback: str = ""
+    since_seconds: float
+    deadline_at_seconds: float
+    busy: bool | None
+    waiters: tuple[int, ...]
+
+
+def find_awaited_rank(
+    slots: Mapping[int, Slot | None],
+    *,
+    waiting: Mapping[int, bool | None],
+    still: Mapping[int, float],
+    clocks: Mapping[int, PhaseClock],
+    busy: Mapping[int, bool | None],
+) -> AwaitedRank | None:
+    """Return the rank that the others wait for, the longest silent one of several; None if nobody waits.
+
+    Args:
+        slots: last readings of the local ranks.
+        waiting: whether each rank is blocked in a collective; None if unknown.
+        still: for how many seconds each rank's slot has not changed.
+        clocks: the clock of each rank's innermost phase; ranks without one are not named.
+        busy: whether each rank's processes are active; absent or None if unknown.
+    """
+    watched = {
+        rank: slot for rank, slot in slots.items() if slot is not None and slot.state in _WATCHED_STATES
+    }
+    # a rank of which it is unknown whether it waits is in a backward pass: named neither way on its own
+    own_work = [
+        rank for rank, slot in watched.items() if waiting.get(rank) is False and slot.phase is not Phase.vote
+    ]
+    waiters = tuple(
+        sorted(
+            rank for rank in watched.keys() - set(own_work) if still.get(rank, 0.0) >= SHORTEST_WAIT_SECONDS
+        )
+    )
+    awaited = [clocks[rank] for rank in own_work if rank in clocks]
+    if not awaited or not waiters:
+        return None
+    clock = min(awaited, key=lambda one: (one.since_seconds, one.rank))
+    return AwaitedRank(
+        rank=clock.rank,
+        phase=clock.phase,
+        since_seconds=clock.since_seconds,
+        deadline_at_seconds=clock.deadline_at_seconds,
+        busy=busy.get(clock.rank),
+        waiters=waiters,
+    )
