@@ -1,7 +1,9 @@
 """The board file: a header and one slot per local rank, memory-mapped and readable after a rank's death.
 
 The supervisor creates and reads it; each rank writes its own slot (`slot_writer.py`). A reader that sees an
-odd or changed sequence number reads again. This relies on the stores of one x86-64 thread becoming visible in
+odd or changed sequence number reads again, and then returns its last consistent reading: a writer may be
+interrupted in the middle of a write for any time (by garbage collection, by another thread of its
+interpreter, by the kernel). This relies on the stores of one x86-64 thread becoming visible in
 order; under a weaker memory model a torn reading is still detected unless every field tore in the same way.
 Does not interpret slots and does not notify: readers poll.
 """
@@ -27,6 +29,7 @@ from grpo_run.runtime.board.slot_layout import (
     SEQUENCE,
     SLOT_BYTES,
     read_slot,
+    with_marks,
 )
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
@@ -99,6 +102,7 @@ class Board:
     def begin_attempt(self, attempt: int) -> None:
         """Clear all slots and requests. Call it while no rank is running."""
         struct.pack_into("<II", self._memory, _ATTEMPT_AT, attempt, 0)
+        self._readings.clear()
         for index in range(self.slots):
             offset = _slot_offset(index)
             self._memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
@@ -138,8 +142,9 @@ class Board:
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
 
-        None means unknown: the slot was never written, the file was truncated, or a write overlapped every
-        attempt.
+        If a write overlaps every attempt, the reading is the last consistent one of this object, with the
+        marks of now: the rank is alive or stopped, but not unobserved. None means unknown: the slot was never
+        written or never read consistently, or the file was truncated.
         """
         if not self.has_full_size:
             return None
@@ -155,7 +160,8 @@ class Board:
                 if last is None or last[0] != raw:  # most slots do not change between two scans
                     last = self._readings[index] = raw, read_slot(raw, before)
                 return last[1]
-        return None
+        last = self._readings.get(index)
+        return None if last is None else with_marks(last[1], self._memory, offset)
 
     def read_all(self) -> list[Slot | None]:
         """Return every slot, by local rank."""

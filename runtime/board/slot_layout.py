@@ -140,3 +140,16 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
         collectives_issued=MARK.unpack_from(raw, COLLECTIVES_ISSUED_AT)[0],
         **dict(zip(_READING_NAMES, values, strict=True)),
     )
+
+
+def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:
+    """Return an earlier reading with the present marks, which are stored outside the seqlock."""
+    heartbeat_ns, last_work_ns, collectives = (
+        MARK.unpack_from(memory, offset + at)[0] for at in (HEARTBEAT_AT, LAST_WORK_AT, COLLECTIVES_ISSUED_AT)
+    )
+    return dataclasses.replace(
+        reading,
+        heartbeat_seconds=heartbeat_ns / 1e9,
+        last_work_seconds=last_work_ns / 1e9,
+        collectives_issued=collectives,
+    )

@@ -55,6 +55,7 @@ class SlotWriter(SlotFields):
         self.on_enter: Callable[[Phase], None] | None = None
         self._memory = memory
         self._offset = offset
+        self._phases_at = slice(offset + OPEN_PHASES_AT, offset + OPEN_PHASES_AT + OPEN_PHASES.size)
         self._sequence = 0
         self._open_phases: list[tuple[int, int]] = []
         self._published_work = (0, 0)
@@ -106,8 +107,7 @@ class SlotWriter(SlotFields):
         self._begin_write()
         write_integers(memory, offset + INTEGERS_AT, self)
         write_floats(memory, offset + FLOATS_AT, self)
-        self._sequence += 1
-        SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._end_write()
         self._publish_phases(time.monotonic_ns())
 
     def heartbeat(self) -> None:
@@ -135,14 +135,16 @@ class SlotWriter(SlotFields):
         self._sequence += 1 + (self._sequence & 1)
         SEQUENCE.pack_into(self._memory, self._offset, self._sequence)
 
+    def _end_write(self) -> None:
+        """Make the sequence number even, even if a second thread has written at the same time."""
+        self._sequence = (self._sequence | 1) + 1
+        SEQUENCE.pack_into(self._memory, self._offset, self._sequence)
+
     def _publish_phases(self, now: int) -> None:
-        memory, offset = self._memory, self._offset
         phases = self._open_phases[-MAX_OPEN_PHASES:]
         padding = (0,) * (MAX_OPEN_PHASES - len(phases))
-        self._begin_write()
-        OPEN_PHASES.pack_into(
-            memory,
-            offset + OPEN_PHASES_AT,
+        # complete before the write begins: building the lists may start a garbage collection of a second
+        packed = OPEN_PHASES.pack(
             now,
             self.state,
             len(phases),
@@ -151,5 +153,6 @@ class SlotWriter(SlotFields):
             *[since for _, since in phases],
             *padding,
         )
-        self._sequence += 1
-        SEQUENCE.pack_into(memory, offset, self._sequence)
+        self._begin_write()
+        self._memory[self._phases_at] = packed
+        self._end_write()

@@ -84,7 +84,7 @@ class HangDetector:
         """Scan once. Returns a confirmed finding, or None; an unconfirmed one is in `suspicion`."""
         now = self._clock()
         if now - self._scanned_at > SUPERVISOR_PAUSE_SECONDS:
-            self._movement.restart()
+            self._movement.restart(now)
             self._deadlocks.restart()
             self._stalls.restart(now)
             self._exit_hangs.restart()

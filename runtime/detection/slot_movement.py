@@ -9,19 +9,22 @@ from grpo_run.watchdog.observation import Slot
 START_SECONDS = 30.0
 """A rank writes its slot within milliseconds if it is forked, and within some seconds as a fresh interpreter.
 """
+UNREADABLE_SECONDS = 2.0
+"""How long a slot that had been read must be unreadable before it is reported."""
 
 
 class SlotMovement:
     """Signatures of slots over successive scans.
 
     One object per attempt. `unreadable` holds the reason for each slot that could not be read. A rank that is
-    starting has no slot yet, and is not listed before `START_SECONDS` have passed.
+    starting has no slot yet, and is not listed before `START_SECONDS` have passed; a slot that was read
+    before, not before `UNREADABLE_SECONDS`.
     """
 
     def __init__(self) -> None:
         self._moved: dict[int, tuple[object, float]] = {}
         self._first_scan: float | None = None
-        self._started: set[int] = set()
+        self._read_at: dict[int, float] = {}
         self.unreadable: dict[int, str] = {}
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
@@ -30,22 +33,24 @@ class SlotMovement:
             self._first_scan = now
         for rank, slot in slots.items():
             if slot is None:
-                if rank in self._started:
-                    self.unreadable[rank] = "its slot on the board cannot be read"
+                if rank in self._read_at:
+                    if now - self._read_at[rank] >= UNREADABLE_SECONDS:
+                        self.unreadable[rank] = "its slot on the board cannot be read"
                 elif now - self._first_scan >= START_SECONDS:
                     self.unreadable[rank] = (
                         f"it has not written its slot on the board for {START_SECONDS:.0f} s"
                     )
                 continue
-            self._started.add(rank)
+            self._read_at[rank] = now
             self.unreadable.pop(rank, None)
             signature = (slot.pid, slot.writes, slot.collectives_issued, slot.last_work_seconds)
             if self._moved.get(rank, (None, 0.0))[0] != signature:
                 self._moved[rank] = (signature, now)
 
-    def restart(self) -> None:
-        """Forget all signatures: every slot counts as moved at the next scan."""
+    def restart(self, now: float) -> None:
+        """Forget all signatures: every slot counts as moved at the next scan, at `now` (monotonic seconds)."""
         self._moved.clear()
+        self._read_at = dict.fromkeys(self._read_at, now)
 
     def still_seconds(self, rank: int, now: float) -> float:
         """How long the rank's slot has been unchanged; 0 if it was never read."""

@@ -202,14 +202,50 @@ def test_slots_are_independent(board: Board, writer: SlotWriter) -> None:
     assert seen(board, 0).reward == 0.75
 
 
+def set_sequence(path: Path, number: int) -> None:
+    """Write the sequence number of local rank 1's slot."""
+    with open(path, "r+b") as file:
+        file.seek(HEADER_BYTES + SLOT_BYTES)
+        file.write(struct.pack("<Q", number))
+
+
 def test_a_write_under_way_is_not_read(board: Board, writer: SlotWriter, tmp_path: Path) -> None:
-    """A rank killed during a write leaves an odd sequence number: its slot is unknown, not healthy."""
-    with open(tmp_path / "board.mmap", "r+b") as file:
-        for number, readable in ((7, False), (8, True)):
-            file.seek(HEADER_BYTES + SLOT_BYTES)
-            file.write(struct.pack("<Q", number))
-            file.flush()
-            assert (board.read(1) is not None) is readable
+    """A reader that has no earlier reading does not know the rank's state."""
+    for number, readable in ((7, False), (8, True)):
+        set_sequence(tmp_path / "board.mmap", number)
+        assert (board.read(1) is not None) is readable
+
+
+def test_during_a_write_the_last_reading_is_returned_with_the_present_heartbeat(
+    board: Board, writer: SlotWriter, tmp_path: Path
+) -> None:
+    """A writer that a garbage collection or a signal stops in the middle of a write is not unobserved."""
+    writer.step = 3
+    writer.publish()
+    before = seen(board)
+    set_sequence(tmp_path / "board.mmap", 7)
+    writer.heartbeat()
+    writer.record_work()
+    during = seen(board)
+    assert (during.step, during.writes) == (3, before.writes)
+    assert during.heartbeat_seconds > before.heartbeat_seconds
+    assert during.last_work_seconds > before.last_work_seconds
+    board.begin_attempt(1)
+    assert board.read(1) is None
+
+
+def test_two_threads_that_write_at_once_leave_a_readable_slot(
+    board: Board, writer: SlotWriter, often_switching: None
+) -> None:
+    """Whichever write ends last, the sequence number is even afterwards."""
+    threads = [
+        threading.Thread(target=lambda: [writer.publish() for _ in range(2000)] and None) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert board.read(1) is not None
 
 
 def test_a_reading_that_overlaps_a_write_is_repeated(
@@ -284,7 +320,7 @@ def test_an_interrupted_write_does_not_make_the_slot_unreadable(
         def interrupted(*args: object) -> None:
             raise KeyboardInterrupt
 
-        struct_like = type("Interrupted", (), {"pack_into": staticmethod(interrupted)})
+        struct_like = type("Interrupted", (), {"pack": staticmethod(interrupted)})
         patched.setattr(slot_writer, part, interrupted if part.startswith("write") else struct_like)
         with pytest.raises(KeyboardInterrupt):
             writer.publish()

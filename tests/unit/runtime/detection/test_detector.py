@@ -18,6 +18,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS, HangDetector
 from grpo_run.runtime.detection.finding import Finding
+from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
@@ -912,25 +913,31 @@ def test_a_process_whose_io_cannot_be_read_after_the_end_is_not_reported(world: 
 
 
 def test_nothing_of_an_earlier_attempt_survives(world: World) -> None:
-    """No suspicion, poll, blindness or recording: two polls are needed again."""
+    """No suspicion, poll or recording: two polls are needed again."""
     mismatch(world)
     while not world.polls:
         world.advance(0.1)
-    world.unreadable = {1}
-    world.scan()
-    world.unreadable = set()
     assert world.watch.suspicion
-    assert world.watch.blind
     assert world.watch.recordings
     world.begin(1)
     assert world.watch.suspicion is None
-    assert world.watch.blind == {}
     assert world.watch.recordings == {}
     assert world.watch.collective_logs() == {0: [], 1: []}
     mismatch(world)
     while not world.polls:
         assert world.advance(0.1) is None
     assert world.advance(1.0) is not None
+
+
+def test_blindness_ends_with_the_attempt(world: World) -> None:
+    """The slots of the next attempt are others."""
+    world.scan()
+    world.unreadable = {1}
+    world.advance(UNREADABLE_SECONDS + 0.2)
+    assert world.watch.blind
+    world.unreadable = set()
+    world.begin(1)
+    assert world.watch.blind == {}
 
 
 def test_a_suspicion_of_an_earlier_attempt_is_not_confirmed(world: World) -> None:
