@@ -32,7 +32,11 @@ def rank_names(ranks: Iterable[int], *, capitalize: bool = False, ranges: bool =
     return f"{noun.capitalize() if capitalize else noun} {join_words(words)}"
 
 
-def join_words(words: Iterable[str]) -> str:
-    """Join words or clauses: `a`, `a and b`, `a, b and c`."""
+def join_words(words: Iterable[str], *, last: str = "and") -> str:
+    """Join words or clauses: `a`, `a and b`, `a, b and c`.
+
+    Args:
+        last: stands before the last one: `and` or `or`.
+    """
     listed = list(words)
-    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+    return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)

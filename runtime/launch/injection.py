@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.rank_names import join_words
 
 GRAMMAR = "KIND@rankR:stepN[:phase=PHASE][:seconds=S]"
 MAX_STEP = 10**9
@@ -227,8 +228,9 @@ class Injection:
 def _kind(name: str, text: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
-    near = difflib.get_close_matches(name, KINDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`--inject help` lists the kinds"
+    family = [kind for kind in KINDS if name and kind.startswith(f"{name}-")]
+    near = family or difflib.get_close_matches(name, KINDS, 1)
+    hint = f"did you mean {join_words(near, last='or')}?" if near else "`--inject help` lists the kinds"
     raise ConfigError(f"--inject {text}: no such kind {name!r}; {hint}")
 
 
