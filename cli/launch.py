@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.elastic import build_agent
@@ -101,6 +102,11 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         shown_ranks=config.shown_ranks, status=lambda: supervisor.status() if supervisor is not None else None
     )
     output = OutputFollower(terminal.rank_line)
+
+    def follow(files: dict[int, Path]) -> None:
+        output.follow(files)
+        terminal.attempt_begins()
+
     if not directory.run_json.exists():
         directory.write_run(config.as_json())
     staging = StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None
@@ -111,7 +117,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         local_world_size=ranks,
         rank_environment=_rank_environment,
         notify=terminal.notify,
-        follow_output=output.follow,
+        follow_output=follow,
         staging=staging,
     )
     agent = build_agent(launch, supervisor)

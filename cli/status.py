@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.record.run_directory import find_run
 from grpo_run.runtime.record.status import RunStatus, read_status
+from grpo_run.watchdog.duration_text import duration_text, step_time_text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +44,7 @@ def print_text(status: RunStatus) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", status.run_id)
     facts.add_row("state", status.state)
-    facts.add_row("step", f"{fields['step']} of {fields['target_steps']}")
+    facts.add_row("step", _steps(status))
     facts.add_row("attempts", str(fields["attempts"]))
     facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
     facts.add_row(
@@ -56,12 +58,8 @@ def print_text(status: RunStatus) -> None:
     if fields["checkpoint_trouble"] is not None:
         facts.add_row("disk", fields["checkpoint_trouble"])
     console.print(facts)
-    for rank, slot in enumerate(status.slots):
-        if slot is None:
-            console.print(f"  local rank {rank}: cannot be observed")
-        else:
-            phase = slot.phase.name if slot.phase else "none"
-            console.print(f"  rank {slot.rank}: step {slot.step}, phase {phase}, pid {slot.pid}")
+    for rank in fields["ranks"]:
+        console.print(f"  {_rank_line(rank)}")
     for number, recovery in enumerate(status.history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")
         details = [
@@ -73,6 +71,26 @@ def print_text(status: RunStatus) -> None:
             *_known("{}", recovery.incident),
         ]
         console.print("   " + " · ".join(filter(None, details)), style="dim")
+
+
+def _steps(status: RunStatus) -> str:
+    """Where training is, how long a step takes, and how long the rest takes at this pace."""
+    history = status.history
+    seconds, remaining = history.step_seconds(), history.remaining_seconds()
+    texts = [f"{history.step} of {history.target_steps}" if history.target_steps else str(history.step)]
+    if seconds is not None:
+        texts.append(step_time_text(seconds))
+    if remaining and status.state == "running":
+        texts.append(f"{duration_text(remaining)} left")
+    return ", ".join(texts)
+
+
+def _rank_line(rank: Mapping[str, Any]) -> str:
+    if not rank["observable"]:
+        return f"local rank {rank['local_rank']}: cannot be observed"
+    phase = rank["phase"]
+    where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"
+    return f"rank {rank['rank']}: step {rank['step']}, {where}, pid {rank['pid']}"
 
 
 def _known(text: str, value: object) -> list[str]:

@@ -32,7 +32,8 @@ def fault_lines(recovery: Recovery) -> list[str]:
         if recovery.detection_seconds is not None
         else "",
         "where": _where(verdict, recovery.rank),
-        "waiting": _ranks(verdict.get("waiters") or []),
+        "waiting": _ranks(_still_waiting(verdict, recovery)),
+        "others": _others(recovery),
         "action": f"{action}: {recovery.reason}" if recovery.reason else action,
         "evidence": short_path(recovery.incident) if recovery.incident else "",
     }
@@ -84,6 +85,22 @@ def _where(verdict: Mapping[str, Any], rank: int | None) -> str:
     if len(file) > MAX_FILE_CHARACTERS:
         file = str(Path("…", *Path(file).parts[-2:]))  # verdict.json has the whole path
     return f"{file}:{location['line']} in {location['function']}"
+
+
+def _still_waiting(verdict: Mapping[str, Any], recovery: Recovery) -> list[int]:
+    failed = {*recovery.lost_connection, *recovery.also_failed}
+    return [rank for rank in verdict.get("waiters") or [] if rank not in failed]
+
+
+def _others(recovery: Recovery) -> str:
+    """What happened to the other ranks that failed."""
+    if recovery.rank is None:
+        return ""
+    lost, failed = recovery.lost_connection, recovery.also_failed
+    whose = "its" if len(lost) == 1 else "their"
+    clauses = [f"{rank_names(failed)} failed too"] if failed else []
+    clauses += [f"{rank_names(lost)} lost {whose} connection to rank {recovery.rank}"] if lost else []
+    return "; ".join(clauses)
 
 
 def _ranks(ranks: list[int]) -> str:

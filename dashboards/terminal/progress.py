@@ -2,42 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
+from grpo_run.watchdog.duration_text import duration_text, step_time_text
+from grpo_run.watchdog.observation import RankState
 
 SEPARATOR = " · "
 STATE_NOTES = {
     "suspect": "checking a possible hang",
     "collecting": "collecting evidence",
-    "recovering": "restarting the ranks",
     "stopping": "stopping",
 }
 """What the supervisor is doing, in the states in which training may stand still."""
 
 
-def progress_line(status: RunStatus) -> str:
-    """Return the state of the run in one line; "" before the first committed step.
+class LineKind(Enum):
+    """What a progress line says, from which `pipe_schedule.py` derives when it is worth a line of its own."""
 
-    Of the newest snapshot in memory and the newest checkpoint, the newer is shown.
+    starting = "starting"
+    """No step has been committed since the ranks were started."""
+    training = "training"
+    waiting = "waiting"
+    """A rank is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressLine:
+    """One state of the progress line.
+
+    Args:
+        kind: what it says.
+        parts: the facts in the order of the line, each with its rank among the facts: on a narrow terminal
+            those with the highest number are left out first.
+        wait: identifies who is waited for and where; None if no rank is.
+    """
+
+    kind: LineKind
+    parts: tuple[tuple[int, str], ...]
+    wait: Hashable = None
+
+    def text(self, width: int | None = None) -> str:
+        """Return the line, without the least important facts if it is longer than `width` columns."""
+        parts = list(self.parts)
+        while width is not None and len(parts) > 1 and len(_joined(parts)) > width:
+            parts.remove(max(parts))
+        return _joined(parts)
+
+
+def progress_line(status: RunStatus) -> ProgressLine:
+    """Return the state of the run as one line.
+
+    Of the newest snapshot in memory and the newest checkpoint, the newer is shown. The time left is shown
+    only while steps are being committed. Before the first step there may be nothing to say.
     """
     history = status.history
+    starting = _starting(status)
+    if starting is not None:
+        return ProgressLine(kind=LineKind.starting, parts=((0, starting),))
+    parts: list[tuple[int, str]] = []
+    if status.state == "recovering":
+        parts.append((0, f"restarting {count(len(status.slots), 'rank')}"))
+    elif status.state in STATE_NOTES:
+        parts.append((0, STATE_NOTES[status.state]))
     if not history.step:
-        return ""
+        return ProgressLine(kind=LineKind.starting, parts=tuple(parts))
     steps = f"step {history.step}"
-    parts = [f"{steps}/{history.target_steps}" if history.target_steps else steps]
+    parts.append((1, f"{steps}/{history.target_steps}" if history.target_steps else steps))
+    seconds, remaining = history.step_seconds(), history.remaining_seconds()
+    if seconds is not None:
+        parts.append((4, step_time_text(seconds)))
+    if remaining and status.state == "running":
+        parts.append((2, f"{duration_text(remaining)} left"))
     if history.reward is not None:
-        parts.append(f"reward {history.reward:.3f}")
+        parts.append((3, f"reward {history.reward:.3f}"))
     elif history.loss is not None:
-        parts.append(f"loss {history.loss:.3f}")
-    ranks = len(status.slots)
-    parts.append(count(ranks, "rank"))
-    parts += _recovery_point(history)
+        parts.append((3, f"loss {history.loss:.3f}"))
+    parts.append((5, count(len(status.slots), "rank")))
+    parts += [(7, point) for point in _recovery_point(history)]
     recovered = sum(recovery.recovery_seconds is not None for recovery in history.recoveries)
     if recovered:
-        parts.append(f"{count(recovered, 'fault')} recovered")
-    if status.state in STATE_NOTES:
-        parts.insert(0, STATE_NOTES[status.state])
-    return SEPARATOR.join(parts)
+        parts.append((6, f"{count(recovered, 'fault')} recovered"))
+    return ProgressLine(kind=LineKind.training, parts=tuple(parts))
+
+
+def _starting(status: RunStatus) -> str | None:
+    """What ranks do before the first committed step of an attempt; None from then on."""
+    if status.state != "starting":
+        return None
+    history = status.history
+    restarted = bool(history.recoveries) and history.recoveries[-1].action.startswith("restart")
+    restarting = restarted and history.recoveries[-1].recovery_seconds is None
+    verb = "restarting" if restarting else "starting"
+    ranks = count(len(status.slots), "rank")
+    slots = [slot for slot in status.slots if slot is not None]
+    if len(slots) < len(status.slots) or not slots:
+        return f"{verb} {ranks}" + (f" after step {history.step}" if restarting and history.step else "")
+    if any(slot.state is RankState.starting for slot in slots):
+        return f"{verb}: the script runs on {ranks}, no train() call yet"
+    newest = max(slots, key=lambda slot: (slot.train_call, slot.step))
+    target = f"/{newest.target_steps}" if newest.target_steps else ""
+    return f"{verb}: {ranks} in step {newest.step + 1}{target}"
 
 
 def _recovery_point(history: History) -> list[str]:
@@ -52,6 +120,10 @@ def _recovery_point(history: History) -> list[str]:
     ):
         return [f"snapshot {snapshot}"]
     return [f"checkpoint {checkpoint.step}"] if checkpoint is not None else []
+
+
+def _joined(parts: list[tuple[int, str]]) -> str:
+    return SEPARATOR.join(text for _, text in parts)
 
 
 def count(number: int, noun: str) -> str:

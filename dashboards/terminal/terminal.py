@@ -1,8 +1,9 @@
 """The console of `grpo-run launch`: progress line, events, faults, and output of the ranks shown.
 
 On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
-printed at most every 15 s, when it has changed, every event is one line, and no control codes are written.
-Output of ranks goes to standard output, as under torchrun; everything else goes to standard error.
+printed when `pipe_schedule.py` says so, every event is one line, and no control codes are written. Output of
+ranks goes to standard output, as under torchrun, except for tracebacks that end a rank (`tracebacks.py`);
+everything else goes to standard error.
 Thread-safe.
 """
 
@@ -13,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +22,13 @@ from rich.live import Live
 from rich.text import Text
 
 from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal.progress import progress_line
-from grpo_run.runtime.record.history import Recovery
+from grpo_run.dashboards.terminal.pipe_schedule import PipeSchedule
+from grpo_run.dashboards.terminal.progress import count, progress_line
+from grpo_run.dashboards.terminal.tracebacks import HeldTracebacks
+from grpo_run.runtime.record.history import History, Recovery
 from grpo_run.runtime.record.status import RunStatus
+from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.watchdog.observation import RankState
 
 NAME = "grpo-run: "
 """Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always
@@ -33,7 +38,6 @@ STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
 """Width of the time, so that folded lines and facts stand below the text."""
 REFRESH_SECONDS = 0.5
-PIPE_SECONDS = 15.0
 
 
 class _Console(Console):
@@ -62,6 +66,9 @@ class Terminal:
         self._faults_shown = 0
         self._unrecovered: list[Recovery] = []
         self._guard_lines: dict[str, int] = {}
+        self._tracebacks = HeldTracebacks(self._has_failed)
+        self._faults_before_attempt = 0
+        self._interval_shown = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-terminal")
 
@@ -69,6 +76,8 @@ class Terminal:
         """Start to show progress and faults. Faults that are already in the history are not shown again."""
         status = self._status()
         self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
+        self._faults_before_attempt = self._faults_shown
+        self._interval_shown = status is not None and status.history.snapshot_interval is not None
         if self._is_screen:
             self._live = Live(
                 console=self._console,
@@ -98,11 +107,15 @@ class Terminal:
             repeated = self._guard_lines.setdefault(text, rank) != rank
             if rank not in self._shown_ranks and not repeated:
                 self._event(text)
-        if rank not in self._shown_ranks:
-            return
-        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the rank's file has the line
-            sys.stdout.write(f"[rank{rank}] {line}\n")
-            sys.stdout.flush()
+        if rank in self._shown_ranks:
+            with self._lock:
+                lines = self._tracebacks.hold(rank, line)
+            self._print_output((rank, text) for text in lines)
+
+    def attempt_begins(self) -> None:
+        """Print what remains of the ranks of the last attempt; call it before ranks are started."""
+        self._show_faults()
+        self._release_tracebacks()
 
     def notify(self, text: str) -> None:
         """Print a message of the supervisor, after the faults that came before it.
@@ -111,6 +124,9 @@ class Terminal:
             text: one line; several lines, such as a traceback, are printed as they are.
         """
         self._show_faults()
+        with self._lock:
+            if "\n" in text:
+                self._tracebacks.note_shown(text)
         self._event(text)
 
     def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
@@ -128,8 +144,10 @@ class Terminal:
         if wrong_usage or status is None:
             if sentence not in self._guard_lines:
                 self._event(sentence)
+            self._release_tracebacks()
             return
         self._show_faults(final=True)
+        self._release_tracebacks()
         faults = status.history.recoveries[self._faults_at_start or 0 :]
         # a run that gave up repeats the sentence of its last fault
         rest = sentence.removeprefix(faults[-1].sentence).lstrip(". ") if faults else sentence
@@ -138,18 +156,33 @@ class Terminal:
             self._event(inspection_line(faults[-1], run_directory))
 
     def _loop(self) -> None:
-        last, waited = "", PIPE_SECONDS
+        schedule = PipeSchedule(time.monotonic())
         while not self._stop.wait(REFRESH_SECONDS):
             self._show_faults()
             status = self._status()
-            line = progress_line(status) if status is not None else ""
-            waited += REFRESH_SECONDS
+            if status is None:
+                continue
+            self._show_interval(status.history)
+            line = progress_line(status)
             if self._live is not None:
+                shown = Text(line.text(self._console.width), style="dim", no_wrap=True, overflow="ellipsis")
                 with contextlib.suppress(OSError, ValueError):
-                    self._live.update(Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
-            elif line and line != last and waited >= PIPE_SECONDS:
-                self._event(line)
-                last, waited = line, 0.0
+                    self._live.update(shown)
+            elif line.parts and schedule.due(line.kind, line.text(), line.wait, time.monotonic()):
+                self._event(line.text())
+
+    def _show_interval(self, history: History) -> None:
+        """Print once in a run how often snapshots are taken, if there will be any more."""
+        steps = history.snapshot_interval
+        if self._interval_shown or steps is None:
+            return
+        self._interval_shown = True
+        seconds = history.step_seconds()
+        if seconds is not None and history.step + steps < history.target_steps:
+            self._event(
+                f"a snapshot is taken in memory every {count(steps, 'step')}: a fault repeats at most about"
+                f" {duration_text(steps * seconds)} of training"
+            )
 
     def _show_faults(self, *, final: bool = False) -> None:
         """Print every fault once its action is decided, and every recovery once training continues.
@@ -198,4 +231,26 @@ class Terminal:
             subsequent_indent=INDENT + " " * LABEL_WIDTH if line.startswith(INDENT) else INDENT,
             break_long_words=False,
             break_on_hyphens=False,
+        )
+
+    def _release_tracebacks(self) -> None:
+        """Print what was held back of the ranks' output, except for what the fault block says."""
+        with self._lock:
+            explained = self._faults_shown > self._faults_before_attempt
+            self._faults_before_attempt = self._faults_shown
+            lines = self._tracebacks.release(explained=explained)
+        self._print_output(lines)
+
+    def _print_output(self, lines: Iterable[tuple[int, str]]) -> None:
+        """Print lines of ranks to standard output."""
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the rank's file has the line
+            for rank, line in lines:
+                sys.stdout.write(f"[rank{rank}] {line}\n")
+            sys.stdout.flush()
+
+    def _has_failed(self, rank: int) -> bool:
+        """Whether a rank's script has raised an exception that ended it."""
+        status = self._status()
+        return status is not None and any(
+            slot is not None and slot.rank == rank and slot.state is RankState.failed for slot in status.slots
         )

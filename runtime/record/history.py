@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
+from grpo_run.runtime.record.step_times import StepTimes
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -48,6 +49,10 @@ class Recovery:
     sentence: str = ""
     reason: str = ""
     """Why the action was chosen."""
+    lost_connection: tuple[int, ...] = ()
+    """Ranks that failed only because they lost their connection to `rank`."""
+    also_failed: tuple[int, ...] = ()
+    """Further ranks that failed by themselves."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object shown by `grpo-run status --json`."""
@@ -114,9 +119,9 @@ class History:
     """By name of the phase, the last durations written for it, as JSON."""
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
-    _step_durations: list[tuple[int, int, float]] = field(default_factory=list)
-    """(train call, step, seconds) of each committed step that was not repeated later."""
-    _last_commit: tuple[int, int, float] | None = None
+    steps: StepTimes = field(default_factory=StepTimes)
+    snapshot_interval: int | None = None
+    """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     _idle_seconds: float = 0.0
     _ended_at: float | None = None
     _previous_time: float | None = None
@@ -154,7 +159,7 @@ class History:
         self.exit_code = None
         self.sentence = ""
         self.state = "starting"
-        self._last_commit = None
+        self.steps.interrupt()
         absent_since = self._ended_at if self._ended_at is not None else self._previous_time
         if absent_since is not None:
             self._idle_seconds += max(0.0, time - absent_since)
@@ -166,15 +171,14 @@ class History:
     def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
         self.ranks_stopped = False
-        self._last_commit = None
+        self.steps.interrupt()
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
         if record.get("rank") not in (0, None):
             return
         call, resumed = int(record["train_call"]), int(record.get("step") or 0)
         self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
-        self._step_durations = [known for known in self._step_durations if known[:2] <= (call, resumed)]
-        self._last_commit = (call, resumed, time)
+        self.steps.begin(call, resumed, time)
         for recovery in self.recoveries:
             if recovery.lost_steps is None:
                 recovery.from_checkpoint = resumed if recovery.train_call == call else None
@@ -184,9 +188,7 @@ class History:
     def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
         step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
         at = float(record.get("committed_at") or time)
-        if self._last_commit is not None and self._last_commit[0] == call and step > self._last_commit[1]:
-            self._step_durations.append((call, step, at - self._last_commit[2]))
-        self._last_commit = (call, step, at)
+        self.steps.commit(call, step, at)
         self.step, self.train_call = step, call
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
@@ -217,6 +219,9 @@ class History:
         self.snapshot_step = int(record["step"])
         self._progressed(int(record.get("train_call") or 0), int(record["step"]))
 
+    def _on_snapshot_interval(self, record: dict[str, Any], time: float) -> None:
+        self.snapshot_interval = int(record["steps"])
+
     def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
         self.checkpoint_trouble = str(record.get("reason"))
 
@@ -238,6 +243,8 @@ class History:
                 train_call=int(record.get("train_call") or self.train_call),
                 signature=record.get("signature") or "",
                 sentence=record.get("sentence") or "",
+                lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
+                also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
             )
         )
         self.failures_without_progress += 1
@@ -284,7 +291,18 @@ class History:
 
     def productive_seconds(self) -> float:
         """Return the seconds spent on steps that were committed and not repeated after a recovery."""
-        return sum(seconds for _, _, seconds in self._step_durations)
+        return self.steps.productive_seconds()
+
+    def step_seconds(self) -> float | None:
+        """Return how long a step takes at present, in seconds; None until a few have been committed."""
+        return self.steps.typical_seconds(self.train_call)
+
+    def remaining_seconds(self) -> float | None:
+        """Return how long the rest of the train() call takes at the present pace; None until known."""
+        seconds = self.step_seconds()
+        if seconds is None or not self.target_steps:
+            return None
+        return max(0, self.target_steps - self.step) * seconds
 
     def mean_time_between_failures(self) -> float:
         """Return the mean seconds between failures so far. Time without a supervisor does not count."""

@@ -36,6 +36,7 @@ class RunStatus:
         supervisor_pid: None if no supervisor is running.
         blind: by rank, what the watchdog cannot observe at present. Known to the supervisor only.
         journal_lost: number of events that the disk did not accept. Known to the supervisor only.
+        read_at_seconds: when the slots were read, on the monotonic clock.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class RunStatus:
     supervisor_pid: int | None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
+    read_at_seconds: float = field(default_factory=time.monotonic)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `grpo-run status --json` prints."""
@@ -56,6 +58,8 @@ class RunStatus:
             "state": self.state,
             "step": history.step,
             "target_steps": history.target_steps,
+            "step_seconds": history.step_seconds(),
+            "remaining_seconds": history.remaining_seconds() if self.state == "running" else None,
             "attempts": history.attempts,
             "goodput": history.goodput(time.time() if self.supervisor_pid else None),
             "checkpoint": None
@@ -63,11 +67,32 @@ class RunStatus:
             else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified},
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
+            "ranks": [self._rank_as_json(place, slot) for place, slot in enumerate(self.slots)],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
             "sentence": self.sentence,
             "exit_code": history.exit_code,
             "warnings": history.warnings,
         }
+
+    def _rank_as_json(self, place: int, slot: Slot | None) -> dict[str, Any]:
+        """What a local rank does; a rank that cannot be observed has its local rank only."""
+        if slot is None:
+            return {"local_rank": place, "observable": False}
+        phase = slot.phases[-1] if slot.phases else None
+        return {
+            "local_rank": place,
+            "observable": True,
+            "rank": slot.rank,
+            "pid": slot.pid,
+            "state": slot.state.name,
+            "step": slot.step,
+            "phase": phase.phase.name if phase is not None else None,
+            "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,
+            "seconds_since_progress": self._age(slot.last_progress_seconds),
+        }
+
+    def _age(self, at_seconds: float) -> float:
+        return round(max(0.0, self.read_at_seconds - at_seconds), 3)
 
 
 def read_status(run: RunDirectory) -> RunStatus:

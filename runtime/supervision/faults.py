@@ -21,6 +21,7 @@ from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutco
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
 from grpo_run.runtime.supervision.reporter import Reporter
+from grpo_run.watchdog.diagnosis.exits import is_victim
 from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
 
@@ -97,22 +98,29 @@ class FaultHandler:
             )
         else:
             decision = decide(self._history, verdict, self._config.budget, stopping=stopping)
+        restart = decision.action in RESTARTS
+        if usage is None:
+            self._show_traceback(verdict, restart=restart, stopping=stopping)
         self._reporter.write("action", action=str(decision.action), reason=decision.reason)
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
-        restart = decision.action in RESTARTS
-        # if the terminal shows other ranks only, their connection errors would look like the cause
-        shown = self._config.shown_ranks
-        wanted = bool(shown) and verdict.culprit not in shown if restart else not stopping
-        if verdict.traceback and verdict.culprit is not None and wanted:
-            self._reporter.notify(verdict.traceback.rstrip())
         if restart:
             return Resolution(restart=True)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
+        """Show the culprit's traceback before the fault, unless the fault's own lines suffice.
+
+        The terminal holds back the tracebacks of the ranks that it shows, so theirs come from here too.
+        """
+        shown = self._config.shown_ranks
+        wanted = bool(shown) if restart else not stopping or verdict.culprit in shown
+        if verdict.traceback and verdict.culprit is not None and wanted:
+            self._reporter.notify(verdict.traceback.rstrip())
 
     def _handle_exit_hang(
         self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
@@ -150,6 +158,7 @@ class FaultHandler:
             cause=str(verdict.cause),
             culprit=verdict.culprit,
             phase=verdict.phase,
+            **_other_failures(context.attempt.exits, verdict),
             sentence=verdict.sentence,
             signature=verdict.signature,
             incident=str(outcome.folder),
@@ -161,6 +170,17 @@ class FaultHandler:
 
 def _usage_error(exits: Exits) -> RankError | None:
     return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
+
+
+def _other_failures(exits: Exits, verdict: Verdict) -> dict[str, list[int]]:
+    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves."""
+    others = sorted(
+        (exit for exit in exits.failed if exit.rank != verdict.culprit), key=lambda exit: exit.rank
+    )
+    return {
+        "lost_connection": [exit.rank for exit in others if is_victim(exit)],
+        "also_failed": [exit.rank for exit in others if not is_victim(exit)],
+    }
 
 
 def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:

@@ -20,7 +20,7 @@ VOTE_STEPS = 2
 WARMUP_SNAPSHOTS = 2
 """The first snapshot allocates memory; the second shows the regular cost."""
 NOTIFY_FACTOR = 2.0
-"""The user is told the interval again when it has changed by this factor."""
+"""The interval is reported again when it has changed by this factor."""
 MAX_STEPS = 1_000_000
 """More steps than any run has: a measurement of almost no time per step must not overflow."""
 
@@ -43,10 +43,10 @@ class Cadence:
     """The snapshot schedule of one `train()` call.
 
     Args:
-        every: steps between snapshots; None to choose from measured costs, 0 for never. failure_seconds: mean
-        time between failures of this run. notify: called with a message, the chosen interval in steps, the
-        cost of a snapshot and the duration of a
-            step, both in seconds, when the interval is chosen and when it has changed by a factor of two.
+        every: steps between snapshots; None to choose from measured costs, 0 for never.
+        failure_seconds: mean time between failures of this run.
+        notify: called with the chosen interval in steps, the cost of a snapshot and the duration of a step,
+            both in seconds, when the interval is chosen and when it has changed by a factor of two.
         clock: monotonic seconds.
     """
 
@@ -55,7 +55,7 @@ class Cadence:
         every: int | None,
         *,
         failure_seconds: float,
-        notify: Callable[[str, int, float, float], None],
+        notify: Callable[[int, float, float], None],
         clock: Callable[[], float],
     ) -> None:
         self._every = every
@@ -119,11 +119,4 @@ class Cadence:
         notified = self._notified_interval
         if notified is None or not notified / NOTIFY_FACTOR < self._interval < notified * NOTIFY_FACTOR:
             self._notified_interval = self._interval
-            self._notify(
-                f"a snapshot in memory every {self._interval} steps: a snapshot blocks training for"
-                f" {cost_seconds * 1000:.0f} ms, a step takes {step_seconds:.2f} s, and a failure is expected"
-                f" every {self._failure_seconds / 3600:.1f} h (Young's optimum)",
-                self._interval,
-                cost_seconds,
-                step_seconds,
-            )
+            self._notify(self._interval, cost_seconds, step_seconds)

@@ -260,10 +260,9 @@ class Saver:
             self._session.notify(f"step {step} is not saved: weights are not finite")
         self._refused_step = step
 
-    def _report_interval(self, text: str, steps: int, cost_seconds: float, step_seconds: float) -> None:
-        """Print and journal the chosen interval between snapshots, on rank 0."""
+    def _report_interval(self, steps: int, cost_seconds: float, step_seconds: float) -> None:
+        """Journal the chosen interval between snapshots, on rank 0; the terminal shows it once in a run."""
         if self._session.is_main:
-            self._session.notify(text)
             self._session.journal.write(
                 "snapshot_interval",
                 rank=0,

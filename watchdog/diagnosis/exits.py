@@ -24,6 +24,8 @@ _PEER_ERROR = re.compile(
 )
 
 
+_ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
+"""The line of a traceback that names the exception: it is not indented."""
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
@@ -33,11 +35,22 @@ script."""
 
 def is_victim(exit: Exit) -> bool:
     """Whether the rank's error only reports that a peer exited."""
-    return (
-        exit.error is not None
-        and exit.error.type in _TORCH_ERRORS
-        and bool(_PEER_ERROR.search(f"{exit.error.type}: {exit.error.message}"))
-    )
+    return exit.error is not None and _is_lost_peer(exit.error.type, exit.error.message)
+
+
+def reports_lost_peer(traceback: Sequence[str]) -> bool:
+    """Whether the lines of a printed traceback end in an error that only reports that a peer exited."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
+    for number in range(frames[-1] + 1 if frames else 0, len(traceback)):
+        found = _ERROR_LINE.match(traceback[number])
+        if found is not None:
+            message = "\n".join([found[2] or "", *traceback[number + 1 :]])
+            return _is_lost_peer(found[1].rpartition(".")[2], message)
+    return False
+
+
+def _is_lost_peer(error_type: str, message: str) -> bool:
+    return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
 
 
 def diagnose_exits(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from grpo_run.cli.main import main
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.watchdog.observation import Phase, RankState
 
 Captured = pytest.CaptureFixture[str]
 
@@ -98,3 +102,27 @@ def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
     assert shown.out == ""
     assert shown.err.startswith("grpo-run: ")
     assert shown.err.count("\n") == 1
+
+
+def test_ranks_step_time_and_time_left_are_shown(run: RunDirectory, capsys: Captured) -> None:
+    """While a supervisor is alive."""
+    journal = Journal(run.journal, "night")
+    journal.attempt = 1
+    journal.write("attempt_started")
+    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=100)
+    now = time.time()
+    for step in range(1, 9):
+        journal.write("step_committed", step=step, train_call=1, committed_at=now + 2.0 * step)
+    journal.write("state_changed", to="running")
+    journal.close()
+    lock = run.acquire()
+    writer = Board.create(run.board, 2).writer(0, rank=0, pid=17, attempt=1)
+    writer.state, writer.step = RankState.training, 8
+    writer.enter(Phase.reward)
+    writer.publish()
+    main(["status"])
+    os.close(lock)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "step        8 of 100, 2.00 s/step, 3 min left" in lines
+    assert any(line.startswith("rank 0: step 8, phase reward for ") for line in lines)
+    assert "local rank 1: cannot be observed" in lines

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.terminal.progress import count, progress_line
+from grpo_run.dashboards.terminal.progress import LineKind, count, progress_line
 from grpo_run.runtime.record.history import Checkpoint, History, Recovery
 from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.record.step_times import StepTimes
+from grpo_run.watchdog.observation import RankState, Slot
 
 
 def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
@@ -18,9 +20,23 @@ def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
     )  # fmt: skip
 
 
+def line_of(state: str = "running", **fields: Any) -> str:
+    """The progress line of such a run."""
+    return progress_line(status(state, **fields)).text()
+
+
+def pace(step_seconds: float) -> StepTimes:
+    """Ten steps of this duration."""
+    times = StepTimes()
+    times.begin(0, 0, 0.0)
+    for step in range(1, 11):
+        times.commit(0, step, step * step_seconds)
+    return times
+
+
 def test_nothing_is_shown_before_the_first_step() -> None:
-    """No step has been committed yet."""
-    assert progress_line(status()) == ""
+    """A script without a Trainer has none."""
+    assert line_of() == line_of("finished") == ""
 
 
 def recovery(seconds: float | None) -> Recovery:
@@ -64,26 +80,78 @@ def recovery(seconds: float | None) -> Recovery:
 )
 def test_every_known_fact_is_shown(fields: dict[str, Any], line: str) -> None:
     """Steps, the last reward or else the loss, ranks, snapshot, checkpoint and faults."""
-    assert progress_line(status(**fields)) == line
+    assert line_of(**fields) == line
 
 
 @pytest.mark.parametrize("state", ["suspect", "collecting", "recovering", "stopping"])
 def test_the_line_says_why_training_stands_still(state: str) -> None:
     """A state other than running is named first."""
-    line = progress_line(status(state, step=7))
+    line = line_of(state, step=7)
     assert line.endswith("step 7 · 2 ranks")
     assert not line.startswith("step")
 
 
-def test_the_line_fits_80_columns() -> None:
-    """The line has every fact and large numbers."""
-    line = progress_line(
-        status(
-            step=12345, target_steps=20000, reward=-0.5, snapshot_step=12340, recoveries=[recovery(1.0)] * 2,
-            checkpoint=Checkpoint(step=12000, path="x", verified=True),
-        )
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("running", "step 70/200 · 0.13 s/step · 17 s left · reward 0.970 · 2 ranks"),
+        ("stopping", "stopping · step 70/200 · 0.13 s/step · reward 0.970 · 2 ranks"),
+        ("recovering", "restarting 2 ranks · step 70/200 · 0.13 s/step · reward 0.970 · 2 ranks"),
+    ],
+)
+def test_step_time_and_time_left_are_shown(state: str, line: str) -> None:
+    """The time left only while training goes on."""
+    assert line_of(state, step=70, target_steps=200, steps=pace(0.13), reward=0.97) == line
+
+
+def test_without_a_target_no_time_is_left() -> None:
+    """The number of steps is not known."""
+    assert line_of(step=70, steps=pace(0.13)) == "step 70 · 0.13 s/step · 2 ranks"
+
+
+def starting(*slots: Slot | None, **fields: Any) -> str:
+    """The line of a run that is starting, with these slots."""
+    made = RunStatus(
+        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots, supervisor_pid=1
     )  # fmt: skip
-    assert len(line) <= 80
+    line = progress_line(made)
+    assert line.kind is LineKind.starting
+    return line.text()
+
+
+def test_ranks_that_do_not_run_yet_are_not_shown_as_training(make_slot: Any) -> None:
+    """Fresh interpreters import for many seconds; the last step and reward belong to the attempt before."""
+    fault = recovery(None)
+    assert starting(None, None) == "starting 2 ranks"
+    assert starting(None, None, step=40, reward=0.5) == "starting 2 ranks"
+    assert starting(make_slot(0), None, step=40, recoveries=[fault]) == "restarting 2 ranks after step 40"
+    assert starting(None, None, step=40, recoveries=[recovery(1.0)]) == "starting 2 ranks"
+
+
+def test_a_start_says_how_far_the_ranks_are(make_slot: Any) -> None:
+    """In the script before `train()`, or in the first step of the attempt."""
+    script = [make_slot(rank, state=RankState.starting, train_call=0, step=0) for rank in (0, 1)]
+    assert starting(*script) == "starting: the script runs on 2 ranks, no train() call yet"
+    training = [make_slot(rank, step=38, target_steps=200) for rank in (0, 1)]
+    assert starting(*training, step=40, recoveries=[recovery(None)]) == "restarting: 2 ranks in step 39/200"
+
+
+FULL: dict[str, Any] = {
+    "step": 12345, "target_steps": 20000, "reward": -0.5, "snapshot_step": 12340, "recoveries": [recovery(1.0)] * 2,
+    "checkpoint": Checkpoint(step=12000, path="x", verified=True), "steps": pace(20.0),
+}  # fmt: skip
+
+
+def test_a_narrow_terminal_gets_the_most_important_facts() -> None:
+    """Whole facts are left out; the step stays whatever the width."""
+    line = progress_line(status(**FULL))
+    assert line.text() == (
+        "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks · snapshot 12340"
+        " · 2 faults recovered"
+    )
+    assert line.text(80) == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks"
+    assert line.text(40) == "step 12345/20000 · 42 h 32 min left"
+    assert line.text(5) == "step 12345/20000"
 
 
 def test_one_is_singular() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from grpo_run.dashboards.terminal import pipe_schedule
 from grpo_run.dashboards.terminal import terminal as module
 from grpo_run.dashboards.terminal.incidents import fault_lines, inspection_line, recovered_line, short_path
 from grpo_run.dashboards.terminal.terminal import Terminal
 from grpo_run.runtime.record.history import History, Recovery
 from grpo_run.runtime.record.status import RunStatus
+from grpo_run.watchdog.observation import RankState, Slot
 
 TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 
@@ -26,6 +28,7 @@ class Screen:
 
     def __init__(self, *, width: int | None, shown: frozenset[int]) -> None:
         self.history = History(step=7)
+        self.slots: tuple[Slot | None, ...] = (None, None)
         self.stderr = io.StringIO()
         self.terminal = Terminal(shown_ranks=shown, status=self.status)
         is_terminal = width is not None
@@ -38,7 +41,7 @@ class Screen:
     def status(self) -> RunStatus:
         """Return the status of the run."""
         return RunStatus(
-            run_id="night", state="running", sentence="", history=self.history, slots=(None, None), supervisor_pid=1
+            run_id="night", state="running", sentence="", history=self.history, slots=self.slots, supervisor_pid=1
         )  # fmt: skip
 
     def end(self, sentence: str, *, wrong_usage: bool = False) -> None:
@@ -205,13 +208,11 @@ def test_a_terminal_gets_folded_lines_and_colour(screen: Open, tmp_path: Path) -
     assert all(set(line.split()) <= {"word"} for line in made.lines()[1:4])
 
 
-def test_the_progress_line_is_printed_in_a_pipe_when_it_changed(
-    screen: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is printed at most every `PIPE_SECONDS`."""
+def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line per interval, when it has changed."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(pipe_schedule, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
-    monkeypatch.setattr(module, "PIPE_SECONDS", 0.01)
     made.terminal.start()
     while not made.lines():
         pass
@@ -221,6 +222,99 @@ def test_the_progress_line_is_printed_in_a_pipe_when_it_changed(
         pass
     made.terminal.stop()
     assert made.lines() == ["grpo-run: step 7 · 2 ranks", "grpo-run: step 8 · 2 ranks"]
+
+
+def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each train() call and each attempt chooses one; the first is representative."""
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    made = Screen(width=None, shown=frozenset())
+    made.history = History(step=7, target_steps=500)
+    made.history.steps.begin(0, 0, 0.0)
+    for step in range(1, 8):
+        made.history.steps.commit(0, step, 2.0 * step)
+    made.terminal.start()
+    made.history.snapshot_interval = 20
+    while not any("snapshot is" in line for line in made.lines()):
+        pass
+    made.history.snapshot_interval = 60
+    made.terminal._stop.wait(0.1)
+    made.terminal.stop()
+    assert [line for line in made.lines() if "snapshot is" in line] == [
+        "grpo-run: a snapshot is taken in memory every 20 steps: a fault repeats at most about 40 s of training"
+    ]
+
+
+@pytest.mark.parametrize(("interval", "known_before"), [(20, True), (600, False)])
+def test_a_snapshot_interval_without_use_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool
+) -> None:
+    """It was printed by an earlier supervisor, or the call ends before the next snapshot."""
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    made = Screen(width=None, shown=frozenset())
+    made.history = History(step=7, target_steps=500, snapshot_interval=20 if known_before else None)
+    made.history.steps.begin(0, 0, 0.0)
+    for step in range(1, 8):
+        made.history.steps.commit(0, step, 2.0 * step)
+    made.terminal.start()
+    made.history.snapshot_interval = interval
+    made.terminal._stop.wait(0.1)
+    made.terminal.stop()
+    assert not any("snapshot is" in line for line in made.lines())
+
+
+LOST = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 90, in <module>',
+    "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4182",
+]
+OWN = ["Traceback (most recent call last):", '  File "train.py", line 31, in reward', "ValueError: bad"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_culprits_traceback_is_shown_first_and_once(
+    screen: Open, capsys: pytest.CaptureFixture[str], make_slot: Any, ends: bool
+) -> None:
+    """Connection errors of the other ranks are one line of the fault, whenever they arrive."""
+    made = screen(shown=frozenset({0, 1, 2}))
+    made.slots = tuple(make_slot(rank, state=RankState.failed) for rank in (0, 1, 2))
+    for line in ["{'loss': 0.1}", *LOST]:
+        made.terminal.rank_line(0, line)
+    for line in OWN:
+        made.terminal.rank_line(1, line)
+    sentence = "Rank 1 raised ValueError in step 8 (phase reward): bad"
+    made.history.recoveries.append(fault(action="", sentence=sentence, lost_connection=(0, 2)))
+    made.terminal.notify("\n".join(OWN))
+    made.history.recoveries[0].action = "stop" if ends else "restart"
+    for line in LOST:
+        made.terminal.rank_line(2, line)
+    if ends:
+        made.end(f"{sentence}. Gave up: again.")
+    else:
+        made.terminal.attempt_begins()
+        made.terminal.stop()
+    assert made.lines()[:5] == [
+        *OWN,
+        f"grpo-run: FAULT {sentence}",
+        "         detected  after 0.12 s",
+    ]
+    assert "         others    ranks 0 and 2 lost their connection to rank 1" in made.lines()
+    assert capsys.readouterr().out == "[rank0] {'loss': 0.1}\n"
+
+
+def test_output_after_a_recovery_is_shown_again(
+    screen: Open, capsys: pytest.CaptureFixture[str], make_slot: Any
+) -> None:
+    """What was held back belongs to the attempt before."""
+    made = screen(shown=frozenset({0}))
+    made.slots = (make_slot(0, state=RankState.failed), None)
+    for line in LOST:
+        made.terminal.rank_line(0, line)
+    made.history.recoveries.append(fault())
+    made.terminal.attempt_begins()
+    made.slots = (make_slot(0), None)
+    made.terminal.rank_line(0, "again")
+    made.terminal.stop()
+    assert capsys.readouterr().out == "[rank0] again\n"
 
 
 @pytest.mark.parametrize(("rank", "shown"), [(0, True), (1, False)])
@@ -280,6 +374,29 @@ def test_a_fault_without_a_readable_verdict_is_still_shown(tmp_path: Path, conte
     lines = fault_lines(fault(incident=str(tmp_path)))
     assert lines[0].startswith("Rank 1 was killed")
     assert not any(line.startswith(("where", "waiting")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "others", "waiting"),
+    [
+        ({"lost_connection": (0,)}, "rank 0 lost its connection to rank 1", "ranks 2 and 3"),
+        ({"lost_connection": (0, 2, 3)}, "ranks 0, 2 and 3 lost their connection to rank 1", None),
+        ({"also_failed": (2,)}, "rank 2 failed too", "ranks 0 and 3"),
+        (
+            {"also_failed": (0,), "lost_connection": (2, 3)},
+            "rank 0 failed too; ranks 2 and 3 lost their connection to rank 1",
+            None,
+        ),
+        ({"lost_connection": (0, 1, 2, 3), "rank": None}, None, None),
+    ],
+)
+def test_the_other_ranks_that_failed_are_one_line(
+    tmp_path: Path, fields: dict[str, Any], others: str | None, waiting: str | None
+) -> None:
+    """They are not said to wait."""
+    (tmp_path / "verdict.json").write_text(json.dumps({"waiters": [0, 2, 3]}))
+    facts = dict(line.split(maxsplit=1) for line in fault_lines(fault(incident=str(tmp_path), **fields))[1:])
+    assert (facts.get("others"), facts.get("waiting")) == (others, waiting)
 
 
 def test_a_recovery_to_the_first_step_says_so() -> None:

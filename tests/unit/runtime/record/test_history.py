@@ -163,6 +163,17 @@ def test_steps_committed_between_two_polls_count_fully() -> None:
     assert history.goodput() == 1.0
 
 
+def test_the_time_left_follows_from_the_present_pace() -> None:
+    """Computed by hand: 90 more steps of 2 s."""
+    history = replay(started(0), attempt(0), train(0), *[commit(2 * step, step) for step in range(1, 11)])
+    assert history.step_seconds() == 2.0
+    assert history.remaining_seconds() == 180.0
+    history.step = 120
+    assert history.remaining_seconds() == 0.0
+    history.target_steps = 0
+    assert history.remaining_seconds() is None
+
+
 def test_restoring_the_first_call_keeps_the_goodput_of_the_second() -> None:
     """Steps 1 to 3 of call 2 are in the checkpoint that the run resumes from: they are productive."""
     history = replay(

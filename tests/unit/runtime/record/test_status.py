@@ -17,6 +17,7 @@ from grpo_run.runtime.record.history import History, Recovery
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status, summarize
+from grpo_run.watchdog.observation import Phase, RankState
 
 
 @pytest.fixture
@@ -85,6 +86,20 @@ def test_a_run_whose_supervisor_vanished_has_no_slots(run: RunDirectory) -> None
     assert read_status(run).slots == ()
 
 
+def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
+    """What it does and for how long; a rank that cannot be observed is listed as such."""
+    writer = Board.create(owned.board, 2).writer(0, rank=0, pid=17, attempt=1)
+    writer.state, writer.step = RankState.training, 8
+    writer.enter(Phase.reward)
+    writer.publish()
+    shown, unseen = read_status(owned).as_json()["ranks"]
+    assert (shown["rank"], shown["pid"], shown["step"], shown["state"]) == (0, 17, 8, "training")
+    assert shown["phase"] == "reward"
+    assert 0 <= shown["phase_seconds"] < 60
+    assert 0 <= shown["seconds_since_progress"] < 60
+    assert unseen == {"local_rank": 1, "observable": False}
+
+
 def test_an_invalid_board_shows_no_slots(owned: RunDirectory) -> None:
     """The rest of the status is available."""
     owned.board.write_bytes(b"x")
@@ -117,7 +132,10 @@ def test_an_ended_run_shows_how_it_ended(run: RunDirectory, code: int, said: str
 def test_the_json_object_has_the_documented_keys(run: RunDirectory) -> None:
     """Every value is JSON."""
     value = read_status(run).as_json()
-    keys = "run_id state step target_steps attempts goodput checkpoint recoveries sentence exit_code"
+    keys = (
+        "run_id state step target_steps step_seconds remaining_seconds ranks attempts goodput checkpoint recoveries"
+        " sentence exit_code"
+    )
     assert set(keys.split()) <= set(value)
     assert json.loads(json.dumps(value)) == value
     assert value["checkpoint"] == {"step": 5, "path": "out/checkpoint-5", "verified": True}

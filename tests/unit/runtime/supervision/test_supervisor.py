@@ -625,12 +625,12 @@ def test_every_event_counts_once_in_memory_and_on_disk(start: Callable[..., Supe
 
 
 @pytest.mark.parametrize(
-    ("shown", "wanted"), [(frozenset(), False), (frozenset({0}), True), (frozenset({0, 1}), False)]
+    ("shown", "wanted"), [(frozenset(), False), (frozenset({0}), True), (frozenset({0, 1}), True)]
 )
 def test_the_traceback_of_a_recovered_exception_is_the_culprits(
     start: Callable[..., SupervisedRun], shown: frozenset[int], wanted: bool
 ) -> None:
-    """It is shown if the terminal would otherwise show only the connection error of rank 0."""
+    """It is shown if the output of any rank is; the terminal holds back what these ranks print."""
     run = start(shown_ranks=shown)
     run.vote(7)
     run.poll()
@@ -641,6 +641,7 @@ def test_the_traceback_of_a_recovered_exception_is_the_culprits(
     assert run.poll(*exits) is Directive.restart
     assert "Traceback of rank 0" not in run.messages
     assert ("Traceback of rank 1" in run.messages) is wanted
+    assert run.supervisor.history.recoveries[0].lost_connection == (0,)
 
 
 def test_no_traceback_is_shown_if_every_rank_is_a_victim(start: Callable[..., SupervisedRun]) -> None:

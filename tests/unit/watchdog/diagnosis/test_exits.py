@@ -15,6 +15,7 @@ from grpo_run.watchdog.diagnosis.exits import (
     diagnose_exits,
     is_victim,
     position,
+    reports_lost_peer,
     signal_name,
 )
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot, all_done
@@ -124,6 +125,38 @@ def test_other_errors_do_not_mark_a_victim(
 ) -> None:
     """Their messages do not report a peer that has exited."""
     assert not is_victim(make_exit(0, error=make_error(type=kind, message=message)))
+
+
+NESTED = """\
+Traceback (most recent call last):
+  File "train.py", line 5, in step
+    work.wait()
+RuntimeError: Connection closed by peer
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 9, in cleanup
+    raise KeyError(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "lost"),
+    [
+        (f"RuntimeError: {PEER_GONE}", True),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1\nncclRemoteError: A call failed", True),
+        ("RuntimeError: Connection closed by peer\n[rank0] output of an exit handler", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("ValueError: bad", False),
+        ("RuntimeError", False),
+        ("", False),
+    ],
+)
+def test_a_printed_traceback_is_judged_by_its_last_error(last: str, lost: bool) -> None:
+    """The same rule as for error files; what precedes the exception does not matter."""
+    assert reports_lost_peer((NESTED + last).splitlines()) is lost
+    assert not reports_lost_peer([])
 
 
 def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
