@@ -21,10 +21,10 @@ from grpo_run.runtime.errors import UsageError
 
 READ_AT_IMPORT = re.compile(
     r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
-    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_ACCELERATOR|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
     r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
 )
-"""Variables that Python, torch, transformers, datasets, huggingface_hub or an OpenMP runtime read at import.
+"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
 """
 
 

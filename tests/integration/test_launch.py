@@ -97,6 +97,24 @@ def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
     assert "HF_HOME" in run.tail()
 
 
+def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A GRPO step imports no library for the first time, which every recovery would wait for."""
+    source = (SCRIPTS / "grpo.py").read_text()
+    (tmp_path / "script.py").write_text(
+        "import atexit, pathlib, sys\n"
+        "packages = lambda: {name.partition('.')[0] for name in sys.modules}\n"
+        "before = packages()\n"
+        "atexit.register(lambda: pathlib.Path('new.txt').write_text(' '.join(packages() - before)))\n"
+        + source.replace("from __future__ import annotations\n", "", 1)
+    )
+    run = runs(
+        "--nproc-per-node", "1", "script.py", "--output-dir", "ours", "--max-steps", "2", "--save-steps", "4",
+        environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
+
+
 def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
     """With `--no-preload`, a killed rank resumes to the same weights."""
     run = runs(
