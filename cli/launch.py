@@ -6,6 +6,7 @@ is parsed in `launch_options/`, the agent is built in `elastic.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -25,6 +26,7 @@ from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from grpo_run.dashboards.metrics.address import Listener
     from grpo_run.dashboards.metrics.server import MetricsServer
     from grpo_run.dashboards.terminal.terminal import Terminal
 
@@ -51,18 +53,33 @@ def main(arguments: Sequence[str]) -> int:
 def run(launch: LaunchCommand) -> int:
     """Supervise one run until it ends."""
     config = launch.config
-    directory = RunDirectory(path=config.run_directory)
-    directory.create()
-    lock = directory.acquire()
-    try:
+    with contextlib.ExitStack() as stack:
+        # before anything is created: an address that cannot be used leaves nothing behind
+        listener = open_listener(launch)
+        if listener is not None:
+            stack.enter_context(listener.socket)
+        directory = RunDirectory(path=config.run_directory)
+        directory.create()
+        stack.callback(os.close, directory.acquire())
         history = History.of(read_journal(directory.journal))
         if history.finished:
             write_staged_checkpoints(launch, directory, history)
             print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
             return EXIT_FINISHED
-        return _supervise(launch, directory, history)
-    finally:
-        os.close(lock)
+        return _supervise(launch, directory, history, listener)
+
+
+def open_listener(launch: LaunchCommand) -> Listener | None:
+    """Open the port of the metrics server; None if there is none.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    if launch.metrics_address == "off":
+        return None
+    from grpo_run.dashboards.metrics import address
+
+    return address.open_listener(launch.metrics_address)
 
 
 def write_staged_checkpoints(launch: LaunchCommand, directory: RunDirectory, history: History) -> None:
@@ -86,7 +103,9 @@ def write_staged_checkpoints(launch: LaunchCommand, directory: RunDirectory, his
     drains.close()
 
 
-def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History) -> int:
+def _supervise(
+    launch: LaunchCommand, directory: RunDirectory, history: History, listener: Listener | None
+) -> int:
     config = launch.config
     os.environ.update(config.environment)
     if config.preload:
@@ -121,7 +140,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
         staging=staging,
     )
     agent = build_agent(launch, supervisor)
-    server = announce(launch, directory, supervisor, terminal)
+    server = announce(launch, directory, supervisor, terminal, listener)
     terminal.start()
     output.start()
     try:
@@ -152,20 +171,24 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, history: History)
 
 
 def announce(
-    launch: LaunchCommand, directory: RunDirectory, supervisor: Supervisor, terminal: Terminal
+    launch: LaunchCommand,
+    directory: RunDirectory,
+    supervisor: Supervisor,
+    terminal: Terminal,
+    listener: Listener | None,
 ) -> MetricsServer | None:
-    """Start the metrics server, and print where the run and its metrics are."""
+    """Start the metrics server if it has a socket, and print where the run and its metrics are."""
     from grpo_run.dashboards.terminal.incidents import short_path
 
     place = f"run {launch.config.run_id} in {short_path(directory.path)}"
     mode = stat.S_IMODE(directory.path.stat().st_mode)
     server = None
-    if launch.metrics_address == "off":
+    if listener is None:
         terminal.notify(place)
     else:
         from grpo_run.dashboards.metrics.server import start
 
-        server = start(supervisor.status, launch.metrics_address)
+        server = start(supervisor.status, listener)
         host, port = server.address
         terminal.notify(f"{place}, metrics on http://{host}:{port}/metrics")
         if server.open_to_network:

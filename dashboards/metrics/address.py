@@ -1,7 +1,8 @@
-"""Parse `host:port` and open a listening socket on the first free port at or above it.
+"""Parse `host:port`, open a listening socket on the first free port at or above it, and check Host headers.
 
-Called by `server.py` and by the command line. The socket listens at once, because with `SO_REUSEADDR` two
-sockets can be bound to one port; only listening reserves it. Serves nothing.
+Called by `server.py` and by the command line, which opens the socket before it creates anything on disk. The
+socket listens at once, because with `SO_REUSEADDR` two sockets can be bound to one port; only listening
+reserves it. Serves nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +11,67 @@ import errno
 import ipaddress
 import re
 import socket
+from dataclasses import dataclass
 
 from grpo_run.runtime.errors import UsageError
 
 DEFAULT_ADDRESS = "127.0.0.1:9460"
 PORTS_TRIED = 100
-BACKLOG = 64
+BACKLOG = 512
+"""Connections that wait to be accepted; with fewer, a burst of others delays a scrape by a second."""
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", re.ASCII)
+_HOST_HEADER = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A listening socket, and the host of the address that the user gave for it."""
+
+    socket: socket.socket
+    host: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that the socket is bound to."""
+        host, port = self.socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def open_to_network(self) -> bool:
+        """Whether other machines can connect."""
+        return not is_loopback(self.host)
+
+    def accepts_host(self, header: str) -> bool:
+        """Return whether a Host header names this server: by address, as `localhost`, or by the machine's name.
+
+        A browser sends the name that it has resolved. A name that a foreign site resolves to this address
+        (DNS rebinding) is none of these. The machine's own names count only if the server is open to the
+        network.
+        """
+        match = _HOST_HEADER.fullmatch(header.strip())
+        if match is None:
+            return False
+        name = (match[1] or match[2] or "").rstrip(".").lower()
+        try:
+            ipaddress.ip_address(name.partition("%")[0])
+        except ValueError:
+            names = {"localhost", self.host.lower()}
+            if self.open_to_network:
+                own = socket.gethostname().lower()
+                names |= {own, own.partition(".")[0], socket.getfqdn().lower()}
+            return name in names
+        return True
+
+
+def open_listener(address: str) -> Listener:
+    """Open the socket for `host:port`.
+
+    Raises:
+        UsageError: the address is malformed, is not an address of this machine, or has no free port.
+    """
+    host, port = parse_address(address)
+    return Listener(socket=listen(host, port), host=host)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -1,36 +1,27 @@
-"""HTTP server for the state of a run: `/metrics` for Prometheus, `/state.json` and `/healthz`.
+"""The pages of a run's metrics server: `/metrics` for Prometheus, `/state.json` and `/healthz`.
 
-Started by `grpo-run launch` beside the supervisor. The server runs in a daemon thread with its own event
-loop, installs no signal handlers and writes no access log. Starlette and uvicorn are imported in that thread,
-so starting the server costs the caller only a socket; early requests wait in the socket's backlog. The server
-is read-only.
+Started by `grpo-run launch` beside the supervisor. The server runs in daemon threads, installs no signal
+handlers and writes no access log; early requests wait in the socket's backlog. It is read-only. Connections
+are handled in `http_server.py`.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from http import HTTPStatus
 
 import structlog
 from prometheus_client.exposition import choose_encoder
 
-from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, is_loopback, listen, parse_address
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
+from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Response, refusal
 from grpo_run.runtime.record.status import RunStatus
 
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-MAX_CONNECTIONS = 32
-"""Further requests are answered with status 503, because every request reads the run."""
-GRACE_SECONDS = 1
+METHODS = ("GET", "HEAD")
 
 log = structlog.get_logger(__name__)
 
@@ -41,29 +32,23 @@ class MetricsServer:
     `open_to_network` tells the caller that other machines can read the metrics, so that it can warn.
     """
 
-    def __init__(
-        self, collector: RunCollector, listening: socket.socket, *, open_to_network: bool = False
-    ) -> None:
-        self.open_to_network = open_to_network
-        self._collector = collector
-        self._socket = listening
-        host, port = listening.getsockname()[:2]
-        self.address: tuple[str, int] = (str(host), int(port))
-        self._server: uvicorn.Server | None = None
-        self._stopping = threading.Event()
+    def __init__(self, collector: RunCollector, listener: Listener) -> None:
+        self.open_to_network = listener.open_to_network
+        self.address = listener.address
+        self._server = HttpServer(
+            listener.socket, lambda request: respond(collector, request, accepts_host=listener.accepts_host)
+        )
         self._thread = threading.Thread(target=self._serve, name="grpo-run-metrics", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop listening and wait for requests in progress. May be called more than once.
+        """Stop listening. May be called more than once. A request in progress is not answered.
 
         Returns:
-            Whether the server ended within `timeout_seconds`. If not, a read of the run is stuck. This is
-            logged; the daemon thread does not keep the process alive.
+            Whether the server ended within `timeout_seconds`. If not, this is logged; the daemon thread does
+            not keep the process alive.
         """
-        self._stopping.set()
-        if self._server is not None:
-            self._server.should_exit = True
+        self._server.stop()
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             log.warning("metrics_server_still_busy", address=self.address, timeout_seconds=timeout_seconds)
@@ -71,37 +56,17 @@ class MetricsServer:
         return True
 
     def _serve(self) -> None:
-        # No caller receives an exception of this thread: log it, and close the port so that scrapers are
+        # No caller receives an exception of this thread: log it. The port is closed, so that scrapers are
         # refused instead of waiting.
         try:
-            import uvicorn
-
-            config = uvicorn.Config(
-                application(self._collector),
-                access_log=False,
-                http="h11",
-                lifespan="off",
-                limit_concurrency=MAX_CONNECTIONS,
-                log_config=None,
-                log_level="warning",
-                loop="asyncio",
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-                ws="none",
-            )
-            self._server = uvicorn.Server(config)
-            if not self._stopping.is_set():
-                self._server.run(sockets=[self._socket])
+            self._server.run()
         except Exception:
             log.exception("metrics_server_failed", address=self.address)
-        finally:
-            self._socket.close()
 
 
 def start(
     read: Callable[[], RunStatus],
-    address: str = DEFAULT_ADDRESS,
+    address: str | Listener = DEFAULT_ADDRESS,
     *,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
@@ -110,52 +75,61 @@ def start(
 
     Args:
         read: returns the run's status. Called once per request, from another thread, never concurrently.
-        address: `host:port`. If the port is in use, the next free port is taken; port 0 is any free port.
+        address: `host:port`, or what `open_listener` returned for it. If the port is in use, the next free
+            port is taken; port 0 is any free port.
         monotonic, wall: clocks in seconds; replaced in tests.
 
     Raises:
         UsageError: the address is malformed, is not an address of this machine, or has no free port.
     """
-    host, port = parse_address(address)
-    listening = listen(host, port)
-    return MetricsServer(
-        RunCollector(read, monotonic=monotonic, wall=wall), listening, open_to_network=not is_loopback(host)
-    )
+    listener = open_listener(address) if isinstance(address, str) else address
+    return MetricsServer(RunCollector(read, monotonic=monotonic, wall=wall), listener)
 
 
-def application(collector: RunCollector) -> Starlette:
-    """Return the application.
+def respond(
+    collector: RunCollector, request: Request, *, accepts_host: Callable[[str], bool] = lambda host: True
+) -> Response:
+    """Return the page that a request asks for.
 
-    Handlers are synchronous; starlette runs them in threads, not in the event loop.
+    Args:
+        accepts_host: whether a Host header names this server. A page of another site that resolves its own
+            name to this address would otherwise read the run through the user's browser.
     """
-    from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
+    host = request.headers.get("host")
+    if host is not None and not accepts_host(host):
+        text = f"{host[:200]!r} is not a name of this server; use its address"
+        return refusal(HTTPStatus.MISDIRECTED_REQUEST, text)
+    page = {"/metrics": _metrics, "/state.json": _state, "/healthz": _healthz}.get(request.path)
+    if page is None:
+        return refusal(HTTPStatus.NOT_FOUND, "use /metrics, /state.json or /healthz")
+    if request.method not in METHODS:
+        answer = refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
+        return Response(status=answer.status, body=answer.body, headers={"allow": ", ".join(METHODS)})
+    return page(collector, request)
 
-    def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(collector.registry), headers={"content-type": content_type})
 
-    def state(request: Request) -> Response:
-        try:
-            text = collector.observe(
-                lambda observation: json.dumps(observation.status.as_json(), allow_nan=False)
-            )
-        except ObservationFailed as error:
-            return JSONResponse({"error": f"cannot read the run: {error}"}, status_code=503)
-        return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+def _metrics(collector: RunCollector, request: Request) -> Response:
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(body=encode(collector.registry), content_type=content_type)
 
-    def healthz(request: Request) -> Response:
-        try:
-            run_state = collector.observe(lambda observation: observation.status.state)
-        except ObservationFailed as error:
-            return JSONResponse({"observed": False, "error": str(error)}, status_code=503)
-        return JSONResponse({"observed": True, "state": run_state})
 
-    return Starlette(
-        routes=[
-            Route("/metrics", metrics, methods=["GET"]),
-            Route("/state.json", state, methods=["GET"]),
-            Route("/healthz", healthz, methods=["GET"]),
-        ]
+def _state(collector: RunCollector, request: Request) -> Response:
+    try:
+        text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
+    except ObservationFailed as error:
+        return _json({"error": f"cannot read the run: {error}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+    return Response(
+        body=text.encode(), content_type="application/json", headers={"cache-control": "no-store"}
     )
+
+
+def _healthz(collector: RunCollector, request: Request) -> Response:
+    try:
+        run_state = collector.observe(lambda seen: seen.status.state)
+    except ObservationFailed as error:
+        return _json({"observed": False, "error": str(error)}, HTTPStatus.SERVICE_UNAVAILABLE)
+    return _json({"observed": True, "state": run_state})
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(status=status, body=json.dumps(value).encode(), content_type="application/json")

@@ -11,6 +11,7 @@ import pytest
 from grpo_run.cli import launch
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.main import main
+from grpo_run.dashboards.metrics.address import Listener
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -21,7 +22,9 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
 
-    def supervise(made: LaunchCommand, directory: RunDirectory, history: History) -> int:
+    def supervise(
+        made: LaunchCommand, directory: RunDirectory, history: History, listener: Listener | None
+    ) -> int:
         assert directory.owner() is not None
         directories.append(directory)
         return 75
@@ -87,6 +90,18 @@ def test_a_run_directory_that_cannot_be_written_is_refused(
     assert supervised == []
 
 
+@pytest.mark.parametrize("address", ["192.0.2.1:9460", "127.0.0.1", "nowhere.invalid:1"])
+def test_a_metrics_address_that_cannot_be_used_leaves_nothing_behind(
+    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    """Exit code 2, one line, and no run directory."""
+    before = sorted(here.iterdir())
+    assert main(["launch", "--metrics-addr", address, "train.py"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(here.iterdir()) == before
+    assert supervised == []
+
+
 class Notes:
     """A terminal that keeps what it is told."""
 
@@ -106,7 +121,8 @@ def announced(here: Path, *words: str, mode: int = 0o700) -> list[str]:
     directory.path.chmod(mode)
     notes = Notes()
     supervisor = SimpleNamespace(status=None)
-    server = launch.announce(command, directory, supervisor, notes)  # type: ignore[arg-type]
+    listener = launch.open_listener(command)
+    server = launch.announce(command, directory, supervisor, notes, listener)  # type: ignore[arg-type]
     if server is not None:
         server.stop(5.0)
     return notes.lines

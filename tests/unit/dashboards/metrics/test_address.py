@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpo_run.dashboards.metrics import address
-from grpo_run.dashboards.metrics.address import is_loopback, listen, parse_address
+from grpo_run.dashboards.metrics.address import is_loopback, listen, open_listener, parse_address
 from grpo_run.runtime.errors import UsageError
 
 
@@ -100,3 +100,25 @@ def test_listening_socket_is_not_inherited() -> None:
 def test_only_loopback_counts_as_loopback(host: str, expected: bool) -> None:
     """Every other host may be reachable from the network."""
     assert is_loopback(host) is expected
+
+
+def test_a_loopback_listener_answers_to_loopback_only() -> None:
+    """Its own name in the network is one that another machine could have."""
+    listener = open_listener("127.0.0.1:0")
+    with listener.socket:
+        assert not listener.open_to_network
+        assert listener.accepts_host("localhost:1")
+        assert listener.accepts_host("10.1.2.3")  # an address is no name that anyone could resolve to us
+        assert not listener.accepts_host(f"not-{socket.gethostname()}.example")
+        assert not listener.accepts_host("localhost.attacker.example")
+        assert not listener.accepts_host("a:b:c")
+
+
+def test_a_listener_open_to_the_network_answers_to_the_machines_name() -> None:
+    """Prometheus addresses it by name."""
+    listener = open_listener("0.0.0.0:0")
+    with listener.socket:
+        assert listener.open_to_network
+        assert listener.accepts_host(f"{socket.gethostname()}:{listener.address[1]}")
+        assert listener.accepts_host(socket.gethostname().upper() + ".")
+        assert not listener.accepts_host("attacker.example")
