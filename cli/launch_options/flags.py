@@ -121,7 +121,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         f" (default: {bounds.ceiling_seconds:g})",
         "first": f"time without progress allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",
         "exit": "time an idle process may take to exit after the script's last line (default:"
-        f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while it is connected to another machine)",
+        f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while a process that it may wait for is alive)",
     }
     for word, meaning in meanings.items():
         group.add_argument(f"--deadline-{word}", type=float, metavar="SECONDS", help=meaning)

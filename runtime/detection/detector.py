@@ -93,7 +93,7 @@ class HangDetector:
         self._stalls.record(slots, now)
         if all_done(list(slots.values())):
             self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
-            stall = self._exit_hangs.scan(slots, self._ranks.pids, now)
+            stall = self._exit_hangs.scan(slots, self._ranks.pids, self._ranks.sockets, now)
             return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds) if stall else None
         return self._deadlocks.scan(slots, now) or self._stalls.scan(slots, now, self._deadlocks.last_poll)
 

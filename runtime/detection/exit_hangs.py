@@ -1,87 +1,144 @@
 """Detection of processes that do not exit after every script has run its last line.
 
 No rank waits for such a process, and its work may matter (an upload, a last write). It is therefore reported
-only when its whole session has been inactive for a while, and much later if it is connected to another
-machine. Called by `detector.py`, twice per second. Reads /proc; terminates nothing.
+only when every remaining process of the run has been inactive for a while, and much later if something lives
+that it may wait for. Called by `detector.py` at every scan; observes every two seconds. Terminates nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
+from grpo_run.watchdog.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.exit_hangs import find_exit_hangs
-from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+from grpo_run.watchdog.stalls.exit_hangs import Activity, ExitFacts, activity, hung_ranks, limit_seconds
+from grpo_run.watchdog.stalls.stall import Stall
 
-CHECK_SECONDS = 0.5
+CHECK_SECONDS = 2.0
+CONNECTIONS_SECONDS = 10.0
+"""How often the other ends of the ranks' connections are looked for, while the ranks are inactive."""
+COST_FRACTION = 0.005
+"""Share of one core that the observation may take; on a machine with many processes it is made less often."""
+
+
+class Observe(Protocol):
+    """Return the processes that remain; see `RemainingProcesses.observe`."""
+
+    def __call__(
+        self, pids: Mapping[int, int], sockets: Mapping[int, str], *, connections: bool
+    ) -> ExitFacts | None: ...
 
 
 class ExitHangDetector:
     """Detector of exit hangs in one attempt.
 
     Args:
-        settings: `exit_seconds` and `exit_connected_seconds` are the deadlines.
+        settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
+        observe: reads the processes; replaced in tests.
+        cost_clock: measures what an observation costs, in seconds.
     """
 
-    def __init__(self, settings: DeadlineSettings) -> None:
+    def __init__(
+        self,
+        settings: DeadlineSettings,
+        *,
+        observe: Observe | None = None,
+        cost_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._settings = settings
-        self._next_check_at = 0.0
-        self._inactive_since: tuple[float, dict[int, ProcessFacts | None]] | None = None
+        self._observe = RemainingProcesses().observe if observe is None else observe
+        self._cost_clock = cost_clock
+        self._next_check_at = self._next_connections_at = 0.0
+        self.restart()
 
     def restart(self) -> None:
         """Start the clock again, after a pause of the supervisor."""
-        self._inactive_since = None
+        self._inactive_since: tuple[float, ExitFacts] | None = None
+        self._own_active_at = self._progress_at = 0.0
 
-    def scan(self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float) -> Stall | None:
+    def scan(
+        self,
+        slots: Mapping[int, Slot | None],
+        pids: Mapping[int, int],
+        sockets: Mapping[int, str],
+        now: float,
+    ) -> Stall | None:
         """Return the processes that do not exit, or None.
 
         Args:
-            slots: all local ranks' slots; every script has run its last line.
+            slots: all local ranks' slots.
             pids: processes that are still running, by rank.
+            sockets: paths of their worker servers.
             now: monotonic seconds.
         """
-        if now < self._next_check_at:
+        done = all(slot is not None and slot.state is RankState.done for slot in slots.values())
+        if now < self._next_check_at or not pids or not done:
             return None
-        self._next_check_at = now + CHECK_SECONDS
-        facts = {rank: _facts(pids.get(rank)) for rank in slots}
+        began = self._cost_clock()
+        facts = self._facts(pids, sockets, now)
+        cost = self._cost_clock() - began
+        self._next_check_at = now + max(CHECK_SECONDS, cost / COST_FRACTION)
+        if facts is None:
+            self._inactive_since = None
+            return None
         if self._inactive_since is None:
             self._inactive_since = (now, facts)
-        since, before = self._inactive_since
-        elapsed = now - since
-        quiet_seconds = max(elapsed, self._settings.exit_seconds)
-        hung = find_exit_hangs(slots, before, facts, quiet_seconds, self._settings)
-        if not hung:
-            self._inactive_since = (now, facts)
-        if not hung or elapsed < self._settings.exit_seconds:
+            self._own_active_at = self._progress_at = now
             return None
-        deadline = self._settings.exit_seconds
-        if any(processes.has_remote_connection(pids[rank]) for rank in hung if rank in pids):
-            # the process may wait for an answer: /proc does not count bytes on sockets
-            deadline = max(deadline, self._settings.exit_connected_seconds)
-        return _stall(hung, elapsed, deadline) if elapsed >= deadline else None
+        return self._judge(facts, now)
+
+    def _facts(self, pids: Mapping[int, int], sockets: Mapping[int, str], now: float) -> ExitFacts | None:
+        since = self._inactive_since
+        # before a deadline everything is looked at once more
+        due = since is not None and now - since[0] + CHECK_SECONDS >= limit_seconds(since[1], self._settings)
+        connections = due or (since is not None and now >= self._next_connections_at)
+        if connections:
+            self._next_connections_at = now + CONNECTIONS_SECONDS
+        return self._observe(pids, sockets, connections=connections)
+
+    def _judge(self, facts: ExitFacts, now: float) -> Stall | None:
+        assert self._inactive_since is not None
+        _, before = self._inactive_since
+        ceiling = self._settings.ceiling_seconds
+        seen = activity(before, facts, self._settings.exit_seconds)
+        if seen is Activity.progress:
+            self._progress_at = now
+        if seen in (Activity.progress, Activity.cpu):
+            self._own_active_at = now
+        if seen is not Activity.none and now - self._own_active_at < ceiling:
+            self._inactive_since = (now, facts)
+        ranks = hung_ranks(facts)
+        if not ranks:
+            return None
+        if now - self._progress_at >= ceiling and seen is Activity.cpu:
+            return _stall(
+                ranks, now - self._progress_at, ceiling, "used the CPU without any input or output", ()
+            )
+        limit = limit_seconds(facts, self._settings)
+        # the connections may have appeared since the clock started
+        elapsed = now - self._inactive_since[0]
+        if elapsed < limit or (seen is not Activity.none and now - self._own_active_at < ceiling):
+            return None
+        return _stall(ranks, elapsed, limit, "did nothing", facts.waits_for)
 
 
-def _facts(pid: int | None) -> ProcessFacts | None:
-    if pid is None:
-        return None
-    thread, usage = processes.read_main_thread(pid), processes.read_session(pid)
-    if thread is None or usage is None or usage.io_bytes is None:
-        return None
-    return ProcessFacts(state=thread.state, cpu_seconds=usage.cpu_seconds, io_bytes=usage.io_bytes)
-
-
-def _stall(ranks: tuple[int, ...], quiet_seconds: float, deadline_seconds: float) -> Stall:
+def _stall(
+    ranks: tuple[int, ...], waited_seconds: float, deadline_seconds: float, what: str, alive: tuple[str, ...]
+) -> Stall:
+    while_alive = f" while {', '.join(alive)} was there to wait for" if alive else ""
     return Stall(
         cause=Cause.no_progress,
         culprits=ranks,
         waiters=(),
         phase=Phase.idle,
         deadline_seconds=deadline_seconds,
-        waited_seconds=quiet_seconds,
+        waited_seconds=waited_seconds,
         sentence=f"{rank_names(ranks, capitalize=True)} did not exit after the script's last line and"
-        f" did nothing for {quiet_seconds:.1f} s (deadline {deadline_seconds:.1f} s); training was complete.",
+        f" {what} for {waited_seconds:.1f} s{while_alive} (deadline {deadline_seconds:.1f} s);"
+        " training was complete.",
     )

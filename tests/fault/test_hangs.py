@@ -96,7 +96,7 @@ def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     The run exits with 0.
     """
     run = runs(
-        *fault("exit-hang", rank=1, step=3), "--nproc-per-node", "2", GRPO, "--output-dir", "ours",
+        *fault("exit-hang", rank=1, step=3), "--deadline-exit", "5", "--nproc-per-node", "2", GRPO, "--output-dir", "ours",
         "--max-steps", "6", "--save-steps", "2",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()

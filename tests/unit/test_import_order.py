@@ -16,9 +16,9 @@ ALLOWED = {
 }
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
-        ("diagnosis",),
+        ("diagnosis", "remaining"),
         ("deadlocks",), ("stalls",), ("evidence",),
-        ("causes", "cgroups", "observation", "processes", "rank_names", "verdict"),
+        ("causes", "cgroups", "observation", "peers", "process_tree", "processes", "rank_names", "verdict"),
     ),
     "runtime": (
         ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("checkpoints",),

@@ -51,10 +51,11 @@ class DeadlineSettings:
     """The same for an evaluation, which may process a whole data set."""
     first_floor_seconds: float = 60.0
     """Minimum for first occurrences."""
-    exit_seconds: float = 8.0
+    exit_seconds: float = 60.0
     """After the script's last line: an inactive process is hung after this time."""
     exit_connected_seconds: float = 300.0
-    """The same for a process with a connection to another machine: an upload may wait for its answer."""
+    """The same while something lives that the process may wait for: a process that it started, or one at the
+    other end of a connection."""
     factor_seen: float = 5.0
     """Multiple of the longest observed duration."""
     factor_unseen: float = 30.0

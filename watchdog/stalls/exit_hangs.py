@@ -1,48 +1,97 @@
-"""Exit hangs: ranks whose script has run its last line, whose process is still there and does nothing.
+"""Exit hangs: ranks whose script has run its last line, whose processes are still there and do nothing.
 
-Pure.
+Waiting is not hanging while anything lives that the rank may wait for: a process that it started, in
+whatever session, or one at the other end of a connection. Such a rank has the longer deadline, and whatever
+that process does resets the clock. Called by the detector of exit hangs. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
-from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.stall import ProcessFacts
 
 QUIET_BYTES = 64 * 1024
-"""Total I/O of an inactive process; a logger writes less at exit."""
+"""I/O of an inactive process over the whole wait; a logger writes less at exit."""
 QUIET_CPU_FRACTION = 0.01
 """Share of one core that the threads of an idle interpreter may use."""
 
+Usages = Mapping[tuple[int, int], "ProcessUsage"]
+"""By pid and start time."""
 
-def find_exit_hangs(
-    slots: Mapping[int, Slot | None],
-    processes_before: Mapping[int, ProcessFacts | None],
-    processes_now: Mapping[int, ProcessFacts | None],
-    quiet_seconds: float,
-    settings: DeadlineSettings,
-) -> tuple[int, ...]:
-    """Return the ranks that hang at exit.
 
-    An upload or a last write is progress: bytes are transferred in the rank or in a child of it. If the sums
-    of a session have decreased, one of its processes has exited, which is progress too. A stopped or sleeping
-    process makes no progress.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessUsage:
+    """CPU time and I/O of one process so far; `io_bytes` does not count `send` and `recv`."""
+
+    cpu_seconds: float
+    io_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitFacts:
+    """The processes that remain, at one moment.
 
     Args:
-        processes_before: facts from `quiet_seconds` ago.
-        processes_now: current facts. A rank that is absent or None in either mapping is not judged.
+        states: letter of proc(5) of each remaining rank.
+        own: the ranks and the processes that they started.
+        awaited: processes at the other end of their connections.
+        waits_for: what lives that the ranks may wait for, in words.
     """
-    hung: list[int] = []
-    for rank, slot in sorted(slots.items()):
-        before, now = processes_before.get(rank), processes_now.get(rank)
-        if slot is None or slot.state is not RankState.done or before is None or now is None:
-            continue
-        quiet = (
-            abs(now.cpu_seconds - before.cpu_seconds) <= QUIET_CPU_FRACTION * quiet_seconds
-            and abs(now.io_bytes - before.io_bytes) < QUIET_BYTES
-        )
-        if quiet and now.state != "Z" and quiet_seconds >= settings.exit_seconds:
-            hung.append(rank)
-    return tuple(hung)
+
+    states: Mapping[int, str]
+    own: Usages
+    awaited: Usages
+    waits_for: tuple[str, ...] = ()
+
+
+class Activity(Enum):
+    """What happened between two observations. The later members are more."""
+
+    none = 0
+    awaited = 1
+    """Only a process that the ranks may wait for was active."""
+    cpu = 2
+    """The ranks' processes used the CPU, without I/O."""
+    progress = 3
+    """The ranks' processes did I/O, started a process, or one of them exited."""
+
+
+def activity(before: ExitFacts, now: ExitFacts, quiet_seconds: float) -> Activity:
+    """Return what the processes have done since `before`.
+
+    Args:
+        quiet_seconds: how long processes must be inactive to be hung; a share of it is tolerated as CPU time.
+    """
+    if before.own.keys() != now.own.keys() or _did_io(before.own, now.own):
+        return Activity.progress
+    if _used_cpu(before.own, now.own, quiet_seconds):
+        return Activity.cpu
+    if _did_io(before.awaited, now.awaited) or _used_cpu(before.awaited, now.awaited, quiet_seconds):
+        return Activity.awaited
+    return Activity.none
+
+
+def limit_seconds(facts: ExitFacts, settings: DeadlineSettings) -> float:
+    """Return how long the ranks may be inactive."""
+    if facts.waits_for:
+        return max(settings.exit_seconds, settings.exit_connected_seconds)
+    return settings.exit_seconds
+
+
+def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
+    """Return the ranks that remain; one that has exited and is not yet reaped does not."""
+    return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
+
+
+def _did_io(before: Usages, now: Usages) -> bool:
+    return any(now[key].io_bytes - before[key].io_bytes >= QUIET_BYTES for key in before.keys() & now.keys())
+
+
+def _used_cpu(before: Usages, now: Usages, quiet_seconds: float) -> bool:
+    tolerated = QUIET_CPU_FRACTION * quiet_seconds
+    return any(
+        now[key].cpu_seconds - before[key].cpu_seconds > tolerated for key in before.keys() & now.keys()
+    )

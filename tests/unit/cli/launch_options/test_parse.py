@@ -369,8 +369,8 @@ def test_deadline_exit_sets_one_deadline(here: Path) -> None:
     """The other deadlines keep their defaults."""
     said = parse(["--deadline-exit", "30", "train.py"]).config.deadlines
     default = parse(["train.py"]).config.deadlines
-    assert (said.exit_seconds, default.exit_seconds) == (30.0, 8.0)
-    assert replace(said, exit_seconds=8.0) == default
+    assert (said.exit_seconds, default.exit_seconds) == (30.0, 60.0)
+    assert replace(said, exit_seconds=60.0) == default
 
 
 @pytest.mark.usefixtures("at_home")

@@ -26,10 +26,11 @@ from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.supervision import incident
 from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.runtime.supervision.supervisor import Supervisor
-from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence import collection
 from grpo_run.watchdog.observation import Exit, Phase, RankState
+from grpo_run.watchdog.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 
 
 class FakeRanks:
@@ -486,17 +487,16 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
 ) -> None:
     """After its deadline without activity. The run has finished."""
     monkeypatch.setattr(exit_hangs, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(processes, "has_remote_connection", lambda pid: False)
-    monkeypatch.setattr(
-        processes, "read_main_thread", lambda pid: processes.MainThread(state="S", cpu_seconds=1.0)
-    )
-    usage = processes.SessionUsage(members=(900,), cpu_seconds=1.0, io_bytes=1)
-    monkeypatch.setattr(processes, "read_session", lambda pid: usage)
+    facts = ExitFacts(states={0: "S"}, own={}, awaited={})
+    monkeypatch.setattr(RemainingProcesses, "observe", lambda *arguments, connections: facts)
     run = start(deadlines=DeadlineSettings(exit_seconds=1e-9))
     run.vote(100)
     run.done(0, 1)
-    run.poll()
-    assert run.poll() is Directive.finished
+    deadline = time.monotonic() + 10.0
+    while (directive := run.poll()) is Directive.monitor:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert directive is Directive.finished
     assert run.supervisor.exit_code == 0
     assert "did not exit" in run.events("warning")[0]["text"]
 

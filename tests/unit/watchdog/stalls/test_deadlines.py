@@ -146,7 +146,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
             startup_seconds=3600.0,
             evaluation_seconds=3600.0,
             first_floor_seconds=60.0,
-            exit_seconds=8.0,
+            exit_seconds=60.0,
             exit_connected_seconds=300.0,
             factor_seen=5.0,
             factor_unseen=30.0,

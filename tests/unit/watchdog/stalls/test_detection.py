@@ -14,7 +14,6 @@ from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.exit_hangs import find_exit_hangs
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 from grpo_run.watchdog.stalls.stragglers import find_stragglers
@@ -331,42 +330,6 @@ def test_only_overdue_ranks_that_do_not_wait_are_ever_blamed(
         assert ago > 8.0
         assert state != "Z"
         assert state == "T" or not (waits_too or phase is Phase.vote)
-
-
-def ended(make_slot: MakeSlot) -> dict[int, Slot | None]:
-    """Two ranks whose scripts have run their last line."""
-    return {rank: make_slot(rank, state=RankState.done) for rank in range(2)}
-
-
-def test_an_inactive_process_after_the_last_line_is_hung(make_slot: MakeSlot) -> None:
-    """For example, it joins a thread that never ends."""
-    before = {0: facts(), 1: facts()}
-    now = {0: facts(cpu_seconds=10.05), 1: facts()}
-    assert find_exit_hangs(ended(make_slot), before, now, 8.0, DeadlineSettings()) == (0, 1)
-    assert find_exit_hangs(ended(make_slot), before, now, 7.9, DeadlineSettings()) == ()
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        facts(io_bytes=70_000), facts(io_bytes=-70_000), facts(cpu_seconds=10.2), facts(cpu_seconds=2.0), facts("Z"), None,
-    ],
-)  # fmt: skip
-def test_work_at_exit_is_no_hang(make_slot: MakeSlot, now: ProcessFacts | None) -> None:
-    """An upload, a computation, a child or a process that has just exited, an unobserved process."""
-    assert (
-        find_exit_hangs(
-            ended(make_slot), {0: facts(), 1: None}, {0: now, 1: facts()}, 10.0, DeadlineSettings()
-        )
-        == ()
-    )
-
-
-def test_only_ranks_whose_script_has_ended_can_hang_at_exit(make_slot: MakeSlot) -> None:
-    """Others are judged by their phases."""
-    slots = {0: make_slot(0), 1: None}
-    same: dict[int, ProcessFacts | None] = {0: facts(), 1: facts()}
-    assert find_exit_hangs(slots, same, same, 60.0, DeadlineSettings()) == ()
 
 
 def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:

@@ -1,0 +1,72 @@
+"""What the processes that remain have done, and how long they may do nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.exit_hangs import (
+    QUIET_BYTES,
+    Activity,
+    ExitFacts,
+    ProcessUsage,
+    activity,
+    hung_ranks,
+    limit_seconds,
+)
+
+RANK, HELPER, SERVER = (900, 1), (950, 7), (40, 3)
+
+
+def facts(
+    *, cpu: float = 10.0, io: int = 1000, helper: bool = True, server_cpu: float = 5.0, server_io: int = 0
+) -> ExitFacts:
+    """A rank with a helper, connected to a server."""
+    own = {RANK: ProcessUsage(cpu_seconds=cpu, io_bytes=io)}
+    if helper:
+        own[HELPER] = ProcessUsage(cpu_seconds=1.0, io_bytes=0)
+    return ExitFacts(
+        states={0: "S"},
+        own=own,
+        awaited={SERVER: ProcessUsage(cpu_seconds=server_cpu, io_bytes=server_io)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (facts(), Activity.none),
+        (facts(cpu=10.5, io=1000 + QUIET_BYTES - 1), Activity.none),
+        (facts(server_cpu=5.5, server_io=QUIET_BYTES - 1), Activity.none),
+        (facts(server_cpu=5.7), Activity.awaited),
+        (facts(server_io=QUIET_BYTES), Activity.awaited),
+        (facts(cpu=10.7), Activity.cpu),
+        (facts(cpu=10.7, server_io=QUIET_BYTES), Activity.cpu),
+        (facts(io=1000 + QUIET_BYTES), Activity.progress),
+        (facts(cpu=10.7, io=1000 + QUIET_BYTES), Activity.progress),
+        (facts(helper=False), Activity.progress),
+    ],
+)
+def test_the_most_that_was_done_counts(now: ExitFacts, expected: Activity) -> None:
+    """The threads of an idle interpreter and the last lines of a log are nothing. A helper's exit is progress."""
+    assert activity(facts(), now, 60.0) is expected
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    """Its counters have nothing to do with those of the first."""
+    reused = ExitFacts(states={0: "S"}, own={(900, 2): ProcessUsage(cpu_seconds=0.0, io_bytes=0)}, awaited={})
+    assert activity(facts(), reused, 60.0) is Activity.progress
+
+
+def test_a_process_that_may_wait_has_the_longer_limit() -> None:
+    """Unless the user has set a longer one for all."""
+    alone = ExitFacts(states={0: "S"}, own={}, awaited={})
+    waiting = ExitFacts(states={0: "S"}, own={}, awaited={}, waits_for=("process 4 (curl)",))
+    assert limit_seconds(alone, DeadlineSettings()) == 60.0
+    assert limit_seconds(waiting, DeadlineSettings()) == 300.0
+    assert limit_seconds(waiting, DeadlineSettings(exit_seconds=400.0)) == 400.0
+
+
+def test_a_rank_that_has_exited_and_is_not_reaped_does_not_hang() -> None:
+    """The supervisor reaps it at its next poll."""
+    assert hung_ranks(ExitFacts(states={1: "S", 0: "Z", 3: "T", 2: "D"}, own={}, awaited={})) == (1, 2, 3)
