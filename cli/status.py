@@ -38,7 +38,7 @@ def print_text(status: RunStatus) -> None:
     # no markup, because sentences quote the script; no folding, so that a pipe gets the summary in one line
     console = Console(highlight=False, markup=False, soft_wrap=True)
     fields = status.as_json()
-    console.print(status.sentence, style="bold")
+    console.print(status.summary, style="bold")
     goodput = fields["goodput"]
     checkpoint = fields["checkpoint"]
     facts = Table.grid(padding=(0, 2))
@@ -76,11 +76,11 @@ def print_text(status: RunStatus) -> None:
 def _steps(status: RunStatus) -> str:
     """Where training is, how long a step takes, and how long the rest takes at this pace."""
     history = status.history
-    seconds, remaining = history.step_seconds(), history.remaining_seconds()
+    seconds, remaining = history.step_seconds(), status.remaining_seconds
     texts = [f"{history.step} of {history.target_steps}" if history.target_steps else str(history.step)]
     if seconds is not None:
         texts.append(step_time_text(seconds))
-    if remaining and status.state == "running":
+    if remaining:
         texts.append(f"{duration_text(remaining)} left")
     return ", ".join(texts)
 

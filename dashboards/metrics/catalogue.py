@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_run.dashboards.metrics.labels import (
+    AWAITED_PHASE,
+    AWAITED_RANK,
     CAUSE,
     CULPRIT,
     LAST_ACTION,
@@ -25,6 +27,8 @@ from grpo_run.dashboards.metrics.labels import (
 )
 from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation
 from grpo_run.dashboards.metrics.readings import (
+    awaited_rank_deadline,
+    awaited_rank_seconds,
     checkpoint_step,
     checkpoint_verified,
     exporter_value,
@@ -68,6 +72,25 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_target_steps", kind="gauge", unit="steps",
         read=run_value(lambda run: float(run.status.history.target_steps or 0) or None),
         help="Total optimizer steps of the current train() call; absent until known.",
+    ),
+    Metric(
+        name="grpo_step_seconds", kind="gauge", unit="seconds",
+        read=run_value(lambda run: run.status.history.step_seconds()),
+        help="Median duration of the last optimizer steps; absent until a few are committed.",
+    ),
+    Metric(
+        name="grpo_eta_seconds", kind="gauge", unit="seconds", read=run_value(lambda run: run.status.remaining_seconds),
+        help="Time until the current train() call ends at the present pace; absent while no steps are committed.",
+    ),
+    Metric(
+        name="grpo_run_awaited_rank_seconds", kind="gauge", unit="seconds", read=awaited_rank_seconds,
+        labels=(AWAITED_RANK, AWAITED_PHASE),
+        help="How long the run has waited for this rank in this phase; absent while no rank is waited for.",
+    ),
+    Metric(
+        name="grpo_run_awaited_rank_deadline_seconds", kind="gauge", unit="seconds", read=awaited_rank_deadline,
+        labels=(AWAITED_RANK, AWAITED_PHASE),
+        help="How long the run may wait for this rank in this phase before the rank counts as hung.",
     ),
     Metric(
         name="grpo_attempts_total", kind="counter", unit="count",

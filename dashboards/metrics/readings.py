@@ -23,7 +23,9 @@ from grpo_run.dashboards.metrics.labels import (
 )
 from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
 from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.record.status import WAITING_STATES
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 def run_value(value: Callable[[Observation], float | None]) -> Callable[[Observation], Iterator[Sample]]:
@@ -96,6 +98,22 @@ def snapshot_step(observation: Observation) -> float | None:
     return None if step is None else float(step)
 
 
+def awaited_rank_seconds(observation: Observation) -> Iterator[Sample]:
+    """How long a rank has been waited for; no sample while none is."""
+    for awaited in _awaited(observation):
+        waited = observation.monotonic_seconds - awaited.since_seconds
+        yield (str(awaited.rank), awaited.phase.name), max(0.0, waited)
+
+
+def awaited_rank_deadline(observation: Observation) -> Iterator[Sample]:
+    """How long that rank may be waited for; no sample while none is."""
+    for awaited in _awaited(observation):
+        yield (
+            (str(awaited.rank), awaited.phase.name),
+            awaited.deadline_at_seconds - awaited.since_seconds,
+        )
+
+
 def incidents(observation: Observation) -> Iterator[Sample]:
     """The number of incidents by cause."""
     counts = Counter(_cause(recovery) for recovery in observation.status.history.recoveries)
@@ -166,6 +184,12 @@ def rank_state(observation: Observation) -> Iterator[Sample]:
 @cache
 def _version() -> str:
     return version("grpo-run")
+
+
+def _awaited(observation: Observation) -> Iterator[AwaitedRank]:
+    status = observation.status
+    if status.awaited is not None and status.state in WAITING_STATES:
+        yield status.awaited
 
 
 def _cause(recovery: Recovery) -> str:

@@ -37,6 +37,22 @@ NO_PROGRESS = {
     },
 }
 
+# A learned deadline is five times the longest duration or more, so half of it is unusual; five minutes exclude
+# phases with short deadlines, which the supervisor ends soon.
+WAITING = {
+    "alert": "GrpoRunWaiting",
+    "expr": "grpo_run_awaited_rank_seconds > 300"
+    " and grpo_run_awaited_rank_seconds > 0.5 * grpo_run_awaited_rank_deadline_seconds",
+    "for": "1m",
+    "labels": {"severity": "warning"},
+    "annotations": {
+        "summary": "{{ $labels.run_id }} has waited for rank {{ $labels.rank }} in {{ $labels.phase }} for"
+        " {{ $value | humanizeDuration }}",
+        "description": "More than half of the rank's deadline has passed. At the deadline the supervisor collects"
+        " evidence and restarts the ranks. `grpo-run status` shows the deadline.",
+    },
+}
+
 # 2 minutes, because the ranks of a new attempt write to the board within seconds of their start.
 RANK_LOST = {
     "alert": "GrpoRunRankLost",
@@ -149,6 +165,7 @@ SUPERVISOR_LOST = {
 
 RULES: tuple[dict[str, Any], ...] = (
     NO_PROGRESS,
+    WAITING,
     RANK_LOST,
     RESTART_LOOP,
     CHECKPOINT_TROUBLE,

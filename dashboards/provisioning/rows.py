@@ -130,6 +130,24 @@ def _progress() -> list[BuiltPanel]:
             right_axis={"completion length": "tokens"},
             description="Mean reward last logged, and mean completion length in tokens (right axis).",
         ),
+        time_series(
+            "Step time and time left", width=12, height=8, unit="s",
+            queries={
+                "step": f"max(grpo_step_seconds{{{RUN}}})",
+                "time left": f"max(grpo_eta_seconds{{{RUN}}})",
+            },
+            right_axis={"time left": "s"},
+            description="Median duration of the last steps, and time until the train() call ends at this pace (right axis).",
+        ),
+        time_series(
+            "Waiting for a rank", width=12, height=8, unit="s",
+            queries={
+                "rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_run_awaited_rank_seconds{{{RUN}}})",
+                "deadline of rank {{rank}}, {{phase}}":
+                    f"max by (rank, phase) (grpo_run_awaited_rank_deadline_seconds{{{RUN}}})",
+            },
+            description="How long the run has waited for a rank, and until when it may. Gaps: no rank was waited for.",
+        ),
     ]  # fmt: skip
 
 

@@ -56,26 +56,30 @@ class ProgressLine:
 def progress_line(status: RunStatus) -> ProgressLine:
     """Return the state of the run as one line.
 
-    Of the newest snapshot in memory and the newest checkpoint, the newer is shown. The time left is shown
-    only while steps are being committed. Before the first step there may be nothing to say.
+    A wait comes first. Of the newest snapshot in memory and the newest checkpoint, the newer is shown. The
+    time left is shown only while steps are being committed. Before the first step there may be nothing to
+    say.
     """
-    history = status.history
-    starting = _starting(status)
-    if starting is not None:
-        return ProgressLine(kind=LineKind.starting, parts=((0, starting),))
+    history, wait = status.history, status.wait
+    kind, key = LineKind.training, None
     parts: list[tuple[int, str]] = []
-    if status.state == "recovering":
+    starting = _starting(status)
+    if wait is not None:
+        kind, key = LineKind.waiting, wait.key
+        parts.append((0, wait.text))
+    elif status.state == "recovering":
         parts.append((0, f"restarting {count(len(status.slots), 'rank')}"))
     elif status.state in STATE_NOTES:
         parts.append((0, STATE_NOTES[status.state]))
-    if not history.step:
-        return ProgressLine(kind=LineKind.starting, parts=tuple(parts))
+    if starting is not None or not history.step:
+        parts += [(1, starting)] if starting is not None else []
+        return ProgressLine(kind=LineKind.starting if wait is None else kind, parts=tuple(parts), wait=key)
     steps = f"step {history.step}"
     parts.append((1, f"{steps}/{history.target_steps}" if history.target_steps else steps))
-    seconds, remaining = history.step_seconds(), history.remaining_seconds()
+    seconds, remaining = history.step_seconds(), status.remaining_seconds
     if seconds is not None:
         parts.append((4, step_time_text(seconds)))
-    if remaining and status.state == "running":
+    if remaining:
         parts.append((2, f"{duration_text(remaining)} left"))
     if history.reward is not None:
         parts.append((3, f"reward {history.reward:.3f}"))
@@ -86,7 +90,7 @@ def progress_line(status: RunStatus) -> ProgressLine:
     recovered = sum(recovery.recovery_seconds is not None for recovery in history.recoveries)
     if recovered:
         parts.append((6, f"{count(recovered, 'fault')} recovered"))
-    return ProgressLine(kind=LineKind.training, parts=tuple(parts))
+    return ProgressLine(kind=kind, parts=tuple(parts), wait=key)
 
 
 def _starting(status: RunStatus) -> str | None:

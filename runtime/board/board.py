@@ -16,6 +16,7 @@ import struct
 import time
 from pathlib import Path
 
+from grpo_run.runtime.board.awaited_field import read_awaited, write_awaited
 from grpo_run.runtime.board.collective_log import (
     is_blocked,
     may_be_in_collective,
@@ -35,6 +36,7 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
 
 MAGIC = b"GRPOBRD2"
@@ -57,6 +59,7 @@ class Board:
         self._memory = memory
         self._descriptor = descriptor
         self._readings: dict[int, tuple[bytes, Slot]] = {}
+        self._awaited: AwaitedRank | None = None
         self.slots = slots
 
     @classmethod
@@ -131,6 +134,16 @@ class Board:
     def has_full_size(self) -> bool:
         """Whether the file has its original size; access beyond the end of a mapped file raises SIGBUS."""
         return self._descriptor is None or os.fstat(self._descriptor).st_size >= len(self._memory)
+
+    def write_awaited(self, awaited: AwaitedRank | None) -> None:
+        """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
+        if awaited != self._awaited and self.has_full_size:
+            write_awaited(self._memory, awaited)
+            self._awaited = awaited
+
+    def read_awaited(self) -> AwaitedRank | None:
+        """Return the rank that the others wait for; None while nobody waits for long."""
+        return read_awaited(self._memory) if self.has_full_size else None
 
     def writer(self, index: int, *, rank: int, pid: int, attempt: int) -> SlotWriter:
         """Return the writer of local rank `index`'s slot; the slot is zeroed and gets `rank` and `pid`."""

@@ -6,6 +6,7 @@ ended is reported as `unknown`, never as running. Reads files; decides nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +18,12 @@ from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.waiting import Wait, find_wait
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
+WAITING_STATES = ("starting", "running", "suspect", "stopping")
+"""In the other states the supervisor handles a fault, or the ranks are gone."""
 JOURNAL_BEHIND_SECONDS = 5.0
 """Age of the journal's last line. A live supervisor writes a committed step within a tenth of a second."""
 
@@ -34,6 +39,7 @@ class RunStatus:
         history: replayed from the journal.
         slots: by place; None for a rank that could not be observed.
         supervisor_pid: None if no supervisor is running.
+        awaited: the rank that the others wait for; None while nobody waits for long.
         blind: by rank, what the watchdog cannot observe at present. Known to the supervisor only.
         journal_lost: number of events that the disk did not accept. Known to the supervisor only.
         read_at_seconds: when the slots were read, on the monotonic clock.
@@ -45,9 +51,30 @@ class RunStatus:
     history: History
     slots: tuple[Slot | None, ...]
     supervisor_pid: int | None
+    awaited: AwaitedRank | None = None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
     read_at_seconds: float = field(default_factory=time.monotonic)
+
+    @property
+    def wait(self) -> Wait | None:
+        """The wait that is worth showing; None if there is none, or while the supervisor handles a fault."""
+        if self.state not in WAITING_STATES:
+            return None
+        return find_wait(
+            self.awaited, self.slots, now=self.read_at_seconds, step_seconds=self.history.step_seconds()
+        )
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Seconds until the train() call ends; None unless steps are being committed and none is late."""
+        return self.history.remaining_seconds() if self.state == "running" and self.wait is None else None
+
+    @property
+    def summary(self) -> str:
+        """What is waited for, if anything is, and the state of the run."""
+        wait = self.wait
+        return self.sentence if wait is None else f"{wait.sentence} {self.sentence}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `grpo-run status --json` prints."""
@@ -59,7 +86,7 @@ class RunStatus:
             "step": history.step,
             "target_steps": history.target_steps,
             "step_seconds": history.step_seconds(),
-            "remaining_seconds": history.remaining_seconds() if self.state == "running" else None,
+            "remaining_seconds": self.remaining_seconds,
             "attempts": history.attempts,
             "goodput": history.goodput(time.time() if self.supervisor_pid else None),
             "checkpoint": None
@@ -67,11 +94,28 @@ class RunStatus:
             else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified},
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
+            "waiting": self._waiting_as_json(),
             "ranks": [self._rank_as_json(place, slot) for place, slot in enumerate(self.slots)],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
-            "sentence": self.sentence,
+            "sentence": self.summary,
             "exit_code": history.exit_code,
             "warnings": history.warnings,
+        }
+
+    def _waiting_as_json(self) -> dict[str, Any] | None:
+        """Who is waited for, also if the wait is as long as usual."""
+        awaited = self.awaited if self.state in WAITING_STATES else None
+        if awaited is None:
+            return None
+        deadline = awaited.deadline_at_seconds - awaited.since_seconds
+        return {
+            "rank": awaited.rank,
+            "phase": awaited.phase.name,
+            "callback": awaited.callback or None,
+            "seconds": self._age(awaited.since_seconds),
+            "deadline_seconds": round(deadline, 3) if math.isfinite(deadline) else None,
+            "busy": awaited.busy,
+            "waiters": list(awaited.waiters),
         }
 
     def _rank_as_json(self, place: int, slot: Slot | None) -> dict[str, Any]:
@@ -105,9 +149,11 @@ def read_status(run: RunDirectory) -> RunStatus:
     history = History.of(read_journal(run.journal))
     owner = run.owner()
     slots: tuple[Slot | None, ...] = ()
+    awaited: AwaitedRank | None = None
     if owner is not None:
         try:
-            slots = tuple(Board.open(run.board).read_all())
+            board = Board.open(run.board)
+            slots, awaited = tuple(board.read_all()), board.read_awaited()
         except RunDirectoryError:
             slots = ()
     state = history.state
@@ -121,6 +167,7 @@ def read_status(run: RunDirectory) -> RunStatus:
         history=history,
         slots=slots,
         supervisor_pid=owner,
+        awaited=awaited,
     )
 
 

@@ -42,6 +42,7 @@ class HangMonitor:
         self._reporter = reporter
         self._history = history
         self._suspicion: str | None = None
+        self._board: Board | None = None
         self._durations_written_at = time.monotonic()
 
     def begin_attempt(self, attempt: Attempt, board: Board, pids: Mapping[int, int]) -> None:
@@ -53,12 +54,15 @@ class HangMonitor:
             pids: process ids by rank.
         """
         self._suspicion = None
+        self._board = board
         self.detector.phase_durations.earlier_attempts = self._history.learned_durations()
         self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
 
     def poll(self, slots: Mapping[int, Slot | None]) -> Finding | None:
         """Scan once and report. Returns a confirmed hang, or None."""
         finding = self.detector.scan(slots)
+        if self._board is not None:
+            self._board.write_awaited(self.detector.awaited)
         notices.warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:

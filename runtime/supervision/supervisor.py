@@ -228,6 +228,7 @@ class Supervisor:
             history=self.history,
             slots=tuple(self.board.read_all()),
             supervisor_pid=os.getpid(),
+            awaited=self.detector.awaited,
             blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
         )

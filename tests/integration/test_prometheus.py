@@ -28,6 +28,7 @@ from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 DEADLINE_SECONDS = 15.0
 RULES = FOLDER / "prometheus" / "alerts.yml"
@@ -90,6 +91,12 @@ class Run:
         slot.replace(Phase.data)
         slot.enter(Phase.generate)
         slot.publish()
+        now = time.monotonic()
+        self.board.write_awaited(
+            AwaitedRank(
+                rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0, busy=None, waiters=(1,)
+            )
+        )  # fmt: skip
 
     def _write_history(self) -> None:
         write = self._journal.write
@@ -221,7 +228,7 @@ def for_the_run(expression: str) -> str:
 
 def test_promtool_accepts_the_rules() -> None:
     """promtool accepts the committed rules."""
-    assert "9 rules found" in promtool("check", "rules", str(RULES))
+    assert "10 rules found" in promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_passes_its_unit_tests() -> None:
@@ -266,6 +273,8 @@ def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client
     assert night('grpo_rank_phase{rank=~".+"} == 1', "phase") == {"generate": 1}
     assert night("grpo_rank_vote_wait_seconds_total", "rank") == {"0": 1.25}
     assert night("grpo_rank_loss", "rank") == {"0": 0.5}
+    assert night("grpo_run_awaited_rank_deadline_seconds", "phase") == {"generate": pytest.approx(600)}
+    assert 0 <= night("grpo_run_awaited_rank_seconds", "rank")["0"] < 60
     assert night("grpo_rank_grad_norm", "rank") == {}
     age = values(prometheus, 'time() - grpo_observation_timestamp_seconds{run_id="night"}', "run_id")
     assert 0 <= age["night"] < 60
@@ -276,8 +285,11 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Clien
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
     queries = queries_of(dashboard())
     silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
-    # This run has no values for these: its counters do not increase, and rank 0 reports only a loss.
-    without_values = re.compile(r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step")
+    # This run has no values for these: its counters do not increase, rank 0 reports only a loss, and no time is
+    # left while a rank is waited for.
+    without_values = re.compile(
+        r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step|grpo_eta_seconds"
+    )
     assert [expression for expression in silent if not without_values.search(expression)] == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
     assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}
@@ -296,7 +308,7 @@ def test_prometheus_evaluates_the_alerts_and_finds_the_lost_rank(prometheus: htt
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 9
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 10
 
 
 def test_a_run_that_becomes_unreadable_leaves_no_old_values(

@@ -25,7 +25,7 @@ class AwaitedRank:
     `since_seconds` is when the rank's phase began, or its last progress inside the phase. `deadline_at_seconds`
     is when the rank will count as hung if nothing changes. `callback` names the user's callback that runs
     (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use the CPU or transfer
-    data; None if unknown. `waiters` wait for it, or may do so.
+    data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of a run.
     """
 
     rank: int
@@ -47,6 +47,8 @@ def find_awaited_rank(
 ) -> AwaitedRank | None:
     """Return the rank that the others wait for, the longest silent one of several; None if nobody waits.
 
+    The only rank of a run is waited for by the run.
+
     Args:
         slots: last readings of the local ranks.
         waiting: whether each rank is blocked in a collective; None if unknown.
@@ -67,7 +69,9 @@ def find_awaited_rank(
         )
     )
     awaited = [clocks[rank] for rank in own_work if rank in clocks]
-    if not awaited or not waiters:
+    if not waiters and (len(watched) > 1 or max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS):
+        return None
+    if not awaited:
         return None
     clock = min(awaited, key=lambda one: (one.since_seconds, one.rank))
     return AwaitedRank(

@@ -14,6 +14,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 Captured = pytest.CaptureFixture[str]
 
@@ -104,7 +105,7 @@ def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
     assert shown.err.count("\n") == 1
 
 
-def test_ranks_step_time_and_time_left_are_shown(run: RunDirectory, capsys: Captured) -> None:
+def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys: Captured) -> None:
     """While a supervisor is alive."""
     journal = Journal(run.journal, "night")
     journal.attempt = 1
@@ -116,13 +117,34 @@ def test_ranks_step_time_and_time_left_are_shown(run: RunDirectory, capsys: Capt
     journal.write("state_changed", to="running")
     journal.close()
     lock = run.acquire()
-    writer = Board.create(run.board, 2).writer(0, rank=0, pid=17, attempt=1)
+    board = Board.create(run.board, 2)
+    writer = board.writer(0, rank=0, pid=17, attempt=1)
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
     writer.publish()
     main(["status"])
-    os.close(lock)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "step        8 of 100, 2.00 s/step, 3 min left" in lines
     assert any(line.startswith("rank 0: step 8, phase reward for ") for line in lines)
     assert "local rank 1: cannot be observed" in lines
+    since = time.monotonic() - 360.0
+    board.write_awaited(
+        AwaitedRank(
+            rank=1, phase=Phase.reward, since_seconds=since, deadline_at_seconds=since + 1620.0, busy=None, waiters=(0,)
+        )
+    )  # fmt: skip
+    main(["status"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith(
+        "Waiting for rank 1: reward, 6 min (deadline 27 min). Running at step 8 of 100, "
+    )
+    assert "step        8 of 100, 2.00 s/step" in lines
+    main(["status", "--json"])
+    os.close(lock)
+    value = json.loads(capsys.readouterr().out)
+    waiting = value["waiting"]
+    assert (waiting["rank"], waiting["phase"], waiting["callback"]) == (1, "reward", None)
+    assert (waiting["deadline_seconds"], waiting["waiters"]) == (1620.0, [0])
+    assert 360.0 <= waiting["seconds"] < 420.0
+    assert value["sentence"] == lines[0]
+    assert value["remaining_seconds"] is None

@@ -10,6 +10,7 @@ import pytest
 from grpo_run.runtime.record.history import Checkpoint, History, Recovery
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 @pytest.fixture
@@ -37,7 +38,10 @@ def make_slot() -> Callable[..., Slot]:
 
 @pytest.fixture
 def make_status() -> Callable[..., RunStatus]:
-    """Build the status of a running run at step 7 of 100, with one recovered fault and the given slots."""
+    """Build the status of a running run at step 7 of 100, with one recovered fault and the given slots.
+
+    The other ranks wait for rank 0. A step takes 2 s.
+    """
 
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
@@ -52,9 +56,15 @@ def make_status() -> Callable[..., RunStatus]:
                 )
             ],
         )  # fmt: skip
+        for step in range(8):
+            history.steps.commit(0, step, 2.0 * step)
         fields: dict[str, Any] = {
             "run_id": "night", "state": "running", "sentence": "Running.", "history": history,
-            "slots": slots, "supervisor_pid": 4711,
+            "slots": slots, "supervisor_pid": 4711, "read_at_seconds": 1000.0,
+            "awaited": AwaitedRank(
+                rank=0, phase=Phase.generate, since_seconds=996.0, deadline_at_seconds=1056.0, busy=None,
+                waiters=(1,),
+            ),
         }  # fmt: skip
         return RunStatus(**(fields | changes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,34 @@ def test_unreadable_rank_is_exported_only_as_unobservable(
         if "rank" in metric.label_names and metric.name != "grpo_rank_observable":
             place = metric.label_names.index("rank")
             assert {values[place] for values, _ in metric.read(observation)} == {"0"}, metric.name
+
+
+def test_a_wait_is_exported_with_its_rank_phase_and_deadline(make_slot: Any, make_status: Any) -> None:
+    """However short; nothing is exported while nobody waits, or while a fault is handled."""
+    awaited = ("grpo_run_awaited_rank_seconds", "grpo_run_awaited_rank_deadline_seconds")
+    waiting = observation_of(make_status(make_slot(0), make_slot(1)))
+    assert [samples(name, waiting) for name in awaited] == [
+        {("0", "generate"): 4.0},
+        {("0", "generate"): 60.0},
+    ]
+    for changes in ({"awaited": None}, {"state": "recovering"}):
+        observation = observation_of(make_status(make_slot(0), **changes))
+        assert [samples(name, observation) for name in awaited] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("since", "state", "eta"),
+    [(996.0, "running", 186.0), (990.0, "running", None), (996.0, "stopping", None)],
+)
+def test_the_time_left_is_exported_while_steps_are_committed(
+    make_slot: Any, make_status: Any, since: float, state: str, eta: float | None
+) -> None:
+    """93 steps of 2 s. A wait of 10 s is five times as long as a step."""
+    status = make_status(make_slot(0), state=state)
+    assert status.awaited is not None
+    status = replace(status, awaited=replace(status.awaited, since_seconds=since))
+    assert samples("grpo_step_seconds", observation_of(status)) == {(): 2.0}
+    assert samples("grpo_eta_seconds", observation_of(status)) == {(): eta}
 
 
 def test_progress_age_is_never_negative(make_slot: Any, make_status: Any) -> None:

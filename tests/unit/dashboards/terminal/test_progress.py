@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.terminal.progress import LineKind, count, progress_line
+from grpo_run.dashboards.terminal.progress import LineKind, ProgressLine, count, progress_line
 from grpo_run.runtime.record.history import Checkpoint, History, Recovery
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.runtime.record.step_times import StepTimes
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
@@ -112,7 +113,8 @@ def test_without_a_target_no_time_is_left() -> None:
 def starting(*slots: Slot | None, **fields: Any) -> str:
     """The line of a run that is starting, with these slots."""
     made = RunStatus(
-        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots, supervisor_pid=1
+        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots, supervisor_pid=1,
+        read_at_seconds=996.0,
     )  # fmt: skip
     line = progress_line(made)
     assert line.kind is LineKind.starting
@@ -134,6 +136,56 @@ def test_a_start_says_how_far_the_ranks_are(make_slot: Any) -> None:
     assert starting(*script) == "starting: the script runs on 2 ranks, no train() call yet"
     training = [make_slot(rank, step=38, target_steps=200) for rank in (0, 1)]
     assert starting(*training, step=40, recoveries=[recovery(None)]) == "restarting: 2 ranks in step 39/200"
+
+
+def waiting(
+    state: str = "running", callback: str = "", seconds: float = 360.0, **fields: Any
+) -> ProgressLine:
+    """The line of a run in which rank 0 waits for rank 1, with a deadline of 27 minutes, or 60 s for callbacks."""
+    phase, deadline = (Phase.idle, 60.0) if callback else (Phase.reward, 1620.0)
+    awaited = AwaitedRank(
+        rank=1, phase=phase, callback=callback, since_seconds=1000.0, deadline_at_seconds=1000.0 + deadline,
+        busy=None, waiters=(0,),
+    )  # fmt: skip
+    made = RunStatus(
+        run_id="night", state=state, sentence="", history=History(**fields), slots=(None, None), supervisor_pid=1,
+        awaited=awaited, read_at_seconds=1000.0 + seconds,
+    )  # fmt: skip
+    return progress_line(made)
+
+
+def test_the_line_says_who_is_waited_for() -> None:
+    """Where, for how long and until when; the time left is not known meanwhile."""
+    line = waiting(step=70, target_steps=200, steps=pace(0.13), reward=0.97)
+    assert line.kind is LineKind.waiting
+    assert line.text() == (
+        "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · 0.13 s/step · reward 0.970 · 2 ranks"
+    )
+    assert line.text(80) == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · reward 0.970"
+    callback = waiting(callback="MyCallback.on_step_end", seconds=41.0, step=70, target_steps=200)
+    assert callback.text(80) == "waiting for rank 1: callback MyCallback.on_step_end, 41 s (deadline 60 s)"
+    assert callback.wait != line.wait
+
+
+@pytest.mark.parametrize("state", ["starting", "suspect", "stopping"])
+def test_a_wait_is_shown_in_every_state_in_which_ranks_run(state: str) -> None:
+    """It says more than the state."""
+    assert (
+        waiting(state, step=70).text().startswith("waiting for rank 1: reward, 6 min (deadline 27 min) · st")
+    )
+
+
+@pytest.mark.parametrize("state", ["collecting", "recovering", "finished", "stopped", "failed"])
+def test_no_wait_is_shown_while_no_rank_runs(state: str) -> None:
+    """The supervisor handles the fault, or the run has ended."""
+    line = waiting(state, step=70)
+    assert "waiting" not in line.text()
+    assert (line.kind, line.wait) == (LineKind.training, None)
+
+
+def test_a_short_wait_is_not_shown() -> None:
+    """Every step has some."""
+    assert waiting(step=70, seconds=4.0).text() == "step 70 · 2 ranks"
 
 
 FULL: dict[str, Any] = {

@@ -78,6 +78,15 @@ def test_nobody_is_named_without_a_wait_or_without_a_rank_to_wait_for(make_slot:
     assert find(slots, waiting, still=1.9 if why == "short wait" else 30.0) is None
 
 
+def test_the_run_waits_for_its_only_rank(make_slot: MakeSlot) -> None:
+    """No other rank does."""
+    slots = {0: in_phase(make_slot, 0, Phase.reward)}
+    found = find(slots, {0: False})
+    assert found is not None
+    assert (found.rank, found.phase, found.waiters) == (0, Phase.reward, ())
+    assert find(slots, {0: False}, still=1.9) is None
+
+
 def test_a_rank_that_may_wait_is_a_waiter_and_not_awaited(make_slot: MakeSlot) -> None:
     """Only a Flight Recorder could tell whether it waits in its backward pass."""
     slots = {

@@ -1,0 +1,84 @@
+"""What a run waits for, in words: `waiting for rank 1: reward, 6 min (deadline 27 min)`.
+
+Shown by the progress line and by `grpo-run status`. Pure: takes what the watchdog observed. A wait that every
+step has is not shown, so that a healthy run does not alternate between two texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
+
+SHORTEST_SECONDS = 5.0
+"""Ranks wait for one another in every step."""
+DEADLINE_SHARE = 0.2
+"""A fifth of a learned deadline is the longest duration that the phase has had, or more."""
+SHORTEST_SILENCE_SECONDS = 10.0
+"""Without a rank that is known to be waited for, there may be work that is not observed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """A wait that is worth showing. `key` stays equal while the same is waited for."""
+
+    text: str
+    key: Hashable
+
+    @property
+    def sentence(self) -> str:
+        """The text as a sentence."""
+        return f"{self.text[0].upper()}{self.text[1:]}."
+
+
+def find_wait(
+    awaited: AwaitedRank | None,
+    slots: Sequence[Slot | None],
+    *,
+    now: float,
+    step_seconds: float | None,
+) -> Wait | None:
+    """Return the present wait; None while there is none, or none that is longer than usual.
+
+    Args:
+        awaited: the rank that the others wait for.
+        slots: of all local ranks, for a run in which nothing moves and no rank is known to be waited for.
+        now: monotonic seconds.
+        step_seconds: how long a step usually takes; None if unknown.
+    """
+    if awaited is None:
+        return _find_silence(slots, now=now, step_seconds=step_seconds)
+    seconds = now - awaited.since_seconds
+    usual = min(step_seconds or 0.0, DEADLINE_SHARE * _deadline_seconds(awaited))
+    if seconds < max(SHORTEST_SECONDS, usual):
+        return None
+    return Wait(text=waiting_text(awaited, now), key=(awaited.rank, awaited.phase, awaited.callback))
+
+
+def waiting_text(awaited: AwaitedRank, now: float) -> str:
+    """Return who is waited for, where, for how long and until when."""
+    where = f"callback {awaited.callback}" if awaited.callback else awaited.phase.name
+    deadline = _deadline_seconds(awaited)
+    limit = f" (deadline {duration_text(deadline)})" if math.isfinite(deadline) else ""
+    return f"waiting for rank {awaited.rank}: {where}, {duration_text(now - awaited.since_seconds)}{limit}"
+
+
+def _deadline_seconds(awaited: AwaitedRank) -> float:
+    return awaited.deadline_at_seconds - awaited.since_seconds
+
+
+def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: float | None) -> Wait | None:
+    """Nothing moves: all ranks work, or it is not known which of them waits."""
+    seen = [slot for slot in slots if slot is not None]
+    if not seen or len(seen) < len(slots) or any(slot.state is not RankState.training for slot in seen):
+        return None
+    since = max(max(slot.last_progress_seconds, slot.last_work_seconds) for slot in seen)
+    if now - since < max(SHORTEST_SILENCE_SECONDS, 2 * (step_seconds or 0.0)):
+        return None
+    phases = {slot.phase.name for slot in seen if slot.phase is not None}
+    where = f" in {phases.pop()}" if len(phases) == 1 else ""
+    return Wait(text=f"no progress for {duration_text(now - since)}{where}", key=("silence", since))
