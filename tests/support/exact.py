@@ -24,10 +24,11 @@ class Trainer:
             sync_ref_model=False, dataloader_num_workers=0, dataloader_persistent_workers=False,
         )  # fmt: skip
         self.num_iterations = 2
-        self.state = SimpleNamespace(global_step=3, epoch=0.5)
+        self.state = SimpleNamespace(global_step=3, max_steps=9, epoch=0.5)
+        self.control = SimpleNamespace(should_training_stop=False)
         data: Any = range(6)
         loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, drop_last=False))
-        self.callback_handler = SimpleNamespace(train_dataloader=loader)
+        self.callback_handler = SimpleNamespace(train_dataloader=loader, callbacks=[])
         self.reward_funcs: list[Any] = []
         self.ref_model: Any = None
         self._step = 0

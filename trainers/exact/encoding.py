@@ -101,6 +101,9 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
         if isinstance(value, tuple):
             return {TAG: "tuple", "items": items}
         return {TAG: "deque", "maxlen": value.maxlen, "items": items}
+    if isinstance(value, (set, frozenset)):
+        items = [encode(item, tensors, f"an item of {name}") for item in value]
+        return {TAG: "frozenset" if isinstance(value, frozenset) else "set", "items": items}
     if isinstance(value, dict):
         if all(type(key) is str for key in value) and TAG not in value:
             return {key: encode(item, tensors, f"{name}[{key!r}]") for key, item in value.items()}
@@ -151,6 +154,10 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device) 
             return tensors[value["name"]].numpy()
         case "tuple":
             return tuple(_decode(value["items"], tensors, device))
+        case "set":
+            return set(_decode(value["items"], tensors, device))
+        case "frozenset":
+            return frozenset(_decode(value["items"], tensors, device))
         case "deque":
             return deque(_decode(value["items"], tensors, device), maxlen=value["maxlen"])
         case "dict":

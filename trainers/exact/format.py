@@ -62,6 +62,17 @@ class RewardState(_Model):
     state: Any = None
 
 
+class CallbackState(_Model):
+    """The encoded state of one callback, by class name and order.
+
+    `state_dict` is what a callback with that method returned; `attributes` are the changed attributes of any other.
+    """
+
+    name: str
+    state_dict: Any = None
+    attributes: dict[str, Any] = {}
+
+
 class SavedRankState(_Model):
     """The contents of `rank{R}.json`. Fields of type `Any` are encoded values (`encoding.py`)."""
 
@@ -83,6 +94,9 @@ class SavedRankState(_Model):
     epoch_rng: Any = None
     """The global random number generators at the start of the epoch."""
     rewards: list[RewardState] = []
+    callbacks: list[CallbackState] = []
+    script_stopped: bool = False
+    """A callback of the script ended the call at this step."""
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
 

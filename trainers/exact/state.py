@@ -3,8 +3,8 @@
 `Trainer` saves weights, optimizer, scheduler, random number generators and its own state; TRL adds nothing.
 This package adds, per rank: the micro-step counter and the rollout in use (`rollout.py`), the order of the
 epoch (`data_order.py`), values accumulated for the next log line (`log_state.py`), a synced reference model
-(`reference_model.py`), the order in which DDP reduces gradients (`gradient_order.py`), and stateful reward
-functions (`reward_state.py`).
+(`reference_model.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
+functions (`reward_state.py`), the script's callbacks (`callback_state.py`), and whether one of them ended the call.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
 at the trainer's own events. Every rank calls `save` at every checkpoint.
@@ -12,8 +12,7 @@ at the trainer's own events. Every rank calls `save` at every checkpoint.
 Not exact, with one warning when it is seen: streaming data that draws random numbers; datasets or collators
 that draw from global generators; `ignore_data_skip`; reward functions whose state contains other than
 numbers, strings and tensors. Not exact, without a warning: random draws inside data-loader workers when an
-epoch is resumed in the middle; the state of environments, tools, rollout functions and servers; the state of
-the script's own callbacks; images logged with completions until the next rollout; the order of a shuffled
+epoch is resumed in the middle; the state of environments, tools, rollout functions and servers; images logged with completions until the next rollout; the order of a shuffled
 evaluation set read by persistent workers; an epoch that a callback ended early.
 """
 
@@ -28,6 +27,7 @@ from typing import Any
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers import upstream
 from grpo_run.trainers.exact import data_order, format, log_state, reference_model, reward_state, rollout
+from grpo_run.trainers.exact.callback_state import CallbackStates
 from grpo_run.trainers.exact.data_order import DataOrder
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import SavedRankState
@@ -57,6 +57,9 @@ class ExactState:
         self._world_size = world_size
         self._warn = functools.cache(warn)  # each message once
         self._clock = clock
+        self._callbacks = CallbackStates(trainer.callback_handler.callbacks, self._warn)
+        self.script_stopped = False
+        """The restored checkpoint is of the step at which a callback of the script ended the call."""
         self._order: DataOrder | None = None
         self._gradients: GradientOrder | None = None
         self._resumed_from: Path | None = None
@@ -142,6 +145,10 @@ class ExactState:
             sampler=encoder(sampler, "the sampler's state"),
             epoch_rng=encoder(epoch_rng, "the state of the random number generators"),
             rewards=reward_state.save(trainer, encoder),
+            callbacks=self._callbacks.save(encoder),
+            # at the last step transformers itself ends the call
+            script_stopped=trainer.control.should_training_stop
+            and trainer.state.global_step < trainer.state.max_steps,
             reference=reference_model.save(reference, folder, self._rank) if reference is not None else None,
             gradient_order=self._gradients.order if self._gradients is not None else None,
         )
@@ -184,6 +191,9 @@ class ExactState:
         self._order.restore(decoder(state.sampler), decoder(state.epoch_rng), decoder.source)
         if mismatch := reward_state.load(trainer, state.rewards, decoder):
             self._warn(mismatch)
+        if mismatch := self._callbacks.restore(state.callbacks, decoder):
+            self._warn(mismatch)
+        self.script_stopped = state.script_stopped
         reference = reference_model.synced(trainer)
         if reference is not None and state.reference is not None:
             reference_model.load(reference, folder, self._rank, state.reference)

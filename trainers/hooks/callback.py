@@ -123,6 +123,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._cadence.decide(step, agreed=result is not None and result.flags.snapshot)
         if step >= state.max_steps:
             control.should_save = True  # a finished call is restored from its last step
+        if self.stopping:  # a callback of the script has prevented the save of the agreed step
+            control.should_training_stop = True
         if result is None:
             return
         if result.flags.nonfinite and session.is_main:
@@ -130,8 +132,14 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         if result.flags.save or result.flags.stop:
             control.should_save = True
         if result.flags.stop:
-            control.should_training_stop = True
             self.stopping = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the call after the save of an agreed stop; the checkpoint tells only a stop by the script."""
+        if self.stopping:
+            control.should_training_stop = True
 
     def on_log(
         self,

@@ -7,7 +7,7 @@ the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,4 +99,30 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
         return None
 
     with override_attributes(trainer, **{upstream.RUN_EPOCH: skip_epoch}):
+        yield
+
+
+@contextmanager
+def end_stopped_call(trainer: Any, script_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Make `train()` end without another step if the script had ended the call at the restored step.
+
+    A callback may end a call early (early stopping). If a rank is killed after the checkpoint of that step, the
+    callback is not asked again: it would take one step more than the undisturbed call.
+
+    Args:
+        script_stopped: whether the restored checkpoint is of such a step; known when the first epoch begins.
+    """
+    run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+
+    def run_or_end(*args: Any, **kwargs: Any) -> Any:
+        if not script_stopped():
+            return run_epoch(*args, **kwargs)
+        trainer.control.should_training_stop = True
+        if not float(trainer.state.epoch or 0).is_integer():  # else the checkpoint was saved after this event
+            trainer.control = trainer.callback_handler.on_epoch_end(
+                trainer.args, trainer.state, trainer.control
+            )
+        return None
+
+    with override_attributes(trainer, **{upstream.RUN_EPOCH: run_or_end}):
         yield

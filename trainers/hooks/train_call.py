@@ -20,7 +20,7 @@ from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.guard import Guard
 from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_trainer
-from grpo_run.trainers.hooks.resume import agree_on_resume, resumed_directory, skip_training
+from grpo_run.trainers.hooks.resume import agree_on_resume, end_stopped_call, resumed_directory, skip_training
 from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
@@ -74,6 +74,7 @@ def run_train_call(
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)
+        hooks.enter_context(end_stopped_call(trainer, lambda: exact.script_stopped))
         if resume.finished:
             hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
         result = original(trainer, resume.argument, None, *args, **kwargs)

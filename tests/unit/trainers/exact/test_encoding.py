@@ -43,7 +43,14 @@ def test_plain_values_are_unchanged(value: Any) -> None:
 
 def test_container_types_and_special_floats_are_unchanged() -> None:
     """Tuples stay tuples, deques keep their maximum length, NaN and infinities stay."""
-    found = round_trip({"a": (1, [2.5]), "b": deque([1, 2], maxlen=4), "c": [math.nan, math.inf, -math.inf]})
+    found = round_trip(
+        {
+            "a": (1, [2.5]),
+            "b": deque([1, 2], maxlen=4),
+            "s": [{1, 2}, frozenset("x")],
+            "c": [math.nan, math.inf, -math.inf],
+        }
+    )
     assert found["a"] == (1, [2.5])
     assert isinstance(found["b"], deque)
     assert (list(found["b"]), found["b"].maxlen) == ([1, 2], 4)
@@ -85,7 +92,10 @@ def test_a_tensor_is_decoded_to_its_device() -> None:
 
 @pytest.mark.parametrize(
     ("value", "place"),
-    [({"a": [1, object()]}, r"value\['a'\]\[1\] is a object"), ({"s": {1}}, r"value\['s'\] is a set")],
+    [
+        ({"a": [1, object()]}, r"value\['a'\]\[1\] is a object"),
+        ({"s": {object()}}, r"an item of value\['s'\] is a object"),
+    ],
 )
 def test_an_unsupported_value_is_named(value: Any, place: str) -> None:
     """The error gives its place in the container and its type."""

@@ -87,6 +87,7 @@ class Loop:
         if control.should_save:
             self.step_vote.collect()
             self.saved.append(self.state.global_step)
+            self.callback.on_save(self.args, self.state, control)
         if control.should_training_stop and self.stopped_at is None:
             self.stopped_at = self.state.global_step
 
@@ -156,6 +157,24 @@ def test_a_stop_acts_within_two_steps_with_a_checkpoint(session: Any, hooks: boo
     assert loop.callback.stopping
     assert loop.stopped_at == 3
     assert loop.saved == [3]
+
+
+def test_the_checkpoint_of_an_agreed_stop_does_not_look_like_a_stop_by_the_script(session: Any) -> None:
+    """The control asks for the end only after the save; a save that a callback prevents delays the stop by a step."""
+    loop = Loop(session)
+    loop.begin()
+    session.board.request_stop()
+    control = TrainerControl()
+    for step in (1, 2):
+        loop.callback.on_step_begin(loop.args, loop.state, control)
+        loop.callback.on_pre_optimizer_step(loop.args, loop.state, control)
+        loop.state.global_step = step
+        loop.callback.on_step_end(loop.args, loop.state, control)
+    assert loop.callback.stopping
+    assert control.should_save
+    assert not control.should_training_stop
+    loop.callback.on_step_end(loop.args, loop.state, control)
+    assert control.should_training_stop
 
 
 def test_without_a_request_nothing_is_saved_or_stopped(loop: Loop) -> None:
@@ -374,7 +393,7 @@ def test_one_request_makes_one_snapshot(session: Any) -> None:
     cadence = Cadence(
         None,
         failure_seconds=2000.0,
-        notify=lambda text, steps, cost, step: intervals.append(steps),
+        notify=lambda steps, cost, step: intervals.append(steps),
         clock=lambda: now[0],
     )
     loop = Loop(session, cadence=cadence)

@@ -12,7 +12,7 @@ from support.identities import identity
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished, write_manifest
 from grpo_run.runtime.errors import Stopped
-from grpo_run.trainers.hooks.resume import agree_on_resume, skip_training
+from grpo_run.trainers.hooks.resume import agree_on_resume, end_stopped_call, skip_training
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -108,3 +108,25 @@ def test_a_call_that_is_given_more_steps_trains_them() -> None:
         assert trainer._run_epoch() == "trained"
         trainer.state.global_step = 6
         assert trainer._run_epoch() is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(("epoch", "events"), [(0.5, ["epoch_end"]), (1.0, [])])
+def test_a_call_that_the_script_had_ended_takes_no_step(epoch: float, events: list[str]) -> None:
+    """The end of an epoch that was cut short is reported to callbacks; that of a whole one was before the save."""
+    called: list[str] = []
+
+    def on_epoch_end(args: Any, state: Any, control: Any) -> Any:
+        called.append("epoch_end")
+        return control
+
+    trainer = SimpleNamespace(
+        args=None, state=SimpleNamespace(epoch=epoch), control=SimpleNamespace(should_training_stop=False),
+        callback_handler=SimpleNamespace(on_epoch_end=on_epoch_end), _run_epoch=lambda: called.append("trained"),
+    )  # fmt: skip
+    with end_stopped_call(trainer, lambda: True):
+        trainer._run_epoch()
+    assert called == events
+    assert trainer.control.should_training_stop
+    with end_stopped_call(trainer, lambda: False):
+        trainer._run_epoch()
+    assert called == [*events, "trained"]
