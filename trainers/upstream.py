@@ -1,4 +1,4 @@
-"""Private names of transformers, TRL, torch and safetensors that `trainers` uses; version checks.
+"""Private names of transformers, TRL, torch, safetensors and Python that `trainers` uses; version checks.
 
 All such names are here, so that a contract test (`tests/unit/trainers/test_upstream.py`) reports what a new
 release changed. Used throughout `trainers`, and by `cli` for the version check. Importing this module imports
@@ -7,6 +7,7 @@ none of the libraries.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
@@ -101,6 +102,23 @@ WORKER_SERVER = "_WorkerServer"
 def sequence_number(group: Any) -> int:
     """Return how many collectives this rank has issued on a process group or backend."""
     return int(getattr(group, GROUP_SEQUENCE)())
+
+
+RUNNING_THREADS = "_active"
+"""Attribute of `threading`: the running threads by identifier. `threading.enumerate` takes a lock."""
+EVENT_CONDITION = "_cond"
+CONDITION_WAITERS = "_waiters"
+"""Attributes of an event and of its condition: the locks of the threads that wait."""
+
+
+def running_threads() -> list[threading.Thread]:
+    """Return Python's threads without taking a lock; empty if this Python stores them elsewhere."""
+    return list(getattr(threading, RUNNING_THREADS, {}).values())
+
+
+def has_waiter(event: Any) -> bool:
+    """Whether a thread waits for a `threading.Event`; False if this Python stores that elsewhere."""
+    return bool(getattr(getattr(event, EVENT_CONDITION, None), CONDITION_WAITERS, ()))
 
 
 def tested_versions() -> dict[str, SpecifierSet]:

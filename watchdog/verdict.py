@@ -37,7 +37,7 @@ class Location:
 class Verdict:
     """What is known about one incident.
 
-    `confidence` is `proved` (by exits or collective records), `deadline` (a learned deadline was missed) or
+    `confidence` is `proved` (by exits, collective records or wait states), `deadline` (a learned deadline was missed) or
     `unknown`. `locations` holds the line of user code of each culprit and waiter, as far as known.
     `uninterruptible` says that a culprit was in uninterruptible sleep when its state was read. Two incidents
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart

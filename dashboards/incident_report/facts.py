@@ -15,7 +15,7 @@ from grpo_run.dashboards.incident_report.formatting import duration, plain, spac
 from grpo_run.watchdog.rank_names import rank_names
 
 CONFIDENCE = {
-    "proved": "the ranks' own records show the cause",
+    "proved": "records or thread states of the ranks show the cause",
     "deadline": "a deadline passed; nothing proves the cause",
     "inferred": "the cause itself was not observed",
     "unknown": "too little was observed",

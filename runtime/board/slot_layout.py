@@ -2,8 +2,9 @@
 
     0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives issued
     8      identity                        384    floating-point fields
-    64     open phases                    1024    phase histograms
-    256    integer fields                 4352    collective log
+    64     open phases                     512    threads that wake no other thread
+    256    integer fields                 1024    phase histograms
+                                          4352    collective log
 
 To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
 the writer (`slot_writer.py`) and `read_slot` derive from the table. Fields must not move: a running
@@ -24,7 +25,7 @@ from grpo_run.runtime.board.phase_histogram import HISTOGRAMS_BYTES
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 SLOT_BYTES = 65536
-READING_BYTES = 512
+READING_BYTES = 576
 """Size of the part that `read_slot` decodes: everything except the phase histograms and the collective
 log."""
 MAX_OPEN_PHASES = 8
@@ -35,6 +36,8 @@ OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start 
     f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q"
 )
 MARK = struct.Struct("<Q")
+MAX_IDLE_THREADS = 7
+THREADS = struct.Struct(f"<{1 + MAX_IDLE_THREADS}Q")  # native ids: of the heartbeat, of idle threads
 
 IDENTITY_AT = 8
 OPEN_PHASES_AT = 64
@@ -43,6 +46,7 @@ HEARTBEAT_AT = 344  # the three marks are 8-byte stores outside the seqlock
 LAST_WORK_AT = 352
 COLLECTIVES_ISSUED_AT = 360
 FLOATS_AT = 384
+THREADS_AT = 512  # written by the heartbeat, outside the seqlock
 HISTOGRAMS_AT = 1024
 COLLECTIVE_LOG_AT = 4352
 
@@ -111,7 +115,8 @@ write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
 write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
 
 assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
-assert FLOATS_AT + FLOATS.size <= READING_BYTES <= HISTOGRAMS_AT
+assert FLOATS_AT + FLOATS.size <= THREADS_AT
+assert THREADS_AT + THREADS.size <= READING_BYTES <= HISTOGRAMS_AT
 assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
 assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
 
@@ -120,6 +125,7 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
     """Decode a consistent copy of a slot's first `READING_BYTES` bytes."""
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
+    heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
     values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
     for index in _NANOSECOND_INDICES:
         values[index] /= 1e9
@@ -138,6 +144,8 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
         heartbeat_seconds=MARK.unpack_from(raw, HEARTBEAT_AT)[0] / 1e9,
         last_work_seconds=MARK.unpack_from(raw, LAST_WORK_AT)[0] / 1e9,
         collectives_issued=MARK.unpack_from(raw, COLLECTIVES_ISSUED_AT)[0],
+        heartbeat_thread=heartbeat_thread,
+        idle_threads=tuple(thread for thread in idle_threads if thread),
         **dict(zip(_READING_NAMES, values, strict=True)),
     )
 

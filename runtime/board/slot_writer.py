@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
 from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
@@ -24,11 +24,14 @@ from grpo_run.runtime.board.slot_layout import (
     INTEGERS_AT,
     LAST_WORK_AT,
     MARK,
+    MAX_IDLE_THREADS,
     MAX_OPEN_PHASES,
     OPEN_PHASES,
     OPEN_PHASES_AT,
     SEQUENCE,
     SLOT_BYTES,
+    THREADS,
+    THREADS_AT,
     SlotFields,
     write_floats,
     write_integers,
@@ -39,7 +42,8 @@ from grpo_run.watchdog.observation import Phase, RankState
 class SlotWriter(SlotFields):
     """The only writer of one slot. One thread of a rank uses it at a time; it never blocks.
 
-    Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`.
+    Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`,
+    the heartbeat's thread also `publish_threads`.
     `on_enter` is called with each phase that begins, after the phase is on the board.
 
     Args:
@@ -113,6 +117,12 @@ class SlotWriter(SlotFields):
     def heartbeat(self) -> None:
         """Stamp the heartbeat: a thread of this interpreter is running."""
         MARK.pack_into(self._memory, self._offset + HEARTBEAT_AT, time.monotonic_ns())
+
+    def publish_threads(self, heartbeat: int, idle: Sequence[int]) -> None:
+        """Publish the native ids of threads that wake no other thread; the first `MAX_IDLE_THREADS` of `idle`."""
+        listed = list(idle[:MAX_IDLE_THREADS])
+        listed += [0] * (MAX_IDLE_THREADS - len(listed))
+        THREADS.pack_into(self._memory, self._offset + THREADS_AT, heartbeat, *listed)
 
     def record_work(self) -> None:
         """Stamp the time of measurable work: a forward pass, generated tokens, scored rewards."""

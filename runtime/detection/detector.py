@@ -1,7 +1,8 @@
-"""The hang detector: scans the local ranks and reports a proved deadlock or a missed deadline.
+"""The hang detector: scans the local ranks and reports a proved deadlock, a stuck rank or a missed deadline.
 
     every scan     ten per second: has any slot changed? Shared memory only
     deadlocks      `deadlock_detector.py`, while ranks stand still in collectives
+    waits          `waits/wait_detector.py`, while every rank stands still for seconds
     stalls         `stall_detector.py`, twice per second
     exit hangs     `exit_hangs.py`, once every script has run its last line
 
@@ -24,6 +25,7 @@ from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.runtime.detection.stall_detector import StallDetector
+from grpo_run.runtime.detection.waits.wait_detector import WaitDetector
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.observation import Slot, all_done
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -73,6 +75,7 @@ class HangDetector:
         self._stalls = StallDetector(
             self._ranks, self._settings, self._movement, self._records, self.phase_durations, now
         )
+        self._waits = WaitDetector(self._ranks, self._movement, self._stalls.overdue_at)
         self._exit_hangs = ExitHangDetector(self._settings)
         self._scanned_at = now
 
@@ -86,6 +89,7 @@ class HangDetector:
         if now - self._scanned_at > SUPERVISOR_PAUSE_SECONDS:
             self._movement.restart(now)
             self._deadlocks.restart()
+            self._waits.restart()
             self._stalls.restart(now)
             self._exit_hangs.restart()
         self._scanned_at = now
@@ -93,14 +97,26 @@ class HangDetector:
         self._stalls.record(slots, now)
         if all_done(list(slots.values())):
             self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
+            stuck = self._waits.scan(slots, now)
             stall = self._exit_hangs.scan(slots, self._ranks.pids, self._ranks.sockets, now)
-            return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds) if stall else None
-        return self._deadlocks.scan(slots, now) or self._stalls.scan(slots, now, self._deadlocks.last_poll)
+            if stuck is not None or stall is None:
+                return stuck
+            return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+        deadlock = self._deadlocks.scan(slots, now)
+        if deadlock is not None:
+            return deadlock
+        stuck = self._waits.scan(slots, now)
+        if stuck is not None:
+            assert stuck.stall is not None
+            if stuck.stall.deadline_seconds:  # the deadline is certain to pass; treat it as if it had
+                self.phase_durations.record_termination(stuck.stall.phase, stuck.stall.deadline_seconds)
+            return stuck
+        return self._stalls.scan(slots, now, self._deadlocks.last_poll)
 
     @property
     def suspicion(self) -> str | None:
         """A hang that is not confirmed yet, as a sentence."""
-        return self._deadlocks.suspicion or self._stalls.suspicion
+        return self._deadlocks.suspicion or self._waits.suspicion or self._stalls.suspicion
 
     @property
     def awaited(self) -> AwaitedRank | None:
@@ -110,7 +126,7 @@ class HangDetector:
     @property
     def blind(self) -> dict[int, str]:
         """What could not be observed of each rank."""
-        return {**self._records.unavailable, **self._movement.unreadable}
+        return {**self._waits.unavailable, **self._records.unavailable, **self._movement.unreadable}
 
     @property
     def recordings(self) -> dict[int, bytes]:

@@ -21,7 +21,7 @@ from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank,
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
-from grpo_run.watchdog.stalls.overdue import phase_clocks
+from grpo_run.watchdog.stalls.overdue import PhaseClock, phase_clocks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
 CHECK_SECONDS = 0.5
@@ -108,6 +108,24 @@ class StallDetector:
             return None
         self._durations.record_termination(stall.phase, stall.waited_seconds)
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+
+    def overdue_at(self, slot: Slot, when: float) -> PhaseClock | None:
+        """Return the clock that will be past its deadline at `when`, if the rank makes no progress until then.
+
+        Args:
+            when: monotonic seconds.
+        """
+        learned = self._durations.current(when)
+        clocks = phase_clocks(
+            slot,
+            now=when,
+            learned=learned.durations,
+            completed=learned.completed.get(slot.rank, ()),
+            settings=self._settings,
+            progressed_at=self._progressed_at(slot.rank, slot),
+            nested=self._nested,
+        )
+        return next((clock for clock in clocks if clock.overdue), None)
 
     def _find(
         self,

@@ -59,7 +59,8 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
     for (kind, rank, _, _, cause, function), verdict in zip(injected, found, strict=True):
         assert verdict["cause"] == cause, (kind, verdict["sentence"])
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
-        assert verdict["confidence"] == "deadline"
+        # a lock and a long sleep may be proved before the deadline passes
+        assert verdict["confidence"] in ("deadline", "proved")
         assert verdict["location"]["file"].endswith("trainers/rank/faults.py"), (kind, verdict["location"])
         assert verdict["location"]["function"] == function, (kind, verdict["location"])
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()

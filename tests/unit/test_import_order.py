@@ -17,7 +17,7 @@ ALLOWED = {
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
         ("diagnosis", "remaining"),
-        ("deadlocks",), ("stalls",), ("evidence",),
+        ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         ("causes", "cgroups", "observation", "peers", "process_tree", "processes", "rank_names", "verdict"),
     ),
     "runtime": (
@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 A package's own `__init__` is above all of them.
 """
-INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "evidence"},)}
+INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "waits", "evidence"},)}
 """Folders that do not import one another, although the order of layers would allow it."""
 PURE = (
     "watchdog.causes",
@@ -66,6 +66,11 @@ PURE = (
     "watchdog.duration_text",
     "watchdog.evidence.timeline",
     "watchdog.verdict",
+    "watchdog.waits.idle_threads",
+    "watchdog.waits.looks",
+    "watchdog.waits.proof",
+    "watchdog.waits.sentences",
+    "watchdog.waits.system_calls",
     "runtime.record.commits",
     "runtime.launch.injection",
     "runtime.record.failure_rate",

@@ -17,6 +17,7 @@ from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location, Verdict
+from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD, name_lock
 
 ADVICE = {
     Cause.collective_mismatch: "Every rank must issue the same collectives in the same order. Check what decides the branch at these lines.",
@@ -58,12 +59,15 @@ def diagnose_deadlock(
 def diagnose_stall(
     stall: Stall, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
-    """Return the verdict on a missed deadline."""
+    """Return the verdict on a missed deadline, or on a rank that nothing can wake."""
     locations = stack_locations(stacks)
     culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
     step = last_step(slots)
     sentence = stall.sentence
+    names = {_name_lock(stacks.get(rank, ())) for rank in stall.culprits}
+    if len(names) == 1:
+        sentence = sentence.replace(ANOTHER_THREAD, names.pop())
     if place is not None:
         sentence = f"{sentence.rstrip('.')}, at {place.short}."
     return Verdict(
@@ -71,7 +75,7 @@ def diagnose_stall(
         culprits=stall.culprits,
         step=step,
         phase=stall.phase.name if stall.phase is not None else None,
-        confidence="deadline",
+        confidence=stall.confidence,
         sentence=sentence,
         signature=_signature(str(stall.cause), place, step),
         deterministic=False,
@@ -135,6 +139,14 @@ def last_step(slots: Mapping[int, Slot | None]) -> int:
     """Return the last optimizer step that any rank has completed."""
     readings = [slot for slot in slots.values() if slot is not None]
     return max((slot.step for slot in readings), default=0)
+
+
+def _name_lock(threads: Sequence[Stack]) -> str:
+    """What the main thread waits for if it is in a futex."""
+    main = main_stack(threads)
+    if main is None or not main.frames:
+        return ANOTHER_THREAD
+    return name_lock((frame.file, frame.function) for frame in main.frames)
 
 
 def _with_full_paths(

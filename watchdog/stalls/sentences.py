@@ -23,6 +23,11 @@ _CAUSES = {
 }
 
 
+def cause_of(phase: Phase) -> Cause:
+    """Return the cause of a rank that makes no progress in this phase."""
+    return _CAUSES.get(phase, Cause.no_progress)
+
+
 def describe_culprits(
     culprits: Sequence[PhaseClock],
     waiters: tuple[int, ...],
@@ -36,7 +41,7 @@ def describe_culprits(
     """
     first = culprits[0]
     facts = processes.get(first.rank)
-    cause = _CAUSES.get(first.phase, Cause.no_progress)
+    cause = cause_of(first.phase)
     silence = f"in {first.phase.name} for {_seconds(first.silent_seconds)} without progress"
     if facts is not None and facts.stopped:
         cause = Cause.interpreter_stuck

@@ -79,7 +79,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
         "Culprit rank 1",
         "Step and phase step 41, phase reward",
         "/home/me/train.py:88 in reward",
-        "proved: the ranks' own records show the cause",
+        "proved: records or thread states of the ranks show the cause",
         "all_gather [8] Float on rank 1",
         "rank 2: /home/me/train.py:120 in <module>",
         "restart: first failure at this place",

@@ -19,6 +19,7 @@ from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS, HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
+from grpo_run.runtime.detection.waits.processes import LookReader
 from grpo_run.watchdog import processes, remaining
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
@@ -53,6 +54,7 @@ class World:
         monkeypatch.setattr(processes, "read_session", self._session)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(remaining.RemainingProcesses, "observe", self._remaining)
+        monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
         self.path = path
         self.board = Board.create(path, ranks)
         self.watch = HangDetector(self.board, settings, clock=lambda: self.now)

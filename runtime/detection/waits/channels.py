@@ -1,0 +1,134 @@
+"""Who holds the pipes and unix sockets that threads wait for, from /proc/PID/fd of every process.
+
+Called by `wait_detector.py`, and only for a rank that would be stuck if nobody else held them: a scan takes
+about 2 µs per open descriptor of the machine. A device, a network connection, an event descriptor or a named
+pipe leads elsewhere, and so does everything that cannot be identified. Does not judge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from grpo_run.runtime.detection.waits.processes import all_processes
+from grpo_run.runtime.detection.waits.unix_sockets import connected_pairs
+from grpo_run.watchdog.processes import read_file
+from grpo_run.watchdog.waits.looks import Channels, Look, Thread
+from grpo_run.watchdog.waits.proof import threads_on_descriptors
+
+_FLAGS_FIELD, _STARTED_FIELD = 6, 19  # of /proc/PID/stat after the command name
+_KERNEL_THREAD = 0x00200000
+
+
+def read_channels(look: Look) -> Channels:
+    """Return the holders of what the rank's threads wait for."""
+    wanted: dict[int, frozenset[str]] = {}
+    pairs: dict[int, int] | None = None
+    for pid, threads in threads_on_descriptors(look).items():
+        for thread in threads:
+            links = _links(pid, thread)
+            if links and any(link.startswith("socket:") for link in links):
+                pairs = connected_pairs() if pairs is None else pairs
+            ends = _both_ends(links, pairs or {}) if links else None
+            if ends:
+                wanted[thread.tid] = ends
+    if not wanted:
+        return Channels()
+    holding = _holders(frozenset().union(*wanted.values()), look)
+    if holding is None:
+        return Channels()
+    return Channels(
+        holders={
+            tid: frozenset(pid for pid, held in holding.items() if held & ends)
+            for tid, ends in wanted.items()
+        }
+    )
+
+
+def _links(pid: int, thread: Thread) -> list[str] | None:
+    """What the thread's descriptors are; None if any of them cannot be told."""
+    folder = f"/proc/{pid}/task/{thread.tid}"
+    if thread.wait.through_epoll:
+        return _members_of_epoll(folder, thread.wait.descriptors[0])
+    links = [_read_link(f"{folder}/fd/{descriptor}") for descriptor in thread.wait.descriptors]
+    return None if None in links else [link for link in links if link is not None]
+
+
+def _members_of_epoll(folder: str, descriptor: int) -> list[str] | None:
+    """What an epoll instance watches.
+
+    It keeps watching a descriptor that was closed while a copy was open: the inode then differs.
+    """
+    content = read_file(f"{folder}/fdinfo/{descriptor}")
+    if content is None:
+        return None
+    links = []
+    for line in content.splitlines():
+        if not line.startswith(b"tfd:"):
+            continue
+        words = line.split()
+        inode = next((word[4:] for word in words if word.startswith(b"ino:")), None)
+        link = _read_link(f"{folder}/fd/{int(words[1])}")
+        if inode is None or link is None or not link.endswith(f":[{int(inode, 16)}]"):
+            return None
+        links.append(link)
+    return links
+
+
+def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str] | None:
+    """The inodes whose holders can end the wait; None if any descriptor is neither a pipe nor a connected pair."""
+    ends: set[str] = set()
+    for link in links:
+        kind, _, inode = link.rstrip("]").partition(":[")
+        if kind == "socket":
+            peer = pairs.get(int(inode))
+            if not peer or pairs.get(peer) != int(inode):
+                return None
+            ends.add(f"socket:[{peer}]")
+        elif kind != "pipe":
+            return None
+        ends.add(link)
+    return frozenset(ends)
+
+
+def _holders(ends: frozenset[str], look: Look) -> dict[int, frozenset[str]] | None:
+    """Which processes hold which of these inodes; None if a process that may hold one cannot be read."""
+    began = _stat(look.pid)
+    if began is None:
+        return None
+    holding = {}
+    for pid in all_processes():
+        held = _held(pid, ends)
+        if held is None:
+            stat = _stat(pid)
+            # a process that is older than the rank inherited nothing from it
+            if stat is not None and (pid in look.processes or stat[1] >= began[1]) and not stat[0]:
+                return None
+        elif held:
+            holding[pid] = held
+    return holding
+
+
+def _held(pid: int, ends: frozenset[str]) -> frozenset[str] | None:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    return frozenset(link for name in names if (link := _read_link(f"{folder}/{name}")) in ends)
+
+
+def _stat(pid: int) -> tuple[bool, int] | None:
+    """Whether a process is a thread of the kernel, and when it began, in ticks; None if it is gone."""
+    content = read_file(f"/proc/{pid}/stat")
+    if content is None:
+        return None
+    fields = content[content.rfind(b")") + 2 :].split()
+    return bool(int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD), int(fields[_STARTED_FIELD])
+
+
+def _read_link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

@@ -1,0 +1,297 @@
+"""The proof that nothing can wake a rank: who counts as alive, and that nothing unknown is ever proof."""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.watchdog.waits.looks import UNKNOWN, Channels, Look, Process, Thread, Wait, WaitKind
+from grpo_run.watchdog.waits.proof import may_be_stuck, prove_stuck, threads_on_descriptors
+
+RANK, CHILD, GRANDCHILD = 100, 200, 300
+FUTEX = Wait(kind=WaitKind.futex, call="futex")
+TIMED = Wait(kind=WaitKind.timed, call="futex", timeout_seconds=math.nan)
+FOR_CHILD = Wait(kind=WaitKind.child, call="wait4", child=CHILD)
+PIPE = Wait(kind=WaitKind.descriptors, call="read", descriptors=(3,))
+STOPPED = Wait(kind=WaitKind.stopped)
+
+
+def thread(tid: int, wait: Wait, name: str = "python", state: str = "S", switches: int = 7) -> Thread:
+    """One thread."""
+    return Thread(tid=tid, name=name, state=state, switches=switches, wait=wait)
+
+
+def process(pid: int, *threads: Thread, parent: int = RANK, **facts: object) -> Process:
+    """One process; a child of the rank unless it is the rank."""
+    return Process(pid=pid, parent=parent if pid != RANK else 1, threads=threads, **facts)  # type: ignore[arg-type]
+
+
+def rank(*processes: Process, idle: frozenset[int] = frozenset()) -> Look:
+    """A look at a rank."""
+    return Look(pid=RANK, processes={one.pid: one for one in processes}, idle_threads=idle)
+
+
+def stuck(look: Look, channels: Channels | None = None, before: Look | None = None) -> bool:
+    """Whether two looks prove that the rank is stuck for ever."""
+    found = prove_stuck(before or look, look, channels or Channels())
+    return found is not None and math.isinf(found.until_seconds)
+
+
+def test_a_futex_of_a_process_in_which_nothing_else_runs_is_proof() -> None:
+    """A lock taken twice; also two threads that wait for each other."""
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX))))
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX), thread(101, FUTEX))))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        thread(101, TIMED),
+        thread(101, UNKNOWN),
+        thread(101, UNKNOWN, state="R"),
+        thread(101, FUTEX, state="R"),
+        thread(101, FUTEX, state="D"),
+        thread(101, PIPE),
+        thread(101, Wait(kind=WaitKind.accept, call="accept4")),
+        thread(101, Wait(kind=WaitKind.child, call="wait4")),
+        thread(101, Wait(kind=WaitKind.timed, call="epoll_wait", timeout_seconds=0.01)),
+        thread(101, Wait(kind=WaitKind.timed, call="epoll_wait", timeout_seconds=5.0), name="gloo_tcp_loop"),
+        thread(101, TIMED, name="pt_gloo_runloop"),
+    ],
+)
+def test_a_thread_that_may_act_prevents_the_proof(other: Thread) -> None:
+    """It may release the lock."""
+    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), other)))
+
+
+def test_a_thread_that_ran_between_the_looks_prevents_the_proof() -> None:
+    """Even if it waits for the same thing again; the same holds for a thread that is new."""
+    look = rank(process(RANK, thread(RANK, FUTEX), thread(101, FUTEX)))
+    ran = rank(process(RANK, thread(RANK, FUTEX), thread(101, FUTEX, switches=8)))
+    new = rank(process(RANK, thread(RANK, FUTEX)))
+    assert not stuck(look, before=ran)
+    assert not stuck(look, before=new)
+
+
+@pytest.mark.parametrize(
+    ("name", "wait"),
+    [
+        ("gloo_tcp_loop", Wait(kind=WaitKind.timed, call="epoll_wait", timeout_seconds=0.01)),
+        ("pt_workerserver", Wait(kind=WaitKind.accept, call="accept4")),
+        ("pt_tcpstore_uv", Wait(kind=WaitKind.descriptors, call="epoll_pwait", descriptors=(5,))),
+    ],
+)
+def test_an_idle_thread_of_a_library_does_not_prevent_the_proof(name: str, wait: Wait) -> None:
+    """It is scheduled all the time, and wakes nobody."""
+    before = rank(process(RANK, thread(RANK, FUTEX), thread(101, wait, name)))
+    look = rank(process(RANK, thread(RANK, FUTEX), thread(101, wait, name, switches=900)))
+    assert stuck(look, before=before)
+
+
+def test_a_thread_that_the_rank_published_as_idle_does_not_prevent_the_proof() -> None:
+    """Its own heartbeat, and tqdm's monitor; the main thread is never one of them."""
+    threads = (thread(RANK, FUTEX), thread(101, TIMED))
+    assert stuck(rank(process(RANK, *threads), idle=frozenset({101})))
+    assert not stuck(rank(process(RANK, *threads), idle=frozenset({102})))
+    assert not stuck(rank(process(RANK, thread(RANK, TIMED)), idle=frozenset({RANK})))
+    # published in both looks, or not at all
+    look = rank(process(RANK, *threads), idle=frozenset({101}))
+    assert not stuck(look, before=replace(look, idle_threads=frozenset()))
+
+
+@pytest.mark.parametrize(
+    "handled", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, 40]
+)
+def test_a_signal_handler_prevents_the_proof(handled: int) -> None:
+    """`signal.alarm` shows nowhere else."""
+    facts = {"caught_signals": frozenset({signal.SIGINT, handled})}
+    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), **facts)))
+
+
+def test_handlers_of_errors_and_requests_to_end_do_not_prevent_the_proof() -> None:
+    """Python and faulthandler install them."""
+    handled = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT})
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled)))
+
+
+def test_a_timer_prevents_the_proof() -> None:
+    """A POSIX timer sends a signal or starts a thread."""
+    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), has_timers=True)))
+
+
+def test_a_process_that_cannot_be_read_may_do_anything() -> None:
+    """The rank itself; a child matters if the rank waits for it."""
+    unreadable = Process(pid=CHILD, parent=RANK, threads=None)
+    assert not stuck(rank(Process(pid=RANK, parent=1, threads=None)))
+    assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD)), unreadable))
+    assert not stuck(
+        rank(process(RANK, thread(RANK, PIPE)), unreadable),
+        Channels(holders={RANK: frozenset({RANK, CHILD})}),
+    )
+
+
+def test_a_private_futex_is_not_woken_by_a_child() -> None:
+    """Unless its exit runs a handler in the rank."""
+    working = process(CHILD, thread(CHILD, UNKNOWN, state="R"))
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX)), working))
+    handled = frozenset({signal.SIGCHLD})
+    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled), working))
+
+
+def test_an_idle_worker_of_a_data_loader_does_not_exit_by_itself() -> None:
+    """It does not raise SIGCHLD; but it may still answer on the pipes that it holds."""
+    idle = Wait(kind=WaitKind.timed, call="poll", timeout_seconds=5.0)
+    worker = process(CHILD, thread(CHILD, idle, "pt_data_worker"))
+    handled = frozenset({signal.SIGCHLD})
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled), worker))
+    holders = {RANK: frozenset({RANK, CHILD})}
+    assert not stuck(rank(process(RANK, thread(RANK, PIPE)), worker), Channels(holders=holders))
+    assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD)), worker))
+
+
+def test_a_wait_for_a_stuck_child_is_proof() -> None:
+    """A child that is stuck itself, also through a child of its own."""
+    child = process(CHILD, thread(CHILD, Wait(kind=WaitKind.child, call="wait4")))
+    grandchild = process(GRANDCHILD, thread(GRANDCHILD, FUTEX), parent=CHILD)
+    busy = process(GRANDCHILD, thread(GRANDCHILD, TIMED), parent=CHILD)
+    waiting = process(RANK, thread(RANK, FOR_CHILD))
+    assert stuck(rank(waiting, child, grandchild))
+    assert not stuck(rank(waiting, child, busy))
+    assert not stuck(rank(waiting, child))  # what does the child wait for?
+
+
+def test_a_wait_for_one_child_does_not_depend_on_another() -> None:
+    """If the process ids mean the same to both; a wait for any child depends on all."""
+    child = process(CHILD, thread(CHILD, FUTEX))
+    other = process(201, thread(201, TIMED))
+    any_child = Wait(kind=WaitKind.child, call="wait4")
+    assert stuck(rank(process(RANK, thread(RANK, FOR_CHILD)), child, other))
+    assert not stuck(rank(process(RANK, thread(RANK, any_child)), child, other))
+    assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD), own_ids=False), child, other))
+
+
+def test_a_pipe_is_served_by_whoever_holds_it() -> None:
+    """Only stuck processes of this rank may hold it, and the holders must be known."""
+    child = process(CHILD, thread(CHILD, PIPE))
+    reading = process(RANK, thread(RANK, PIPE))
+    closed = {RANK: frozenset({RANK, CHILD}), CHILD: frozenset({RANK, CHILD})}
+    assert stuck(rank(reading, child), Channels(holders=closed))
+    assert not stuck(rank(reading, child), Channels(holders={RANK: frozenset({RANK, CHILD})}))
+    assert not stuck(rank(reading, child), Channels(holders={**closed, CHILD: frozenset({CHILD, 999})}))
+    assert not stuck(rank(reading, child))
+
+
+def test_a_stopped_child_is_named_as_such() -> None:
+    """It may be continued from outside, so the caller waits longer; a process at work may continue it too."""
+    child = process(CHILD, thread(CHILD, STOPPED, state="T"))
+    look = rank(process(RANK, thread(RANK, FOR_CHILD)), child)
+    found = prove_stuck(look, look, Channels())
+    assert found is not None
+    assert found.by_stop
+    working = process(201, thread(201, TIMED))
+    assert not stuck(rank(*look.processes.values(), working))
+
+
+def test_a_sleep_ends_at_a_known_time() -> None:
+    """The earliest of all sleeps counts, and nothing else may run beside it."""
+    sleep = Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=5000.0)
+    sooner = replace(sleep, until_seconds=600.0)
+    for look in (
+        rank(process(RANK, thread(RANK, sleep), thread(101, sooner))),
+        rank(process(RANK, thread(RANK, FUTEX), thread(101, sooner))),
+        rank(process(RANK, thread(RANK, FOR_CHILD)), process(CHILD, thread(CHILD, sooner))),
+    ):
+        found = prove_stuck(look, look, Channels())
+        assert found is not None
+        assert found.until_seconds == 600.0
+    busy = process(CHILD, thread(CHILD, TIMED))
+    look = rank(process(RANK, thread(RANK, sleep)), busy)
+    assert prove_stuck(look, look, Channels()) is None
+
+
+def test_the_cheap_question_assumes_that_nobody_else_holds_the_pipes() -> None:
+    """It says yes wherever the proof may say yes."""
+    look = rank(process(RANK, thread(RANK, PIPE), thread(101, FUTEX)))
+    assert may_be_stuck(look, look)
+    assert not stuck(look)
+    assert threads_on_descriptors(look) == {RANK: [thread(RANK, PIPE)]}
+    busy = rank(process(RANK, thread(RANK, PIPE), thread(101, TIMED)))
+    assert not may_be_stuck(busy, busy)
+
+
+CLOSED = st.sampled_from([FUTEX, PIPE, Wait(kind=WaitKind.child, call="wait4"), STOPPED, FOR_CHILD])
+OPEN = st.sampled_from([UNKNOWN, TIMED, Wait(kind=WaitKind.accept, call="accept4")])
+
+
+@st.composite
+def looks(draw: st.DrawFn) -> tuple[Look, Channels]:
+    """A rank with up to three processes, whose threads wait for one another in any way."""
+    count = draw(st.integers(1, 3))
+    pids = [RANK, CHILD, GRANDCHILD][:count]
+    processes = {}
+    holders = {}
+    for index, pid in enumerate(pids):
+        waits = draw(st.lists(CLOSED, min_size=1, max_size=3))
+        threads = tuple(
+            thread(pid + number, wait, state="T" if wait is STOPPED else "S")
+            for number, wait in enumerate(waits)
+        )
+        caught = draw(st.sampled_from([frozenset(), frozenset({signal.SIGCHLD})]))
+        parent = draw(st.sampled_from(pids[:index])) if index else 1
+        processes[pid] = Process(pid=pid, parent=parent, threads=threads, caught_signals=caught)
+        for one in threads:
+            if draw(st.booleans()):
+                holders[one.tid] = frozenset(draw(st.sets(st.sampled_from(pids), min_size=1)))
+    return Look(pid=RANK, processes=processes), Channels(holders=holders)
+
+
+@given(drawn=looks(), unknown=OPEN)
+def test_an_unknown_thread_of_the_rank_never_yields_a_proof(
+    drawn: tuple[Look, Channels], unknown: Wait
+) -> None:
+    """Whatever all other threads wait for."""
+    look, channels = drawn
+    own = look.processes[RANK]
+    threads = (*(own.threads or ()), thread(199, unknown))
+    spoilt = replace(look, processes={**look.processes, RANK: replace(own, threads=threads)})
+    found = prove_stuck(spoilt, spoilt, channels)
+    # only a pipe or a child that nothing at all could serve is independent of the rank's other threads
+    assert found is None
+
+
+@given(drawn=looks(), unknown=OPEN)
+def test_an_unknown_process_never_yields_a_proof_if_the_rank_depends_on_it(
+    drawn: tuple[Look, Channels], unknown: Wait
+) -> None:
+    """The rank's main thread waits for a child in which something is unknown, or that cannot be read."""
+    look, channels = drawn
+    own = look.processes[RANK]
+    main = thread(RANK, FOR_CHILD)
+    threads = (main, *(own.threads or ())[1:])
+    for child in (
+        Process(pid=CHILD, parent=RANK, threads=None),
+        process(CHILD, thread(CHILD, unknown)),
+        process(CHILD, thread(CHILD, FUTEX), thread(201, unknown)),
+    ):
+        processes = {**look.processes, RANK: replace(own, threads=threads), CHILD: child}
+        spoilt = replace(look, processes=processes)
+        assert prove_stuck(spoilt, spoilt, channels) is None
+
+
+@given(drawn=looks(), extra=CLOSED)
+def test_what_is_proved_stays_stuck_together(drawn: tuple[Look, Channels], extra: Wait) -> None:
+    """The cheap question never contradicts the proof, and a proof needs two equal looks."""
+    look, channels = drawn
+    found = prove_stuck(look, look, channels)
+    if found is None:
+        return
+    assert may_be_stuck(look, look)
+    own = look.processes[RANK]
+    moved = tuple(replace(one, switches=one.switches + 1) for one in own.threads or ())
+    after = replace(look, processes={**look.processes, RANK: replace(own, threads=moved)})
+    assert prove_stuck(look, after, channels) is None

@@ -1,0 +1,113 @@
+"""What one look at a rank saw: its processes, their threads, and what each thread waits for.
+
+Plain data. Filled by `runtime.detection.waits`, judged by `proof.py`. What could not be read is `unknown`, and
+never stands for "nothing".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class WaitKind(str, Enum):
+    """What can end a wait."""
+
+    futex = "futex"  # another thread of the same process
+    descriptors = "descriptors"  # whoever holds the other ends of pipes and sockets
+    child = "child"  # the end of a child process
+    sleep = "sleep"  # a known time of the monotonic clock
+    timed = "timed"  # a time limit whose end is not known
+    accept = "accept"  # a process that connects
+    stopped = "stopped"  # a signal, as the thread was stopped by one
+    ended = "ended"  # nothing: the thread has exited
+    unknown = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """What one thread waits for.
+
+    `call` is the name of the system call. `descriptors` are numbers in the thread's table; `through_epoll`
+    says that the only one is an epoll instance, whose members count. `child` is the process id waited for, 0
+    for any child. `until_seconds` is on the monotonic clock. `timeout_seconds` is infinite without a limit,
+    and NaN if it could not be read.
+    """
+
+    kind: WaitKind
+    call: str = ""
+    descriptors: tuple[int, ...] = ()
+    through_epoll: bool = False
+    child: int = 0
+    until_seconds: float = math.inf
+    timeout_seconds: float = math.inf
+
+
+UNKNOWN = Wait(kind=WaitKind.unknown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thread:
+    """One thread at one moment.
+
+    `name` is the kernel's, at most 15 characters. `switches` counts how often it was scheduled: two equal
+    looks at a waiting thread mean that it did not run in between. `registers` (the system call's arguments and
+    stack pointer) tell one call from another.
+    """
+
+    tid: int
+    name: str
+    state: str
+    switches: int
+    wait: Wait
+    registers: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """One process at one moment.
+
+    `threads` is None if they could not be read. `caught_signals` are the numbers of the signals that it
+    handles. `has_timers` says that it has POSIX timers, or that this is unknown. `own_ids` says that process
+    ids mean the same to it as to the reader.
+    """
+
+    pid: int
+    parent: int
+    threads: tuple[Thread, ...] | None
+    caught_signals: frozenset[int] = frozenset()
+    has_timers: bool = False
+    own_ids: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A rank's process (`pid`) and all its descendants.
+
+    `idle_threads` are threads of the rank of which it is known that they wake no other thread.
+    """
+
+    pid: int
+    processes: Mapping[int, Process]
+    idle_threads: frozenset[int] = frozenset()
+
+    @property
+    def main_thread(self) -> Thread | None:
+        """The rank's main thread; None if it could not be read."""
+        process = self.processes.get(self.pid)
+        threads = process.threads if process is not None else None
+        return next((thread for thread in threads or () if thread.tid == self.pid), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channels:
+    """Which processes can end the waits for descriptors.
+
+    `holders` is by thread id: every process that holds an end of any pipe or socket that the thread waits for.
+    A thread is absent if any of them leads elsewhere (a device, a network connection) or could not be
+    identified.
+    """
+
+    holders: Mapping[int, frozenset[int]] = field(default_factory=dict)

@@ -1,0 +1,200 @@
+"""Proof that nothing alive can wake a rank, or that nothing in it happens before a known time.
+
+The threads of a rank and of its descendants are stuck together if each of them waits for something that only
+threads of this set can do. Every thread that is not shown to wait for such a thing is active: it runs, it was
+scheduled between the two looks, it waits with a time limit or for something outside, or it could not be read.
+Whoever an active thread may wake is active too; what remains is stuck. Because no thread of the remaining set
+ran between two looks, all of them waited at the same moment.
+
+Called by `runtime.detection.waits`. Pure. Does not know why a thread waits.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo_run.watchdog.waits.idle_threads import is_idle
+from grpo_run.watchdog.waits.looks import Channels, Look, Process, Thread, Wait, WaitKind
+
+HARMLESS_SIGNALS = frozenset(
+    {
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ,
+        signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV,  # faulthandler's
+        32, 33,  # used by the C library
+    }
+)  # fmt: skip
+"""Signals that a process may handle although nothing is due from them.
+
+They ask it to end or report an error. Any other handled signal (SIGALRM of `signal.alarm`, SIGUSR1) may wake a
+thread at any time. SIGCHLD is judged by the child processes that may send it.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StuckRank:
+    """A rank that nothing alive can wake.
+
+    `wait` is what its main thread waits for. `until_seconds` is the monotonic time before which nothing happens
+    in it; infinite if nothing ever will. `by_stop` says that this depends on a process that a signal has
+    stopped.
+    """
+
+    wait: Wait
+    until_seconds: float
+    by_stop: bool
+
+
+def prove_stuck(before: Look, now: Look, channels: Channels) -> StuckRank | None:
+    """Return in what way the rank is stuck, or None if the two looks do not prove it.
+
+    Args:
+        before, now: two looks, at least a second apart.
+        channels: who holds the pipes and sockets that threads wait for, read between the two looks.
+    """
+    main = now.main_thread
+    if main is None:
+        return None
+    for with_sleepers in (False, True):
+        stuck = _stuck_threads(before, now, _holders_in(channels), with_sleepers=with_sleepers)
+        if main.tid not in stuck.threads:
+            continue
+        # nobody wakes a sleeping thread, but anything that runs beside it may be progress
+        if with_sleepers and stuck.active:
+            continue
+        waits = [thread.wait for thread in stuck.threads.values()]
+        return StuckRank(
+            wait=main.wait,
+            until_seconds=min(wait.until_seconds for wait in waits) if with_sleepers else math.inf,
+            by_stop=any(wait.kind is WaitKind.stopped for wait in waits),
+        )
+    return None
+
+
+def may_be_stuck(before: Look, now: Look) -> bool:
+    """Whether the rank would be stuck if every pipe and socket were held by stuck processes only.
+
+    A cheap question, before `Channels` are read. The two looks may be the same one.
+    """
+    main = now.main_thread
+    if main is None:
+        return False
+    stuck = _stuck_threads(before, now, lambda thread: frozenset(), with_sleepers=True)
+    return main.tid in stuck.threads
+
+
+def threads_on_descriptors(look: Look) -> dict[int, list[Thread]]:
+    """Return the threads whose `Channels` matter, by process."""
+    return {
+        process.pid: waiting
+        for process in look.processes.values()
+        if (waiting := [thread for thread in process.threads or () if _waits_for_descriptors(thread)])
+    }
+
+
+def _waits_for_descriptors(thread: Thread) -> bool:
+    return thread.wait.kind is WaitKind.descriptors and not is_idle(thread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stuck:
+    """Stuck threads by id, and the processes in which anything may run."""
+
+    threads: dict[int, Thread]
+    active: frozenset[int]
+
+
+def _holders_in(channels: Channels) -> Callable[[Thread], frozenset[int] | None]:
+    return lambda thread: channels.holders.get(thread.tid)
+
+
+def _stuck_threads(
+    before: Look,
+    now: Look,
+    holders: Callable[[Thread], frozenset[int] | None],
+    *,
+    with_sleepers: bool,
+) -> _Stuck:
+    """Return the largest set of threads that only they themselves could wake.
+
+    Args:
+        holders: which processes can end a thread's wait for descriptors; None if unknown.
+        with_sleepers: count threads that sleep until a known time as stuck.
+    """
+    stuck: dict[int, Thread] = {}
+    process_of: dict[int, Process] = {}
+    active: set[int] = set()
+    idle: set[int] = set()  # processes that only wait for work; they may still do it
+    earlier = {
+        thread.tid: thread for process in before.processes.values() for thread in process.threads or ()
+    }
+    idle_threads = before.idle_threads & now.idle_threads
+    for process in now.processes.values():
+        if process.threads is None or process.has_timers or _handles_other_signals(process):
+            active.add(process.pid)
+        for thread in process.threads or ():
+            if thread.wait.kind is WaitKind.ended:
+                continue
+            main = thread.tid == now.pid
+            if not main and (is_idle(thread) or (process.pid == now.pid and thread.tid in idle_threads)):
+                if process.pid != now.pid:
+                    idle.add(process.pid)
+            elif _is_candidate(thread, with_sleepers=with_sleepers) and earlier.get(thread.tid) == thread:
+                stuck[thread.tid], process_of[thread.tid] = thread, process
+            else:
+                active.add(process.pid)
+    while True:
+        woken = [
+            tid
+            for tid, thread in stuck.items()
+            if _can_be_woken(thread, process_of[tid], now, active, idle, holders)
+        ]
+        if not woken:
+            return _Stuck(threads=stuck, active=frozenset(active))
+        for tid in woken:
+            del stuck[tid]
+            active.add(process_of[tid].pid)
+
+
+def _handles_other_signals(process: Process) -> bool:
+    return bool(process.caught_signals - HARMLESS_SIGNALS - {signal.SIGCHLD})
+
+
+def _is_candidate(thread: Thread, *, with_sleepers: bool) -> bool:
+    kind = thread.wait.kind
+    if kind is WaitKind.stopped:
+        return True
+    if thread.state != "S":
+        return False
+    waits = kind in (WaitKind.futex, WaitKind.descriptors, WaitKind.child)
+    return waits or (with_sleepers and kind is WaitKind.sleep)
+
+
+def _can_be_woken(
+    thread: Thread,
+    process: Process,
+    look: Look,
+    active: set[int],
+    idle: set[int],
+    holders: Callable[[Thread], frozenset[int] | None],
+) -> bool:
+    """Whether an active process may wake the thread."""
+    if process.pid in active:
+        return True
+    children = {other.pid for other in look.processes.values() if other.parent == process.pid}
+    if signal.SIGCHLD in process.caught_signals and children & active:
+        return True  # a child that exits runs a handler in its parent
+    kind = thread.wait.kind
+    if kind is WaitKind.stopped:
+        return bool(active)
+    if kind is WaitKind.child:
+        if process.own_ids and thread.wait.child in children:
+            children = {thread.wait.child}
+        return not children or bool(children & (active | idle))
+    if kind is WaitKind.descriptors:
+        holding = holders(thread)
+        return holding is None or not holding <= look.processes.keys() - active - idle
+    assert kind in (WaitKind.futex, WaitKind.sleep), kind
+    return False
