@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from grpo_run.cli.elastic import build_agent
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.record.history import History
@@ -24,6 +24,7 @@ from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.watchdog.duration_text import duration_text
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -36,6 +37,10 @@ RECORDED_COLLECTIVES = 256
 """Entries of torch's flight recorder per rank. They cover several steps; all of them (120 KB) are read in a
 hang."""
 SERVER_STOP_SECONDS = 2.0
+AWAIT_SCRAPE_AFTER = (EXIT_FINISHED, EXIT_GAVE_UP)
+"""How a run has ended if a regular scraper should know. After a stop the node may be taken away at any time."""
+UNNOTICED_SECONDS = 2.0
+"""A longer wait at the end is announced."""
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -158,14 +163,16 @@ def _supervise(
     finally:
         output.stop()
         terminal.stop()
-        if server is not None:
-            server.stop(SERVER_STOP_SECONDS)
     if supervisor.exit_code is None:
         supervisor.give_up("another node closed the rendezvous before this node had ranks")
     assert supervisor.exit_code is not None
     terminal.show_end(
         supervisor.sentence, wrong_usage=supervisor.exit_code == EXIT_USAGE, run_directory=directory.path
     )
+    if server is not None:
+        if supervisor.exit_code in AWAIT_SCRAPE_AFTER:
+            _await_last_scrape(server, terminal)
+        server.stop(SERVER_STOP_SECONDS)
     _ignore_signals()
     return supervisor.exit_code
 
@@ -212,6 +219,20 @@ def _handle_signals(supervisor: Supervisor) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
+
+
+def _await_last_scrape(server: MetricsServer, terminal: Terminal) -> None:
+    """Let a regular scraper read how the run has ended. A signal ends the wait."""
+    signals: list[int] = []
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda received, frame: signals.append(received))
+    seconds = server.seconds_to_next_scrape()
+    if seconds > UNNOTICED_SECONDS:
+        terminal.notify(
+            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
+        )
+    server.await_scrape(lambda: bool(signals))
 
 
 def _ignore_signals() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
+from grpo_run.dashboards.metrics.last_scrape import KEPT_SCRAPES, wait_seconds
 from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation, Source
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
@@ -61,6 +63,7 @@ class RunCollector(Collector):
         self._failures = 0
         self._failing = False
         self._observed_at: float | None = None
+        self._scrapes: deque[float] = deque(maxlen=KEPT_SCRAPES)
         self.registry = CollectorRegistry(auto_describe=False) if registry is None else registry
         self.registry.register(self)
 
@@ -71,6 +74,7 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Read the run once and yield its metric families; a failed read does not raise."""
+        self._scrapes.append(self._monotonic())
         failed = False
         try:
             yield from self.observe(self._families)
@@ -79,6 +83,14 @@ class RunCollector(Collector):
         exporter = Exporter(failed=failed, failures=self._failures, observed_at=self._observed_at)
         for metric in EXPORTER_METRICS:
             yield self._with_samples(metric, exporter)
+
+    def seconds_to_next_scrape(self) -> float:
+        """Return how long to keep answering so that a regular scraper reads the present state; 0 without one."""
+        return wait_seconds(tuple(self._scrapes), self._monotonic())
+
+    def scraped_since(self, at_seconds: float) -> bool:
+        """Whether a scrape has begun after this time, in monotonic seconds."""
+        return bool(self._scrapes) and self._scrapes[-1] >= at_seconds
 
     def observe(self, evaluate: Callable[[Observation], Result]) -> Result:
         """Read the run once and return `evaluate` of the observation.

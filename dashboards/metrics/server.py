@@ -22,6 +22,9 @@ from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Respons
 from grpo_run.runtime.record.status import RunStatus
 
 METHODS = ("GET", "HEAD")
+POLL_SECONDS = 0.05
+ANSWER_SECONDS = 0.3
+"""How long the answer to a scrape may take, after the run was read."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,11 +38,28 @@ class MetricsServer:
     def __init__(self, collector: RunCollector, listener: Listener) -> None:
         self.open_to_network = listener.open_to_network
         self.address = listener.address
+        self._collector = collector
         self._server = HttpServer(
             listener.socket, lambda request: respond(collector, request, accepts_host=listener.accepts_host)
         )
         self._thread = threading.Thread(target=self._serve, name="grpo-run-metrics", daemon=True)
         self._thread.start()
+
+    def seconds_to_next_scrape(self) -> float:
+        """How long the next scrape of a regular scraper may take to come; 0 if there is none."""
+        return self._collector.seconds_to_next_scrape()
+
+    def await_scrape(self, interrupted: Callable[[], bool]) -> None:
+        """Wait until a regular scraper has read the present state, so that it knows how the run has ended.
+
+        Returns at once without such a scraper, and as soon as `interrupted` returns true.
+        """
+        began = time.monotonic()
+        while self.seconds_to_next_scrape() > 0 and not interrupted():
+            if self._collector.scraped_since(began):
+                time.sleep(ANSWER_SECONDS)
+                return
+            time.sleep(POLL_SECONDS)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stop listening. May be called more than once. A request in progress is not answered.

@@ -130,9 +130,10 @@ GAVE_UP = {
     },
 }
 
-# The exporter ends with the run, usually before the final state is scraped. A run that was at most one step
-# short of its target, or would have reached it within two minutes (deriv() gives steps per second), is
-# assumed to have finished. The same applies to a run whose last known state is `stopping`. The first `unless`
+# The exporter stays until a regular scraper has read the final state, but it ends at once if the run was stopped,
+# or if the scrapes were further apart than a minute. A run that was at most one step short of its target, or
+# would have reached it within two minutes (deriv() gives steps per second), is then assumed to have finished.
+# The same applies to a run whose last known state is `stopping`. The first `unless`
 # matches by run only, so that a run resumed at another port or node is not reported.
 _NEARLY_FINISHED = (
     "last_over_time(grpo_step[1h]) + clamp_min(120 * deriv(grpo_step[1h]), 1)"

@@ -5,6 +5,7 @@ Requires `prometheus` and `promtool` on PATH (package `prometheus` on Debian and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -367,5 +368,28 @@ def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
             assert total("grpo_rank_votes_total", f'rank="{rank}"') > 5
             assert 0 <= total("grpo_rank_last_progress_age_seconds", f'rank="{rank}"') < 30
         assert "grpo_reward{" in text
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(("code", "exit_code", "state"), [(0, 0, "finished"), (3, 93, "failed")])
+def test_a_regular_scraper_learns_how_a_run_ended(
+    tmp_path: Path, code: int, exit_code: int, state: str
+) -> None:
+    """The exporter answers one more scrape after the end, so that an alert can tell 93 from 0."""
+    (tmp_path / "script.py").write_text(f"import sys, time\n\ntime.sleep(1.5)\nsys.exit({code})\n")
+    run = runs.Run(tmp_path, ["--nproc-per-node", "1", "script.py"], metrics="127.0.0.1:0").start()
+    try:
+        address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.tail()), "address")[0]
+        states: list[str] = []
+        assert run.process is not None
+        while run.process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+                states += re.findall(
+                    r'grpo_run_state{run_id="[^"]+",state="(\w+)"} 1.0', answer.read().decode()
+                )
+            time.sleep(0.3)
+        assert run.wait() == exit_code
+        assert states[-1] == state
     finally:
         run.close()
