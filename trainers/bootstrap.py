@@ -3,7 +3,9 @@
 Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun
 would give it. When the script has returned, the rank reports completion on the board and in the journal, runs
 exit handlers, releases process groups within a time limit, and exits; a failure of a library's teardown
-cannot fail the run. Does not train: the guard acts inside `Trainer.train`.
+cannot fail the run. A process that the script forks may return here too, by the end of the script or by an
+exception; it exits as a Python program does and reports nothing. Does not train: the guard acts inside
+`Trainer.train`.
 """
 
 from __future__ import annotations
@@ -140,8 +142,10 @@ def _dump_stacks_to(path: str) -> None:
 
 
 def _fail(session: Session, error: BaseException) -> None:
-    """Write the error file and mark the rank as failed on the board."""
+    """Write the error file and mark the rank as failed on the board, unless this process is not the rank."""
     error.__traceback__ = user_traceback(error, __file__)
+    if not session.is_rank:
+        return
     write_error(session, error)
     session.slot.state = RankState.failed
     session.slot.publish()
@@ -150,7 +154,9 @@ def _fail(session: Session, error: BaseException) -> None:
 def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     """Report completion, run exit handlers, release process groups, and exit."""
     # the script's non-daemon threads are part of it
-    with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code else None)
+    with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code and session.is_rank else None)
+    if not session.is_rank:
+        _exit_as_child(code)
     if completed:
         session.slot.state = RankState.done
         session.slot.publish()
@@ -160,7 +166,19 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     else:
         # peers wait for this rank to exit, so an exit handler that hangs must not delay the failure
         with_deadline(upstream.run_exit_handlers, EXIT_HANDLER_SECONDS)
+    if not session.is_rank:
+        _leave(code)  # forked by an exit handler
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
+    _leave(code)
+
+
+def _exit_as_child(code: int) -> NoReturn:
+    """Exit from a process that was forked from the rank, as a Python program does."""
+    upstream.run_exit_handlers()
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
     flush_output()
     os._exit(code)
 

@@ -132,6 +132,7 @@ class SlotWriter(SlotFields):
         """Redirect all further writes to private memory. Called in a forked child, which is not the rank."""
         private = mmap.mmap(-1, len(self._memory))
         self._memory = private
+        self.on_enter = None
         self.collective_log.detach(private)
         self._phase_histograms.detach(private)
 

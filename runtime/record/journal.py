@@ -67,7 +67,9 @@ class Entry:
 
 
 class Journal:
-    """Writer of one process. Several processes may append to the same file.
+    """Writer of one process. Several processes may append to the same file, each with a writer of its own.
+
+    A process that was forked from the writer's writes nothing: it has no part in the run.
 
     Args:
         path: the file; created with mode 0600.
@@ -83,6 +85,7 @@ class Journal:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._pid = os.getpid()
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.lost = 0
         """Number of writes and fsyncs that failed."""
@@ -129,6 +132,8 @@ class Journal:
 
         A full or failing disk loses events, not the run: no error is raised, and `lost` is incremented.
         """
+        if os.getpid() != self._pid:
+            return True
         data = entry.line + b"\n"
         try:
             if self._last_line_is_open():

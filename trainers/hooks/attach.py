@@ -50,7 +50,8 @@ def wrap_train(module: Any, guard: Guard) -> None:
     def train(
         self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if trial is not None:  # a hyperparameter search restarts training itself
+        # a hyperparameter search restarts training itself; a process forked from the rank is not the rank
+        if trial is not None or not guard.session.is_rank:
             return original(self, resume_from_checkpoint, trial, *args, **kwargs)
         # imports torch, which only the script may import first
         from grpo_run.trainers.hooks.train_call import run_train_call

@@ -36,10 +36,12 @@ def user_traceback(error: BaseException, launcher: str) -> TracebackType | None:
 
 
 def write_error(session: Session, error: BaseException) -> None:
-    """Write the exception and its location to the rank's error file.
+    """Write the exception and its location to the rank's error file; nothing in a process forked from it.
 
     If the disk is full, a warning is journaled instead; the supervisor then knows the exit code only.
     """
+    if not session.is_rank:
+        return
     try:
         write_json(Path(session.settings.error), _describe(error), indent=None, durable=False)
     except OSError as failure:

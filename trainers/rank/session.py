@@ -1,12 +1,15 @@
 """The identity and connections of one rank in one attempt: board slot, journal, vote group, collective log.
 
 The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The
-vote group is connected in a background thread while the script imports its libraries and builds its model.
-Does not know about Trainers: `hooks/guard.py` keeps what their calls share.
+vote group is connected in a background thread while the script imports its libraries and builds its model. A
+process that is forked from the rank inherits the object, but is not the rank: there `is_rank` is False,
+`current()` returns None, and nothing is written to the board or the journal. Does not know about Trainers:
+`hooks/guard.py` keeps what their calls share.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -23,6 +26,7 @@ from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
 from grpo_run.trainers.rank.recorder import Recorder
 from grpo_run.trainers.rank.worker_server import start_worker_server
+from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 
 if TYPE_CHECKING:
     from grpo_run.trainers.rank.vote_group import VoteGroup
@@ -43,6 +47,7 @@ class Session:
 
     def __init__(self, settings: RankSettings) -> None:
         run = RunDirectory(path=settings.config.run_directory)
+        self._pid = os.getpid()
         self.settings = settings
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
@@ -50,7 +55,7 @@ class Session:
         # virtual local ranks are all 0, so the slot index is the rank's position on this node
         position = self.rank % self.local_world_size
         self.board = Board.open(run.board, writable=True)
-        self.slot = self.board.writer(position, rank=self.rank, pid=os.getpid(), attempt=settings.attempt)
+        self.slot = self.board.writer(position, rank=self.rank, pid=self._pid, attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
@@ -65,10 +70,15 @@ class Session:
         """Configuration of the run."""
         return self.settings.config
 
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is the rank, and not one that was forked from it."""
+        return os.getpid() == self._pid
+
     def start(self) -> None:
         """Start the heartbeat, log collectives once torch is imported, and connect the vote group."""
         self.injector = self._make_injector()
-        os.register_at_fork(after_in_child=self.slot.detach)
+        os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS)
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
         self._connector.start()
@@ -100,7 +110,7 @@ class Session:
 
     def notify(self, text: str) -> None:
         """Print a one-line message for the user, on rank 0 only."""
-        if self.is_main:
+        if self.is_main and self.is_rank:
             print(f"grpo-run: {text}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
@@ -112,6 +122,13 @@ class Session:
     def warn_in_journal(self, text: str) -> None:
         """Journal a warning that concerns this rank; print nothing."""
         self.journal.write("warning", rank=self.rank, text=text)
+
+    def _leave_rank(self) -> None:
+        """In a process that was just forked from the rank: let nothing of it act for the rank."""
+        self.slot.detach()
+        # the rank's file of stacks is evidence; a crash of this process is printed like its other output
+        faulthandler.unregister(STACK_SIGNAL)
+        faulthandler.enable(2)
 
     def close(self) -> None:
         """Release the vote group."""
@@ -167,5 +184,5 @@ def open_session(settings: RankSettings) -> Session:
 
 
 def current() -> Session | None:
-    """Return this process's session; None outside `grpo-run launch`."""
-    return _current
+    """Return this process's session; None outside `grpo-run launch`, and in a process forked from a rank."""
+    return _current if _current is not None and _current.is_rank else None

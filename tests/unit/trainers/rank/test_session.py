@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.trainers.rank.error_report import write_error
 from grpo_run.trainers.rank.session import Session
 
 
@@ -56,3 +58,22 @@ def test_a_warning_of_one_rank_is_journaled_by_that_rank(
     assert [(event["event"], event["rank"]) for event in events()] == [("warning", 0), ("warning", 1)]
     assert all("barrier could not be logged" in event["text"] for event in events())
     assert capfd.readouterr().err == ""
+
+
+def test_a_forked_process_is_not_the_rank(
+    rank: Callable[[int], Session],
+    events: Callable[[], list[dict[str, Any]]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It prints, journals and reports nothing for the rank, and has no session."""
+    session = rank(0)
+    pid = os.fork()
+    if pid == 0:
+        session.warn("from the child")
+        write_error(session, ValueError("of the child"))
+        os._exit(int(session.is_rank))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert session.is_rank
+    assert events() == []
+    assert capfd.readouterr().err == ""
+    assert not os.path.exists(session.settings.error)
