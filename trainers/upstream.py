@@ -93,10 +93,21 @@ OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - {
     "reduce",
 }
 """Collective methods whose first two arguments are (outputs, inputs)."""
+UNRECORDED_METHODS = ("send", "recv", "recv_anysource", "monitored_barrier")
+"""ProcessGroup methods that the Flight Recorder does not record."""
 GROUP_SEQUENCE = "_get_sequence_number_for_group"
 """ProcessGroup and backend method: return the number of collectives issued on the group."""
 WORKER_SERVER = "_WorkerServer"
 """Torch's HTTP server on a unix socket. It answers from C++ threads."""
+REGISTER_HANDLER = "_register_handler"
+"""Torch's function (name, handler): let the worker server call a Python function (request, response)."""
+RUN_BACKWARD = "_engine_run_backward"
+"""Function of `torch.autograd.graph` that calls autograd's engine."""
+THREAD_TARGET = "_target"
+"""Attribute of `threading.Thread`: the function that it runs."""
+IDLE_WORKER = "work_queue.get(block=True)"
+"""Source of the line at which an idle thread of a `ThreadPoolExecutor` waits (`concurrent.futures.thread._worker`).
+"""
 
 
 def sequence_number(group: Any) -> int:
@@ -119,6 +130,21 @@ def running_threads() -> list[threading.Thread]:
 def has_waiter(event: Any) -> bool:
     """Whether a thread waits for a `threading.Event`; False if this Python stores that elsewhere."""
     return bool(getattr(getattr(event, EVENT_CONDITION, None), CONDITION_WAITERS, ()))
+
+
+def uncounted_numbers(method: str, group_rank: int, group_size: int) -> int:
+    """Return by how many more a call advances a Gloo group's sequence number than the Flight Recorder's.
+
+    Each send and receive advances the group's alone. A monitored barrier advances the recorder's by two, and
+    is made of two sends or receives between the group's first rank and each other one.
+
+    Args:
+        method: one of `UNRECORDED_METHODS`.
+        group_rank: this rank's number in the group.
+    """
+    if method != "monitored_barrier":
+        return 1
+    return 2 * (group_size - 1) - 2 if group_rank == 0 else 0
 
 
 def tested_versions() -> dict[str, SpecifierSet]:

@@ -8,6 +8,7 @@ so that a reader never accepts an entry that is being written. Does not judge.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import threading
@@ -20,15 +21,22 @@ ENTRIES = 238
 LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, 0, line, members, waiting thread, texts
+_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, detail, line, members, thread, texts
     "<QIiBBHIQQ40s32s24s32s64s24s"
 )
 assert _ENTRY.size == ENTRY_BYTES
 _PROGRESS_AT = 16
 _FLAGS_AT = 17
-_WAITER_AT = 32
+_DETAIL_AT = 18
+_THREAD_AT = 32
 _POINT_TO_POINT = 1
 _ON_DEVICE = 2
+_LIMITED = 4
+_VOID = 8
+_DETAIL = struct.Struct("<H")
+_ROOTED = frozenset({"broadcast", "reduce"})
+"""Operations whose entries have their root plus one as detail; that of others is how many collectives the
+entry stands for, or 0 for one."""
 
 
 class CollectiveLogWriter:
@@ -63,8 +71,10 @@ class CollectiveLogWriter:
         function: str,
         step: int,
         members: int = 0,
+        root: int = -1,
         point_to_point: bool = False,
         on_device: bool = False,
+        limited: bool = False,
         progress: CollectiveProgress = CollectiveProgress.enqueued,
     ) -> int:
         """Write one entry and return its number, for `mark`.
@@ -73,7 +83,10 @@ class CollectiveLogWriter:
             sizes: sizes of the inputs: `2,3;7` for two tensors.
             dtypes: dtypes of the inputs, separated by `;`.
             members: one bit per global rank of the group; 0 if unknown.
+            root: global rank of a broadcast's source or a reduction's destination; -1 if there is none.
+            point_to_point: the sequence number cannot be compared with other ranks'.
             on_device: the collective runs on a device, so the host does not see when it completes.
+            limited: the script has given the collective a time limit of its own.
         """
         with self._lock:
             self._number += 1
@@ -87,11 +100,13 @@ class CollectiveLogWriter:
                 sequence & 0xFFFFFFFF,
                 step,
                 progress,
-                (_POINT_TO_POINT if point_to_point else 0) | (_ON_DEVICE if on_device else 0),
-                0,
+                (_POINT_TO_POINT if point_to_point else 0)
+                | (_ON_DEVICE if on_device else 0)
+                | (_LIMITED if limited else 0),
+                root + 1 if operation in _ROOTED else 0,
                 line,
                 members,
-                0,
+                threading.get_ident(),
                 group.encode()[:40],
                 operation.encode()[:32],
                 _if_it_fits(dtypes, 24),
@@ -104,14 +119,36 @@ class CollectiveLogWriter:
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:
-        """Set the progress of an entry and the calling thread as its waiter.
+        """Set the progress of an entry and the calling thread as its thread.
 
         Ignore an entry that was overwritten.
         """
         at = self._entry_at(number)
         if _NUMBER.unpack_from(self._memory, at)[0] == number:
-            _NUMBER.pack_into(self._memory, at + _WAITER_AT, threading.get_ident())
+            _NUMBER.pack_into(self._memory, at + _THREAD_AT, threading.get_ident())
             self._memory[at + _PROGRESS_AT] = progress
+
+    def amend(self, number: int, *, count: int) -> None:
+        """Set how many collectives an entry stands for, once that is known; 0 if nothing was issued.
+
+        Ignore an entry that was overwritten.
+        """
+        at = self._entry_at(number)
+        if _NUMBER.unpack_from(self._memory, at)[0] != number:
+            return
+        if count == 0:
+            self._memory[at + _FLAGS_AT] |= _VOID
+        else:
+            _DETAIL.pack_into(self._memory, at + _DETAIL_AT, min(count, 0xFFFF))
+
+    def exclude(self, number: int) -> None:
+        """Mark the sequence number of an entry as not comparable with other ranks'.
+
+        Ignore an entry that was overwritten.
+        """
+        at = self._entry_at(number)
+        if _NUMBER.unpack_from(self._memory, at)[0] == number:
+            self._memory[at + _FLAGS_AT] |= _POINT_TO_POINT
 
     def detach(self, private: mmap.mmap) -> None:
         """Write to `private` from now on.
@@ -166,29 +203,35 @@ def _decode(fields: tuple[int | bytes, ...]) -> Collective:
         step,
         progress,
         flags,
-        _,
+        detail,
         line,
         members,
-        waiter,
+        thread,
         group,
-        operation,
+        raw_operation,
         dtypes,
         sizes,
         file,
         function,
     ) = fields
+    operation = operation_name(_text(raw_operation))
+    rooted = operation in _ROOTED
     return Collective(
         group=_text(group),
         sequence=int(sequence),
-        operation=operation_name(_text(operation)),
+        operation=operation,
         sizes=_sizes(_text(sizes)),
         dtypes=tuple(dtype for dtype in _text(dtypes).split(";") if dtype),
         progress=CollectiveProgress(int(progress)),
         location=Location(file=_text(file), line=int(line), function=_text(function)) if line else None,
         members=tuple(rank for rank in range(64) if int(members) >> rank & 1),
+        root=int(detail) - 1 if rooted else -1,
         step=int(step),
         point_to_point=bool(int(flags) & _POINT_TO_POINT),
-        waiter=str(waiter) if waiter and progress == CollectiveProgress.waiting else "",
+        thread=str(thread) if thread else "",
+        timeout_seconds=0.0 if int(flags) & _LIMITED else math.inf,
+        on_device=bool(int(flags) & _ON_DEVICE),
+        count=0 if int(flags) & _VOID else 1 if rooted else max(1, int(detail)),
     )
 
 

@@ -7,7 +7,10 @@ proof.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+
+from pydantic import ValidationError
 
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.local_ranks import LocalRanks
@@ -15,10 +18,14 @@ from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgre
 from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.recording import parse_recording
+from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 FETCH_SECONDS = 0.5
-"""Deadline for the Flight Recorders of all ranks together."""
+"""Deadline for the Flight Recorders of all ranks together, and for their thread reports."""
+MAX_UNANSWERED = 3
+"""A rank that has left so many requests for a thread report unanswered is not asked again in this attempt.
+Each one occupies a thread of its worker server until the interpreter runs; the server has 8."""
 
 Recorded = Mapping[int, tuple[Collective, ...]]
 """Parsed Flight Recorder entries, by rank."""
@@ -33,6 +40,7 @@ class CollectiveRecords:
     def __init__(self, ranks: LocalRanks) -> None:
         self._ranks = ranks
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
+        self._unanswered: Counter[int] = Counter()
         self.recordings: dict[int, bytes] = {}
         self.unavailable: dict[int, str] = {}
 
@@ -54,6 +62,22 @@ class CollectiveRecords:
                 failures[rank] = str(error)
         self.unavailable = {rank: f"no collective records: {why}" for rank, why in failures.items()}
         return recorded
+
+    def fetch_threads(self, sockets: Mapping[int, str]) -> dict[int, ThreadReport]:
+        """Fetch and parse the thread reports behind `sockets` (paths by rank).
+
+        A rank whose interpreter does not run has none.
+        """
+        asked = {rank: path for rank, path in sockets.items() if self._unanswered[rank] < MAX_UNANSWERED}
+        answers, failures = flight_recorder.fetch(asked, FETCH_SECONDS, THREADS_HANDLER)
+        self._unanswered.update(failures.keys())
+        reports = {}
+        for rank, text in answers.items():
+            try:
+                reports[rank] = ThreadReport.model_validate_json(text)
+            except ValidationError:
+                self._unanswered[rank] += 1
+        return reports
 
     def may_be_blocked(self, rank: int, slot: Slot | None) -> bool:
         """Whether the rank's slot says that it waits for other ranks, or may do so in a backward pass."""
@@ -86,17 +110,21 @@ class CollectiveRecords:
         exited: bool,
         idle: bool = False,
     ) -> Position:
-        """Where the rank is in its collectives, as input for `watchdog.deadlocks.proof.prove`."""
+        """Where the rank is in its collectives, as input for `watchdog.deadlocks.proof.prove`.
+
+        Args:
+            idle: its main thread used no CPU time between two polls.
+        """
         log = self._ranks.board.collective_log(self._ranks.places[rank]) if slot is not None else None
-        # a running rank whose recorder does not answer may have issued more than its log holds
-        observed = log is not None and (recorded is not None or exited)
+        # a running rank whose recorder does not answer, or records nothing, may have issued more than its log
+        # holds
+        observed = log is not None and (exited or bool(recorded) or (recorded is not None and not log))
         return Position(
             rank=rank,
             records=merge(recorded or (), log or ()) if observed else None,
             exited=exited,
             outside_training=slot is not None and slot.state is RankState.between,
-            idle=idle,
-            in_backward=slot is not None and slot.phase is Phase.forward_backward,
+            in_backward=idle and slot is not None and slot.phase is Phase.forward_backward,
         )
 
     def logs_as_json(self) -> dict[int, object]:

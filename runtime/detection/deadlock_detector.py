@@ -1,7 +1,8 @@
 """Deadlock detection: polls the Flight Recorders while ranks stand still, and asks for a proof.
 
 A rank is polled only if its slot has not changed for 0.3 s and it may be in a collective. The second poll
-follows after 0.1 s, later ones at growing intervals. Two unchanged polls are passed to
+follows after 0.1 s, later ones at growing intervals. If the records would prove a deadlock of ranks without
+other threads, the ranks are asked for their threads. Two unchanged polls are passed to
 `watchdog.deadlocks.proof`. Called by `detector.py` at every scan. Does not decide what proves a deadlock.
 """
 
@@ -16,7 +17,9 @@ from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
+from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 from grpo_run.watchdog.observation import Slot
 
 STILL_SECONDS = 0.3
@@ -31,12 +34,28 @@ IDLE_CPU_SECONDS = 0.011
 class Poll:
     """What one poll saw.
 
-    `movement` are the signatures of the slots; two equal polls are the input of a proof.
+    `movement` are the signatures of the slots, `positions` what the records say, and `threads` the reports of
+    the ranks' threads, empty if they were not asked for. Two equal polls are the input of a proof: whatever
+    both saw has not changed in between, on all ranks at once.
     """
 
     movement: tuple[object, ...]
     recorded: Recorded
     main_threads: dict[int, processes.MainThread | None]
+    positions: dict[int, Position]
+    threads: dict[int, ThreadReport]
+
+    def equals(self, other: Poll | None) -> bool:
+        """Whether another poll saw the same."""
+        return other is not None and (self.movement, self._records, self.threads) == (
+            other.movement,
+            other._records,
+            other.threads,
+        )
+
+    @property
+    def _records(self) -> dict[int, object]:
+        return {rank: (position.records, position.exited) for rank, position in self.positions.items()}
 
 
 class DeadlockDetector:
@@ -72,10 +91,10 @@ class DeadlockDetector:
         if now < self._next_poll_at:
             return None
         self._blocked = blocked
-        poll = self._poll(slots)
-        last, self.last_poll = self.last_poll, poll
-        unchanged = last is not None and (last.movement, last.recorded) == (poll.movement, poll.recorded)
-        deadlock = self._prove(slots, last if unchanged else None, poll)
+        last, poll = self.last_poll, self._poll(slots)
+        self.last_poll = poll
+        unchanged = poll.equals(last)
+        deadlock = self._prove(poll)
         self.suspicion = deadlock.sentence if deadlock is not None else None
         if deadlock is None:
             longest = max(self._movement.still_seconds(rank, now) for rank in still)
@@ -91,27 +110,43 @@ class DeadlockDetector:
 
     def _poll(self, slots: Mapping[int, Slot | None]) -> Poll:
         running = {rank: path for rank, path in self._ranks.sockets.items() if rank in slots}
+        movement = self._movement.signatures(slots)
+        recorded = self._records.fetch(running)
+        main_threads = {rank: processes.read_main_thread(pid) for rank, pid in self._ranks.pids.items()}
+        positions = {
+            rank: self._records.position(
+                rank,
+                slot,
+                recorded.get(rank),
+                # a script past its last line does not count as exited: its threads may still join collectives
+                exited=rank not in self._ranks.pids,
+                idle=self._is_idle(rank, main_threads.get(rank)),
+            )
+            for rank, slot in slots.items()
+        }
+        assumed = {rank: without_other_threads(position) for rank, position in positions.items()}
+        suspected = prove(assumed, world_size=self._ranks.world_size) is not None
         return Poll(
-            movement=self._movement.signatures(slots),
-            recorded=self._records.fetch(running),
-            main_threads={rank: processes.read_main_thread(pid) for rank, pid in self._ranks.pids.items()},
+            movement=movement,
+            recorded=recorded,
+            main_threads=main_threads,
+            positions=positions,
+            threads=self._records.fetch_threads(running) if suspected else {},
         )
 
-    def _prove(self, slots: Mapping[int, Slot | None], last: Poll | None, poll: Poll) -> Deadlock | None:
-        positions = {}
-        for rank, slot in slots.items():
-            before = last.main_threads.get(rank) if last is not None else None
-            after = poll.main_threads.get(rank)
-            # a runnable thread without CPU time is not idle: other processes occupy the processor
-            idle = (
-                before is not None
-                and after is not None
-                and before.state == after.state == "S"
-                and after.cpu_seconds - before.cpu_seconds <= IDLE_CPU_SECONDS
-            )
-            # a script past its last line does not count as exited: its threads may still join collectives
-            exited = rank not in self._ranks.pids
-            positions[rank] = self._records.position(
-                rank, slot, poll.recorded.get(rank), exited=exited, idle=idle
-            )
+    def _is_idle(self, rank: int, now: processes.MainThread | None) -> bool:
+        """Whether the rank's main thread has slept since the last poll."""
+        before = self.last_poll.main_threads.get(rank) if self.last_poll is not None else None
+        # a runnable thread without CPU time is not idle: other processes occupy the processor
+        return (
+            before is not None
+            and now is not None
+            and before.state == now.state == "S"
+            and now.cpu_seconds - before.cpu_seconds <= IDLE_CPU_SECONDS
+        )
+
+    def _prove(self, poll: Poll) -> Deadlock | None:
+        positions = {
+            rank: with_threads(position, poll.threads.get(rank)) for rank, position in poll.positions.items()
+        }
         return prove(positions, world_size=self._ranks.world_size)

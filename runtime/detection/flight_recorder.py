@@ -1,7 +1,7 @@
-"""Client of the Flight Recorders: fetches all ranks' records in parallel, under one deadline.
+"""Client of the ranks' worker servers: asks all ranks in parallel, under one deadline.
 
-Torch's worker servers listen on one unix socket per rank and answer from C++ threads, even while Python is
-stuck. Used by `collective_records.py`. Returns bytes; does not interpret them.
+Torch's worker servers listen on one unix socket per rank and answer from C++ threads; for the Flight
+Recorder, even while Python is stuck. Used by `collective_records.py`. Returns bytes; does not interpret them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from collections.abc import Mapping
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """256 entries take about 120 KB."""
-_REQUEST = (
-    b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
+FLIGHT_RECORDER_HANDLER = "fr_trace_json"
+_REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Fetch the Flight Recorder of every rank.
+def fetch(
+    sockets: Mapping[int, str], seconds: float, handler: str = FLIGHT_RECORDER_HANDLER
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """Ask every rank; for its Flight Recorder by default.
 
     Args:
         sockets: socket paths by rank.
         seconds: deadline for all ranks together.
+        handler: name of the worker server's handler.
 
     Returns:
         The JSON by rank, and the reason for each rank without one.
     """
+    request = _REQUEST.format(handler).encode()
     deadline = time.monotonic() + seconds
     answers: dict[int, bytes] = {}
     failures: dict[int, str] = {}
@@ -42,7 +45,7 @@ def fetch(sockets: Mapping[int, str], seconds: float) -> tuple[dict[int, bytes],
             connection.settimeout(0.05)
             try:
                 connection.connect(path)
-                connection.sendall(_REQUEST)
+                connection.sendall(request)
             except OSError as error:
                 connection.close()
                 failures[rank] = f"{path}: {error.strerror or error}"

@@ -43,6 +43,7 @@ INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "waits", "evidence"},)}
 PURE = (
     "watchdog.causes",
     "watchdog.deadlocks.collectives",
+    "watchdog.deadlocks.completion",
     "watchdog.deadlocks.culprit",
     "watchdog.stalls.deadlines",
     "watchdog.deadlocks.proof",

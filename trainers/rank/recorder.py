@@ -2,7 +2,9 @@
 
 Installed by the session when `torch.distributed` is imported. Wraps the methods of torch's process group and
 `Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight
-Recorder; `backward` logs each DDP backward pass as a whole. Does not change what a collective does.
+Recorder; `backward` logs each DDP backward pass as a whole. Sends and receives are not logged but counted,
+because they advance Gloo's sequence number of the group and not the Flight Recorder's. `worker_server.py`
+publishes which threads wait. Does not change what a collective does.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
-from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress, dtype_name
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 
 MAX_TRACKED = 256
@@ -28,8 +33,43 @@ MAX_TENSORS = 4
 """Sizes of more tensors are not logged, because logging hundreds would take longer than the collective."""
 
 
+@dataclass(kw_only=True, slots=True)
+class GroupFacts:
+    """A torch process group, as far as its log entries need it.
+
+    `reference` returns the group, or None once it is gone. `members` are its global ranks as a bit mask (0
+    beyond 64 ranks). `comparable`: its sequence numbers can be compared with other ranks'. `uncounted` is by
+    how many its sequence number is ahead of the Flight Recorder's, and `counting` how many calls are about to
+    change that.
+    """
+
+    reference: Callable[[], Any]
+    ranks: tuple[int, ...]
+    members: int
+    on_host: bool
+    comparable: bool
+    uncounted: int = 0
+    counting: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedCall:
+    """A collective that is about to be issued: its log entry, and the sequence number that it should get."""
+
+    number: int
+    sequence: int
+    operation: str
+    on_host: bool
+    limited: bool
+    facts: GroupFacts
+
+
 class Recorder:
     """Writes the collective log of this rank's slot.
+
+    `waiting` are the threads that are blocked in a collective, and `in_backward` those in a DDP backward
+    pass, by identifier; `wait_code` is the function in which the first ones are. `uses_futures`: the
+    completion of a collective may run code of the script.
 
     Args:
         warn: called once if a collective cannot be logged.
@@ -41,8 +81,15 @@ class Recorder:
         self._warned = False
         self._log = slot.collective_log
         self._is_caller: dict[CodeType, bool] = {}
-        self._groups: dict[str, tuple[int, bool, bool]] = {}
+        self._groups: dict[str, GroupFacts] = {}
+        self._own_groups: dict[str, int] = {}
+        self._counting_lock = threading.Lock()
         self._tracked: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
+        self._limited: set[int] = set()
+        self.waiting: set[int] = set()
+        self.in_backward: set[int] = set()
+        self.wait_code: CodeType | None = None
+        self.uses_futures = False
 
     def install(self, c10d: Any) -> None:
         """Wrap torch's process group methods and `Work.wait`.
@@ -53,9 +100,20 @@ class Recorder:
         for name in upstream.COLLECTIVE_METHODS:
             if hasattr(c10d.ProcessGroup, name):
                 setattr(c10d.ProcessGroup, name, self._logging(getattr(c10d.ProcessGroup, name), name))
+        for name in upstream.UNRECORDED_METHODS:
+            if hasattr(c10d.ProcessGroup, name):
+                setattr(c10d.ProcessGroup, name, self._counting(getattr(c10d.ProcessGroup, name), name))
+        if hasattr(c10d.Work, "get_future"):
+            original_get_future = c10d.Work.get_future
+
+            @functools.wraps(original_get_future)
+            def get_future(work: Any) -> Any:
+                self.uses_futures = True
+                return original_get_future(work)
+
+            c10d.Work.get_future = get_future
         original_wait = c10d.Work.wait
 
-        @functools.wraps(original_wait)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             key = id(work)
             number, on_host, tracked = self._tracked.get(key, (0, True, None))
@@ -63,38 +121,100 @@ class Recorder:
             if tracked is None or tracked() is not work or args or kwargs:
                 return original_wait(work, *args, **kwargs)
             self._log.mark(number, CollectiveProgress.waiting)
+            thread = threading.get_ident()
+            if number not in self._limited:
+                self.waiting.add(thread)
             try:
                 result = original_wait(work)
             except BaseException:
                 # not completed, but no thread waits any more
                 self._log.mark(number, CollectiveProgress.enqueued)
                 raise
+            finally:
+                self.waiting.discard(thread)
             self._tracked.pop(key, None)
-            # on a device, wait() only orders streams and returns; the Flight Recorder knows when the work is
-            # done
+            self._limited.discard(number)
+            # on a device, wait() only orders streams; the Flight Recorder knows when the work is done
             self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 
-        c10d.Work.wait = wait
+        self.wait_code = wait.__code__
+        c10d.Work.wait = functools.wraps(original_wait)(wait)
+
+    def issued(self) -> dict[str, int]:
+        """Return how many collectives this rank has issued in each group that Python has used."""
+        found = dict(self._own_groups)
+        for name, facts in list(self._groups.items()):
+            group = facts.reference()
+            if group is not None:
+                found[name] = upstream.sequence_number(group) - facts.uncounted
+        return found
 
     def _logging(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            number, on_host = self._try_log(group, name, args)
-            work = original(group, *args, **kwargs)
-            if work is not None and number:
-                self._try_track(work, number, on_host)
+            call = self._try_log(group, name, args, kwargs)
+            if call is None:
+                return original(group, *args, **kwargs)
+            try:
+                work = original(group, *args, **kwargs)
+            except BaseException:
+                self._log.amend(call.number, count=0)
+                raise
+            self._check_number(group, call)
+            if work is not None:
+                if call.limited:
+                    self._limited.add(call.number)
+                self._try_track(work, call.number, call.on_host)
             return work
 
         return issue
 
-    def _try_log(self, group: Any, name: str, args: tuple[Any, ...]) -> tuple[int, bool]:
-        """Log a collective; return number 0 if that fails, as logging must not prevent the collective."""
+    def _counting(self, original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                facts = self._facts(group)[0]
+            except Exception:  # noqa: BLE001 - a foreign process group may raise anything
+                return original(group, *args, **kwargs)
+            with self._counting_lock:
+                facts.counting += 1
+            try:
+                result = original(group, *args, **kwargs)
+            except BaseException:
+                facts.comparable = False
+                raise
+            with self._counting_lock:
+                facts.counting -= 1
+                if facts.on_host:
+                    facts.uncounted += upstream.uncounted_numbers(name, group.rank(), len(facts.ranks))
+            return result
+
+        return issue
+
+    def _check_number(self, group: Any, call: LoggedCall) -> None:
+        """Compare the sequence number in the log with the group's, now that the collective is issued.
+
+        They differ if another thread has issued one at the same time; then the entry is excluded from proof.
+        Gloo issues a `reduce_scatter` of a list as one collective per rank.
+        """
+        if not call.facts.on_host:
+            return
+        issued = upstream.sequence_number(group) - call.facts.uncounted - call.sequence + 1
+        if issued == len(call.facts.ranks) and call.operation == "reduce_scatter":
+            self._log.amend(call.number, count=issued)
+        elif issued != 1:
+            self._log.exclude(call.number)
+
+    def _try_log(
+        self, group: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LoggedCall | None:
+        """Log a collective; return None if that fails, as logging must not prevent the collective."""
         try:
-            return self.log(group, name, args)
+            return self.log(group, name, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
             self._warn_once(name, error)
-            return 0, True
+            return None
 
     def _try_track(self, work: Any, number: int, on_host: bool) -> None:
         try:
@@ -120,30 +240,59 @@ class Recorder:
             self._tracked.pop(next(iter(self._tracked)), None)
         self._tracked[id(work)] = (number, on_host, weakref.ref(work))
 
-    def log(self, group: Any, operation: str, args: tuple[Any, ...]) -> tuple[int, bool]:
+    def log(
+        self,
+        group: Any,
+        operation: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> LoggedCall:
         """Log a collective that is about to be issued on a torch process group.
 
         Args:
             operation: name of the process group method.
-            args: its positional arguments.
-
-        Returns:
-            The number of the log entry, and whether the collective runs on the host.
+            args, kwargs: its arguments.
         """
-        name = group.group_name
-        known = self._groups.get(name)
-        if known is None:
-            known = self._groups[name] = _facts(group)
-        members, on_host, ambiguous = known
+        facts, reused = self._facts(group)
+        on_host = facts.on_host
         inputs = 1 if operation in upstream.OUTPUT_FIRST else 0
         tensors = _tensors(args[inputs]) if len(args) > inputs else []
         if tensors:
             on_host = tensors[0].device.type == "cpu"
-        sequence = upstream.sequence_number(group) + 1
+        options = [*args[inputs:], *kwargs.values()]
+        limited = any(_is_limit(option) for option in options)
+        sequence = upstream.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
-            name, sequence, operation, tensors, members, on_device=not on_host, ambiguous=ambiguous
+            group.group_name,
+            sequence,
+            operation,
+            tensors,
+            facts.members,
+            root=next(
+                (facts.ranks[option.rootRank] for option in options if hasattr(option, "rootRank")), -1
+            ),
+            on_device=not on_host,
+            limited=limited,
+            # sequence numbers of several backends are not comparable, as with point-to-point operations
+            point_to_point=reused or not facts.comparable or facts.counting > 0,
         )
-        return number, on_host
+        return LoggedCall(
+            number=number,
+            sequence=sequence,
+            operation=operation,
+            on_host=on_host,
+            limited=limited,
+            facts=facts,
+        )
+
+    def _facts(self, group: Any) -> tuple[GroupFacts, bool]:
+        """Return facts about a group, and whether its name belonged to another group before."""
+        name = group.group_name
+        known = self._groups.get(name)
+        if known is not None and known.reference() is group:
+            return known, False
+        found = self._groups[name] = _examine(group)
+        return found, known is not None
 
     def _add(
         self,
@@ -152,9 +301,7 @@ class Recorder:
         operation: str,
         tensors: list[Any],
         members: int,
-        *,
-        on_device: bool = False,
-        ambiguous: bool = False,
+        **flags: Any,
     ) -> int:
         frame = self._caller(sys._getframe(1))
         few = len(tensors) <= MAX_TENSORS
@@ -163,14 +310,13 @@ class Recorder:
             sequence=sequence,
             operation=operation,
             sizes=";".join(",".join(map(str, tensor.shape)) for tensor in tensors) if few else "",
-            dtypes=";".join(_dtype(tensor) for tensor in tensors) if few else "",
+            dtypes=";".join(dtype_name(str(tensor.dtype)) for tensor in tensors) if few else "",
             file=frame.f_code.co_filename if frame else "",
             line=frame.f_lineno if frame else 0,
             function=frame.f_code.co_name if frame else "",
             step=self._slot.step + 1,
             members=members,
-            on_device=on_device,
-            point_to_point=ambiguous,  # sequence numbers of several backends are not comparable, as with point-to-point operations
+            **flags,
         )
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
@@ -196,6 +342,7 @@ class Recorder:
             work: the handle that torch returned.
             members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
         """
+        self._own_groups[group] = sequence
         try:
             number = self._add(group, sequence, operation, [tensor], members)
         except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
@@ -209,29 +356,40 @@ class Recorder:
 
         Other models are not logged: FSDP has a process group too, but issues its collectives from Python.
         """
-        number = 0
+        call = None
+        thread = threading.get_ident()
         if type(model).__name__ == "DistributedDataParallel":
-            number, _ = self._try_log(model.process_group, "backward", ())
+            call = self._try_log(model.process_group, "backward", (), {})
+            self.in_backward.add(thread)
         try:
             yield
         finally:
-            if number:
-                self._log.mark(number, CollectiveProgress.completed)
+            self.in_backward.discard(thread)
+            if call is not None:
+                issued = upstream.sequence_number(model.process_group) - call.facts.uncounted
+                self._log.amend(call.number, count=issued - call.sequence + 1)
+                self._log.mark(call.number, CollectiveProgress.completed)
 
 
-def _facts(group: Any) -> tuple[int, bool, bool]:
-    """Return facts about a torch process group.
-
-    Returns:
-        Its global ranks as a bit mask (0 beyond 64 ranks), whether its default backend runs on the host, and
-        whether it has several backends.
-    """
+def _examine(group: Any) -> GroupFacts:
+    """Return facts about a torch process group."""
     import torch.distributed as dist
 
-    ranks = dist.get_process_group_ranks(group)
-    bits = 0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks)
+    ranks = tuple(dist.get_process_group_ranks(group))
     backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
-    return bits, dist.get_backend(group) == "gloo", len(backends) > 1
+    return GroupFacts(
+        reference=weakref.ref(group),
+        ranks=ranks,
+        members=0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks),
+        on_host=dist.get_backend(group) == "gloo",
+        comparable=len(backends) == 1,
+    )
+
+
+def _is_limit(option: Any) -> bool:
+    """Whether an argument of a collective is a time limit, or options with one."""
+    limit = option if isinstance(option, timedelta) else getattr(option, "timeout", None)
+    return isinstance(limit, timedelta) and limit.total_seconds() >= 0
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -240,15 +398,3 @@ def _tensors(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [tensor for one in value for tensor in _tensors(one)]
     return []
-
-
-_DTYPES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long",
-    "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
-}  # fmt: skip
-"""Torch's C++ names of dtypes, as in the Flight Recorder."""
-
-
-def _dtype(tensor: Any) -> str:
-    name = str(tensor.dtype).rpartition(".")[2]
-    return _DTYPES.get(name, name)

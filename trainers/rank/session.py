@@ -25,7 +25,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
 from grpo_run.trainers.rank.recorder import Recorder
-from grpo_run.trainers.rank.worker_server import start_worker_server
+from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class Session:
 
         self.recorder.install(_distributed_c10d)
         try:
+            serve_thread_reports(self.recorder)
             self._worker_server = start_worker_server(self.settings.socket)
         except Exception as error:  # noqa: BLE001 - this runs inside the script's import of torch
             # the watchdog then reports that it has no Flight Recorder data of this rank

@@ -2,8 +2,8 @@
 
 A record comes from torch's Flight Recorder (every collective, also those issued by C++, without a source
 line) or from the collective log on the board (those issued from Python, with the source line and whether a
-thread is blocked). Both are identified by process group and by the group's sequence number. Says whether two
-operations can complete one another, not which rank is at fault.
+thread is blocked). Both are identified by process group and by the group's sequence number. `completion.py`
+says what an operation needs to complete.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ DEFAULT_GROUP = "0"
 """Torch's name for the group of all ranks."""
 BACKWARD = "backward"
 """Entry of the collective log: from this sequence number on, DDP will all-reduce gradients."""
-
-EVEN_OPERATIONS = frozenset({"all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "barrier"})
-"""Operations whose inputs have the same number of elements on every rank; not gather, scatter and
-all_to_all."""
 
 
 class CollectiveProgress(IntEnum):
@@ -40,11 +36,14 @@ class Collective:
     `group` is the name of the process group, the same on all its ranks. `sequence` counts the group's
     collectives from 1. `operation` is torch's name without the backend: `all_reduce`, `all_gather`. `sizes`
     and `dtypes` describe the inputs; empty if unknown. `members` are the group's global ranks; empty if
-    unknown. `step` is the current optimizer step; -1 if unknown. `point_to_point` marks sends and receives,
-    whose sequence numbers the group does not share. `thread` is the thread that issued the collective; empty
-    if unknown, and for autograd's threads, which work for any other thread. `waiter` is the thread that is
-    blocked, if it is known to be another one. `timeout_seconds` is after what time the operation itself
-    fails.
+    unknown. `root` is the global rank that a broadcast comes from or a reduction goes to; -1 if unknown.
+    `step` is the current optimizer step; -1 if unknown. `point_to_point` marks sends, receives and whatever
+    else has sequence numbers that ranks do not share. `thread` is the thread that issued the collective, and
+    the one that is blocked in it while `progress` is `waiting`; empty if unknown, and for autograd's threads,
+    which work for any other thread. `timeout_seconds` is after what time the operation itself fails; 0 if the
+    script gave it a limit of its own. `on_device` marks collectives that the host does not wait for.
+    `in_backward` marks those that C++ issued during a DDP backward pass that has not ended. `count` is how
+    many collectives a log entry stands for; a backward that has ended may have issued none.
     """
 
     group: str
@@ -55,11 +54,14 @@ class Collective:
     progress: CollectiveProgress
     location: Location | None = None
     members: tuple[int, ...] = ()
+    root: int = -1
     step: int = -1
     point_to_point: bool = False
     thread: str = ""
-    waiter: str = ""
     timeout_seconds: float = math.inf
+    on_device: bool = False
+    in_backward: bool = False
+    count: int = 1
 
     @property
     def completed(self) -> bool:
@@ -123,31 +125,3 @@ def share_group(rank: int, collective: Collective, other_rank: int, other: Colle
         return collective.members == other.members and rank in other.members and other_rank in other.members
     known = collective.members or other.members
     return not known or (rank in known and other_rank in known)
-
-
-def can_meet(one: Collective, other: Collective) -> bool:
-    """Whether two ranks' operations with the same sequence number can complete one another, as far as known.
-
-    Compares element counts, not shapes: [2, 3] and [6] can meet. Gloo records a reduce_scatter as the
-    all_reduce that implements it. NCCL records several operations started together as one operation without
-    sizes, `coalesced`.
-    """
-    names = {one.operation, other.operation}
-    if len(names) == 1 and BACKWARD in names:
-        return True
-    if BACKWARD in names:
-        return names <= {BACKWARD, "all_reduce", "broadcast", "coalesced"}
-    if "coalesced" in names:
-        return True
-    if len(names) > 1 and names != {"all_reduce", "reduce_scatter"}:
-        return False
-    if one.dtypes and other.dtypes and set(one.dtypes) != set(other.dtypes):
-        return False
-    if not names <= EVEN_OPERATIONS or not one.sizes or not other.sizes:
-        return True
-    return element_count(one) == element_count(other)
-
-
-def element_count(collective: Collective) -> int:
-    """Return the number of elements of all inputs together."""
-    return sum(math.prod(size) for size in collective.sizes)

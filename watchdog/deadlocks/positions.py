@@ -6,7 +6,7 @@ Used by `proof.py`. Pure. A rank that could not be observed takes part in no ans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
@@ -15,39 +15,57 @@ from grpo_run.watchdog.deadlocks.collectives import (
     CollectiveProgress,
     share_group,
 )
+from grpo_run.watchdog.deadlocks.completion import needed_members
 from grpo_run.watchdog.verdict import Location
+
+MIN_TIMEOUT_SECONDS = 60.0
+"""A collective with a shorter timeout is not a hang: the script expects that it may fail."""
+MAIN_THREAD_IN_BACKWARD = "backward"
+"""Stands for the main thread while it waits in C++ for the collectives of a DDP backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
     """Where one rank is.
 
-    `records` are its collectives, oldest first; None if it could not be observed. `exited`: its process has
-    exited. `outside_training`: it is outside `train()`. `idle`: its main thread used no CPU time between two
-    polls. `in_backward`: its innermost phase is `forward_backward`. `stack_location` is its line where a
-    record has none.
+    `records` are its collectives, oldest first; None if it could not be observed. `waiting_threads` are its
+    threads that wait in collectives, if no other thread of the rank can ever issue a collective or end a
+    wait; None if another thread may, or if that is not known. `issued` is how many collectives it has issued
+    in each group that Python has used, as far as known. `exited`: its process has exited.
+    `outside_training`: it is outside `train()`. `in_backward`: its main thread is asleep in C++ code of a DDP
+    backward pass. `stack_location` is its line where a record has none.
     """
 
     rank: int
     records: tuple[Collective, ...] | None
+    waiting_threads: frozenset[str] | None = None
+    issued: Mapping[str, int] = field(default_factory=dict)
     exited: bool = False
     outside_training: bool = False
-    idle: bool = False
     in_backward: bool = False
     stack_location: Location | None = None
 
 
+def without_other_threads(position: Position) -> Position:
+    """The position of a rank whose every thread is assumed to wait in a collective.
+
+    If even this proves no deadlock, the rank's threads need not be asked for.
+    """
+    threads = {
+        record.thread for record in position.records or () if record.progress is CollectiveProgress.waiting
+    }
+    if position.in_backward:
+        threads.add(MAIN_THREAD_IN_BACKWARD)
+    return replace(position, waiting_threads=frozenset(threads))
+
+
 @dataclass(frozen=True, slots=True)
 class BlockedThread:
-    """A thread of `rank` that cannot continue before `collective` completes."""
+    """A thread of `rank` that cannot continue before all of `collectives` have completed."""
 
     rank: int
-    collective: Collective
-
-    @property
-    def thread(self) -> str:
-        """The blocked thread; empty if unknown."""
-        return self.collective.waiter or self.collective.thread
+    thread: str
+    collectives: tuple[Collective, ...]
 
 
 class ObservedRanks:
@@ -74,6 +92,18 @@ class ObservedRanks:
             for rank, records in observed.items()
         }
         self.exited = frozenset(rank for rank in self.records if self.positions[rank].exited)
+        self.blocked = {
+            rank: _blocked_threads(self.positions[rank], records)
+            for rank, records in self.records.items()
+            if rank not in self.exited
+        }
+
+    def only_waits(self, rank: int) -> bool:
+        """Whether each thread of a running rank that could issue a collective waits in one that is known."""
+        threads = self.positions[rank].waiting_threads
+        return bool(threads) and threads == frozenset(
+            blocked.thread for blocked in self.blocked.get(rank, ())
+        )
 
     def highest_sequence(self, rank: int, like: Collective, its_rank: int) -> int:
         """The highest sequence number that `rank` enqueued in the group of `like`; 0 for none.
@@ -81,37 +111,33 @@ class ObservedRanks:
         Args:
             its_rank: the rank of `like`.
         """
-        return max(
-            (
-                record.sequence
-                for record in self.records[rank]
-                if not record.point_to_point
-                and share_group(rank, record, its_rank, like)
-                # a rank that exited before the first all-reduce of its backward never enqueued it
-                and not (rank in self.exited and record.operation == BACKWARD and not record.completed)
-            ),
-            default=0,
+        recorded = (
+            record.sequence + record.count - 1
+            for record in self.records[rank]
+            if not record.point_to_point
+            and share_group(rank, record, its_rank, like)
+            # a rank that exited before the first all-reduce of its backward never enqueued it
+            and not (rank in self.exited and record.operation == BACKWARD and not record.completed)
         )
+        return max(recorded, default=self.positions[rank].issued.get(like.group, 0))
 
-    def missing_from(self, blocked: BlockedThread) -> tuple[tuple[int, ...], bool]:
-        """Observed ranks that have not enqueued a blocked collective, and whether all of them must be stuck.
+    def missing_from(self, rank: int, here: Collective) -> tuple[tuple[int, ...], bool]:
+        """Observed ranks that `rank` needs and that have not enqueued its collective, and whether all of them
+        must be stuck.
 
         If a group's members are unknown, they are the ranks that have used it. If no other rank has, at least
         one more rank is a member; then the thread is stuck only if every candidate is.
         """
-        here, rank = blocked.collective, blocked.rank
-        if here.members:
-            peers, all_needed = here.members, False
-        else:
-            peers = tuple(r for r in self.records if r != rank and self.highest_sequence(r, here, rank) > 0)
-            all_needed = not peers
-            peers = peers or self.world
-        others = tuple(peer for peer in peers if peer != rank)
-        if all_needed and not all(peer in self.records for peer in others):
+        needed, all_needed = needed_members(rank, here), False
+        if needed is None:
+            needed = tuple(r for r in self.records if r != rank and self.highest_sequence(r, here, rank) > 0)
+            all_needed = not needed
+            needed = needed or tuple(other for other in self.world if other != rank)
+        if all_needed and not all(peer in self.records for peer in needed):
             return (), True
         missing = tuple(
             r
-            for r in others
+            for r in needed
             if r in self.records
             and self.highest_sequence(r, here, rank) < here.sequence
             # every member enqueued the earlier collectives: a member without a record of the group no longer
@@ -119,15 +145,6 @@ class ObservedRanks:
             and (here.sequence == 1 or not self.records[r] or self.highest_sequence(r, here, rank) > 0)
         )
         return missing, all_needed
-
-    def may_issue(self, blocked: BlockedThread, collective: Collective) -> bool:
-        """Whether the blocked thread may be the one that issues collectives in the group of `collective`."""
-        threads = {
-            record.thread
-            for record in self.records[blocked.rank]
-            if record.group == collective.group and not record.point_to_point
-        }
-        return not blocked.thread or not threads or bool(threads & {"", blocked.thread})
 
     def current(self, stuck: Mapping[int, Collective]) -> dict[int, Collective | None]:
         """The collective of every rank: as given in `stuck`, else the one it waits for, else its last one."""
@@ -149,6 +166,25 @@ class ObservedRanks:
             if location:
                 found[rank] = location
         return found
+
+
+def _blocked_threads(position: Position, records: tuple[Collective, ...]) -> tuple[BlockedThread, ...]:
+    """The threads of a rank that are blocked until collectives complete.
+
+    An enqueued collective without a waiter blocks no thread. A thread waits for its oldest collective, and
+    the main thread in a backward pass for all that C++ has issued.
+    """
+    waits: dict[str, list[Collective]] = {}
+    for record in records:
+        if record.point_to_point or record.completed or record.timeout_seconds < MIN_TIMEOUT_SECONDS:
+            continue
+        if record.progress is CollectiveProgress.waiting:
+            waits.setdefault(record.thread, [record])
+        elif position.in_backward and record.in_backward and not record.on_device:
+            waits.setdefault(MAIN_THREAD_IN_BACKWARD, []).append(record)
+    return tuple(
+        BlockedThread(position.rank, thread, tuple(collectives)) for thread, collectives in waits.items()
+    )
 
 
 def _with_members(records: tuple[Collective, ...], world: tuple[int, ...]) -> tuple[Collective, ...]:

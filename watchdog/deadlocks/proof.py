@@ -2,30 +2,22 @@
 
 Called by `runtime.detection.deadlock_detector` with observations that have not changed over two polls, and by
 the incident investigation. Uses no clock: a rank that is only late is never proof, and neither is a rank that
-could not be observed. Does no I/O and finds no cause outside collectives. `culprit.py` decides which rank is
-at fault.
+could not be observed or that has a thread which may still act. Does no I/O and finds no cause outside
+collectives. `completion.py` says which ranks a collective needs, `culprit.py` which rank is at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import (
-    BACKWARD,
-    Collective,
-    CollectiveProgress,
-    can_meet,
-    share_group,
-)
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, share_group
+from grpo_run.watchdog.deadlocks.completion import can_meet, needed_members
 from grpo_run.watchdog.deadlocks.culprit import find_culprits
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import BlockedThread, ObservedRanks, Position
+from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS, BlockedThread, ObservedRanks, Position
 from grpo_run.watchdog.deadlocks.sentences import describe_deadlock, describe_operation
-
-MIN_TIMEOUT_SECONDS = 60.0
-"""A collective with a shorter timeout is not a hang: the script expects that it may fail."""
 
 
 def prove(positions: Mapping[int, Position], *, world_size: int) -> Deadlock | None:
@@ -49,9 +41,9 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     for (group, sequence), here in places.items():
         for one, other in combinations(here, 2):
             ours, theirs = here[one], here[other]
-            if ours.completed and theirs.completed:
-                continue
             if can_meet(ours, theirs) or _times_out(ours) or _times_out(theirs):
+                continue
+            if not (_is_held_up(ranks, one, ours, other) or _is_held_up(ranks, other, theirs, one)):
                 continue
             # the position of a backward's all-reduces is an estimate, valid only for a rank that was aborted
             # inside it
@@ -79,37 +71,59 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     return _deadlock(ranks, cause, culprits, stuck, mismatch=mismatch)
 
 
-def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
-    """Find the largest set of ranks that wait for an exited rank, or for one another."""
-    missing = {blocked: ranks.missing_from(blocked) for blocked in _blocked_threads(ranks)}
-    stuck_threads = list(missing)
+def _is_held_up(ranks: ObservedRanks, rank: int, here: Collective, other: int) -> bool:
+    """Whether `rank` cannot go on without the part of `other` in the collective that it is in."""
+    if here.completed:
+        return False
+    if {rank, other} & ranks.exited:
+        return True  # one was aborted, so the other waits no more; the run has failed, the question is why
+    needed = needed_members(rank, here)
+    if needed is not None and other not in needed:
+        return False
+    return here.on_device or any(here in blocked.collectives for blocked in ranks.blocked[rank])
 
-    def is_stuck(rank: int, blocked: BlockedThread) -> bool:
-        return rank in ranks.exited or any(
-            other.rank == rank and ranks.may_issue(other, blocked.collective) for other in stuck_threads
+
+def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
+    """Find the largest set of ranks that wait for an exited rank, or for one another.
+
+    A rank will never enqueue a missing collective if it has exited, or if each of its threads waits in this
+    way.
+    """
+    stuck_threads = {thread for threads in ranks.blocked.values() for thread in threads}
+    missing = {
+        (blocked, here): ranks.missing_from(blocked.rank, here)
+        for blocked in stuck_threads
+        for here in blocked.collectives
+    }
+
+    def is_stuck(rank: int) -> bool:
+        return rank in ranks.exited or (
+            ranks.only_waits(rank) and all(thread in stuck_threads for thread in ranks.blocked[rank])
         )
 
+    def is_held_up(blocked: BlockedThread, here: Collective) -> bool:
+        late, all_needed = missing[blocked, here]
+        stuck_peers = [is_stuck(rank) for rank in late]
+        return bool(stuck_peers) and (all(stuck_peers) if all_needed else any(stuck_peers))
+
     while True:
-        remaining = []
-        for blocked in stuck_threads:
-            late, all_needed = missing[blocked]
-            stuck_peers = [is_stuck(rank, blocked) for rank in late]
-            if stuck_peers and (all(stuck_peers) if all_needed else any(stuck_peers)):
-                remaining.append(blocked)
+        remaining = {
+            blocked
+            for blocked in stuck_threads
+            if any(is_held_up(blocked, here) for here in blocked.collectives)
+        }
         if len(remaining) == len(stuck_threads):
             break
         stuck_threads = remaining
     if not stuck_threads:
         return None
     stuck: dict[int, Collective] = {}
-    for blocked in stuck_threads:
-        stuck.setdefault(blocked.rank, blocked.collective)
-    waits = [
-        (blocked.rank, rank)
-        for blocked in stuck_threads
-        for rank in missing[blocked][0]
-        if is_stuck(rank, blocked)
-    ]
+    waits = []
+    for blocked in [blocked for rank in sorted(ranks.blocked) for blocked in ranks.blocked[rank]]:
+        for here in blocked.collectives if blocked in stuck_threads else ():
+            if is_held_up(blocked, here):
+                stuck.setdefault(blocked.rank, here)
+                waits += [(blocked.rank, rank) for rank in missing[blocked, here][0] if is_stuck(rank)]
     exited = {rank for _, rank in waits if rank in ranks.exited}
     if not exited:
         outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
@@ -120,29 +134,6 @@ def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
         return _deadlock(ranks, Cause.rank_exited_early, tuple(sorted(exited)), stuck, exited=True)
     culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
     return _deadlock(ranks, Cause.collective_missing_rank, culprits, stuck)
-
-
-def _blocked_threads(ranks: ObservedRanks) -> Iterator[BlockedThread]:
-    """The oldest collective that each thread waits for.
-
-    An enqueued collective without a waiter blocks no thread.
-    """
-    for rank, records in ranks.records.items():
-        position = ranks.positions[rank]
-        if rank in ranks.exited:
-            continue
-        pending = [r for r in records if not r.point_to_point and not r.completed and not _times_out(r)]
-        waiting = [record for record in pending if record.progress is CollectiveProgress.waiting]
-        if not waiting and position.idle and position.in_backward:
-            waiting = pending[:1]
-        threads = [BlockedThread(rank, record) for record in waiting]
-        if any(not blocked.thread for blocked in threads):
-            threads = threads[:1]
-        seen: set[str] = set()
-        for blocked in threads:
-            if blocked.thread not in seen:
-                seen.add(blocked.thread)
-                yield blocked
 
 
 def _times_out(record: Collective) -> bool:

@@ -19,6 +19,11 @@ from grpo_run.watchdog.deadlocks.collectives import (
 )
 from grpo_run.watchdog.deadlocks.history import exclude_reused_groups
 
+HOST_BACKENDS = ("gloo", "mpi")
+"""Backends whose collectives run on the host, so that a thread that waits for one is blocked."""
+UNNAMED = "#"
+"""Prefix of our names for groups to which torch gave none."""
+
 
 class _Entry(BaseModel):
     """The fields that are read of a recorder's entry."""
@@ -36,6 +41,11 @@ class _Entry(BaseModel):
     thread_id: str = ""
     thread_name: str = ""
     timeout_ms: int = 0
+
+    @property
+    def backend(self) -> str:
+        """`gloo` for `gloo:all_reduce`."""
+        return self.profiling_name.partition(":")[0]
 
 
 class _Group(BaseModel):
@@ -80,11 +90,10 @@ def parse_recording(text: bytes | str) -> tuple[Collective, ...]:
     members = {name: _ranks(name, group.ranks) for name, group in recording.pg_config.items()}
     backends: dict[str, set[tuple[str, int]]] = {}
     for entry in recording.entries:
-        backend = (entry.profiling_name.partition(":")[0], entry.pg_id)
-        backends.setdefault(_group(entry), set()).add(backend)
+        backends.setdefault(_group(entry), set()).add((entry.backend, entry.pg_id))
     # two backends in one group (`cpu:gloo,cuda:nccl`), or two groups that used one name in succession, count
-    # separately: their sequence numbers prove nothing
-    ambiguous = {group for group, found in backends.items() if len(found) > 1}
+    # separately: their sequence numbers prove nothing. Each rank numbers groups without a name by itself
+    ambiguous = {group for group, found in backends.items() if len(found) > 1 or group.startswith(UNNAMED)}
     return exclude_reused_groups(tuple(_collective(entry, members, ambiguous) for entry in recording.entries))
 
 
@@ -101,7 +110,7 @@ def _ranks(name: str, text: str) -> tuple[int, ...]:
 
 
 def _group(entry: _Entry) -> str:
-    return entry.process_group[0] or f"#{entry.pg_id}"
+    return entry.process_group[0] or f"{UNNAMED}{entry.pg_id}"
 
 
 def _collective(entry: _Entry, members: dict[str, tuple[int, ...]], ambiguous: set[str]) -> Collective:
@@ -119,4 +128,5 @@ def _collective(entry: _Entry, members: dict[str, tuple[int, ...]], ambiguous: s
         point_to_point=entry.is_p2p or _group(entry) in ambiguous,
         timeout_seconds=entry.timeout_ms / 1000 if entry.timeout_ms > 0 else math.inf,
         thread="" if entry.thread_name.startswith("pt_autograd") else entry.thread_id,
+        on_device=entry.backend not in HOST_BACKENDS,
     )

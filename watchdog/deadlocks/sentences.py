@@ -9,12 +9,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 
-from grpo_run.watchdog.deadlocks.collectives import (
-    DEFAULT_GROUP,
-    Collective,
-    element_count,
-    python_dtype_name,
-)
+from grpo_run.watchdog.deadlocks.collectives import DEFAULT_GROUP, Collective, python_dtype_name
+from grpo_run.watchdog.deadlocks.completion import element_count
 from grpo_run.watchdog.rank_names import join_words, rank_names
 from grpo_run.watchdog.verdict import Location
 

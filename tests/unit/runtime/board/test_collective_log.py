@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import threading
@@ -96,8 +97,9 @@ def test_the_waiting_thread_is_recorded_while_it_waits(
     memory: mmap.mmap, writer: CollectiveLogWriter
 ) -> None:
     """It may differ from the thread that issued the collective."""
+    own = str(threading.get_ident())
     number = add(writer)
-    assert read_collective_log(memory, OFFSET)[0].waiter == ""
+    assert read_collective_log(memory, OFFSET)[0].thread == own
     waiting: list[int] = []
 
     def wait() -> None:
@@ -107,17 +109,44 @@ def test_the_waiting_thread_is_recorded_while_it_waits(
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(10)
-    assert read_collective_log(memory, OFFSET)[0].waiter == str(waiting[0]) != str(threading.get_ident())
-    writer.mark(number, CollectiveProgress.completed)
-    assert read_collective_log(memory, OFFSET)[0].waiter == ""
+    assert read_collective_log(memory, OFFSET)[0].thread == str(waiting[0]) != own
 
 
-def test_a_new_entry_has_no_waiter(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """The waiter of the entry that it overwrites is removed."""
-    writer.mark(add(writer), CollectiveProgress.waiting)
-    for _ in range(ENTRIES):
-        add(writer, progress=CollectiveProgress.waiting)
-    assert {note.waiter for note in read_collective_log(memory, OFFSET)} == {""}
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"operation": "broadcast", "root": 2}, {"root": 2, "count": 1}),
+        ({"operation": "reduce", "root": 0}, {"root": 0}),
+        ({"operation": "broadcast"}, {"root": -1}),
+        ({"operation": "allreduce", "root": 2}, {"root": -1, "count": 1}),
+        ({"limited": True}, {"timeout_seconds": 0.0}),
+        ({"limited": False}, {"timeout_seconds": math.inf}),
+        ({"on_device": True}, {"on_device": True, "point_to_point": False}),
+        ({"point_to_point": True}, {"point_to_point": True, "on_device": False}),
+    ],
+)
+def test_what_a_collective_needs_is_recorded(
+    memory: mmap.mmap, writer: CollectiveLogWriter, given: dict[str, Any], read: dict[str, Any]
+) -> None:
+    """Its root, and whether its sequence number, its completion and its time limit are its own."""
+    add(writer, **given)
+    (entry,) = read_collective_log(memory, OFFSET)
+    assert {name: getattr(entry, name) for name in read} == read
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 70_000])
+def test_the_number_of_collectives_that_an_entry_stands_for_is_amended(
+    memory: mmap.mmap, writer: CollectiveLogWriter, count: int
+) -> None:
+    """Zero if nothing was issued; an overwritten entry is ignored."""
+    number = add(writer)
+    writer.amend(number, count=count)
+    writer.exclude(number + ENTRIES)
+    writer.amend(number + ENTRIES, count=9)
+    (entry,) = read_collective_log(memory, OFFSET)
+    assert (entry.count, entry.point_to_point) == (min(count, 0xFFFF), False)
+    writer.exclude(number)
+    assert read_collective_log(memory, OFFSET)[0].point_to_point
 
 
 def test_an_entry_written_during_another_does_not_deadlock(

@@ -16,6 +16,7 @@ import pytest
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection import flight_recorder
+from grpo_run.runtime.detection.collective_records import MAX_UNANSWERED
 from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS, HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
@@ -23,6 +24,7 @@ from grpo_run.runtime.detection.waits.processes import LookReader
 from grpo_run.watchdog import processes, remaining
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread, SessionUsage
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -69,6 +71,9 @@ class World:
         self.board.begin_attempt(attempt)
         ranks = range(self.board.slots)
         self.polls: list[float] = []
+        self.asked: list[set[int]] = []
+        self.active: dict[int, list[str]] = {}
+        self.switches: Counter[int] = Counter()
         self.entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in ranks}
         self.groups: dict[str, dict[str, str]] = {}
         self.silent: dict[int, str] = {}
@@ -140,9 +145,23 @@ class World:
                 return found
         return None
 
-    def _fetch(self, sockets: dict[int, str], seconds: float) -> tuple[dict[int, bytes], dict[int, str]]:
-        self.polls.append(self.now)
+    def begin_backward(self, rank: int, group: str = "0") -> None:
+        """Let a rank enter a DDP backward pass, of which the log has one entry."""
+        self.writers[rank].replace(Phase.forward_backward)
+        self.writers[rank].collective_log.add(
+            group=group, sequence=self.sequences[rank, group] + 1, operation="backward", sizes="", dtypes="",
+            file="/home/user/train.py", line=70, function="main", step=8,
+        )  # fmt: skip
+
+    def _fetch(
+        self, sockets: dict[int, str], seconds: float, handler: str = flight_recorder.FLIGHT_RECORDER_HANDLER
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
         failures = {rank: self.silent[rank] for rank in sockets if rank in self.silent}
+        if handler == THREADS_HANDLER:
+            self.asked.append(set(sockets))
+            failures |= {rank: "no answer" for rank in sockets if rank in self.frozen}
+            return {rank: self._threads(rank) for rank in sockets if rank not in failures}, failures
+        self.polls.append(self.now)
         answers = {
             rank: json.dumps({"entries": self.entries[rank], "pg_config": self.groups}).encode()
             for rank in sockets
@@ -165,6 +184,23 @@ class World:
             own=usages,
             awaited={},
             waits_for=("another machine",) if self.connected else (),
+        )
+
+    def _threads(self, rank: int) -> bytes:
+        log = self.board.collective_log(rank)
+        waiting = {entry.thread for entry in log if entry.progress is CollectiveProgress.waiting}
+        slot = self.board.read(rank)
+        return (
+            ThreadReport(
+                waiting=dict.fromkeys(waiting, self.switches[rank]),
+                passive={},
+                active=tuple(self.active.get(rank, ())),
+                in_backward=7 if slot is not None and slot.phase is Phase.forward_backward else None,
+                issued={},
+                uses_futures=False,
+            )
+            .model_dump_json()
+            .encode()
         )
 
     def _main_thread(self, pid: int) -> MainThread | None:
@@ -267,6 +303,58 @@ def test_a_circular_wait_is_found(world: World) -> None:
     assert found is not None
     assert found.deadlock is not None
     assert found.deadlock.cause is Cause.collective_missing_rank
+
+
+def circle(world: World) -> None:
+    """Each rank waits in a group in which the other has not arrived."""
+    world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
+    world.issue(0, "all_reduce", group="1")
+    world.issue(1, "all_reduce", group="2")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_thread_that_may_act_prevents_the_proof_of_a_circle(world: World, rank: int) -> None:
+    """It may join the group that the other rank waits in. Once it has ended, the circle is proved."""
+    circle(world)
+    world.active[rank] = ["Thread-1 at serve.py:12 serve"]
+    assert world.advance(3.0) is None
+    assert world.asked
+    assert world.watch.suspicion is None
+    world.active.clear()
+    assert world.advance(10.0) is not None
+
+
+def test_threads_are_asked_for_only_if_the_records_prove_a_deadlock(world: World) -> None:
+    """A late rank is no reason to interrupt any interpreter."""
+    world.issue(0, "all_reduce")
+    world.writers[1].replace(Phase.reward)
+    assert world.advance(3.0) is None
+    assert world.polls
+    assert world.asked == []
+
+
+def test_a_thread_that_ran_between_two_polls_prevents_a_proof(world: World) -> None:
+    """It slept at both, and its context switches say that it has run."""
+    circle(world)
+
+    def run() -> None:
+        world.switches[1] += 1
+
+    assert world.advance(5.0, doing=run) is None
+    assert len(world.asked) > 1
+    assert world.advance(10.0) is not None
+
+
+def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_times(world: World) -> None:
+    """Each request occupies a thread of its worker server, which also serves the Flight Recorder."""
+    circle(world)
+    world.frozen = {1}
+    patient = DeadlineSettings()
+    world.watch = HangDetector(world.board, patient, clock=lambda: world.now)
+    world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
+    assert world.advance(30.0) is None
+    assert [asked for asked in world.asked if 1 in asked] == [{0, 1}] * MAX_UNANSWERED
+    assert len(world.asked) > MAX_UNANSWERED
 
 
 def test_a_rank_that_exited_is_named_as_the_missing_one(world: World) -> None:
@@ -412,7 +500,7 @@ def test_a_newly_blocked_rank_is_polled_at_once(make: Callable[..., World]) -> N
 def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
     """C++ issues them: no log entry says that the rank waits, only its phase says that it may."""
     for rank, operation in ((0, "all_reduce"), (1, "all_gather")):
-        world.writers[rank].replace(Phase.forward_backward)
+        world.begin_backward(rank)
         world.issue(rank, operation, noted=False)
     found = world.advance(1.0)
     assert found is not None
@@ -427,7 +515,7 @@ def test_a_runnable_thread_is_not_idle_in_its_backward(world: World, state: str)
     """
     world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
     for rank, group in ((0, "1"), (1, "2")):
-        world.writers[rank].replace(Phase.forward_backward)
+        world.begin_backward(rank, group)
         world.issue(rank, "all_reduce", progress=CollectiveProgress.enqueued, noted=False, group=group)
 
     def flicker() -> None:

@@ -144,13 +144,13 @@ def test_an_entry_is_waiting_while_a_thread_waits(
 
         def wait(self) -> bool:
             seen.append(entries(board)[-1].progress)
-            waiters.append(entries(board)[-1].waiter)
+            waiters.append(entries(board)[-1].thread)
             return True
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    number, on_host = recorder.log(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
-    recorder.track(work, number, on_host)
+    call = recorder.log(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
+    recorder.track(work, call.number, call.on_host)
     assert work.wait() is True
     assert seen == [CollectiveProgress.waiting]
     assert waiters == [str(threading.get_ident())]

@@ -12,11 +12,11 @@ from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
     CollectiveProgress,
-    can_meet,
     dtype_name,
     operation_name,
     share_group,
 )
+from grpo_run.watchdog.deadlocks.completion import can_meet
 from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.recording import parse_recording
 from grpo_run.watchdog.verdict import Location
@@ -271,7 +271,21 @@ def test_sends_and_collectives_of_one_number_are_not_joined() -> None:
         ({"operation": "backward"}, {"operation": "barrier"}, False),
         ({"operation": "coalesced", "sizes": ()}, {"operation": "all_gather"}, True),
         ({"operation": "reduce_scatter"}, {}, True),
-        ({"operation": "reduce_scatter"}, {"sizes": ((8,),)}, False),
+        ({"operation": "reduce_scatter"}, {"sizes": ((8,),)}, True),
+        ({"operation": "reduce_scatter"}, {"operation": "reduce_scatter", "sizes": ((8,),)}, False),
+        ({"dtypes": ("Int",)}, {}, True),
+        ({"dtypes": ("Odd",)}, {}, True),
+        ({"operation": "broadcast"}, {"operation": "broadcast", "sizes": ((8,),)}, True),
+        (
+            {"sizes": ((7,), (1,)), "dtypes": ("Float", "Half")},
+            {"sizes": ((15,),), "dtypes": ("Half",)},
+            True,
+        ),
+        (
+            {"sizes": ((7,), (1,)), "dtypes": ("Float", "Half")},
+            {"sizes": ((16,),), "dtypes": ("Half",)},
+            False,
+        ),
     ],
 )
 def test_which_operations_can_meet(one: dict[str, Any], other: dict[str, Any], meets: bool) -> None:
@@ -330,6 +344,8 @@ def test_log_entries_of_a_group_whose_numbers_decrease_are_excluded_from_proof()
 def test_the_waiter_is_taken_from_the_log() -> None:
     """The recorder knows the thread that issued the collective; another thread may wait."""
     record = collective(thread="1", timeout_seconds=5.0)
-    (joined,) = merge([record], [collective(progress=CollectiveProgress.waiting, waiter="2")])
-    assert (joined.thread, joined.waiter, joined.progress) == ("1", "2", CollectiveProgress.waiting)
+    (joined,) = merge([record], [collective(progress=CollectiveProgress.waiting, thread="2")])
+    assert (joined.thread, joined.progress) == ("2", CollectiveProgress.waiting)
     assert joined.timeout_seconds == 5.0
+    (joined,) = merge([record], [collective(thread="2", timeout_seconds=0.0)])
+    assert (joined.thread, joined.timeout_seconds) == ("1", 0.0)

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress, can_meet
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.completion import can_meet
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.history import merge
-from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.deadlocks.recording import parse_recording
 from grpo_run.watchdog.verdict import Location
@@ -59,9 +60,11 @@ def ran(
 def judge(
     *records: tuple[Collective, ...] | Position | None, world_size: int | None = None
 ) -> Deadlock | None:
-    """The proof for these ranks, in order."""
+    """The proof for these ranks, in order. All threads of a rank that is given by its records wait."""
     positions = {
-        rank: replace(given, rank=rank) if isinstance(given, Position) else Position(rank=rank, records=given)
+        rank: replace(given, rank=rank)
+        if isinstance(given, Position)
+        else without_other_threads(Position(rank=rank, records=given))
         for rank, given in enumerate(records)
     }
     return prove(positions, world_size=world_size or len(positions))
@@ -104,7 +107,7 @@ def test_a_mismatch_with_an_exited_rank_is_decided_by_the_records() -> None:
 
 def test_a_mismatch_with_one_rank_that_outside_training_is_an_early_exit() -> None:
     """It is outside `train()`, and its next collective coincides with the gather of the other ranks."""
-    away = Position(rank=0, records=ran([*PAST, LATER]), outside_training=True)
+    away = without_other_threads(Position(rank=0, records=ran([*PAST, LATER]), outside_training=True))
     stays = ran([*PAST, GATHER])
     found = judge(stays, away)
     assert found is not None
@@ -197,14 +200,47 @@ def test_a_collective_with_a_short_timeout_is_no_circular_wait() -> None:
     assert judge(after_exit(PAST), ran([*PAST, GATHER], timeout_seconds=60.0)) is not None
 
 
-def test_the_blocked_thread_is_the_one_that_waits() -> None:
-    """If one thread issued a collective and another waits for it, the other's group membership decides."""
-    for waiter, proved in (("2", True), ("1", False)):
-        # rank 1 waits for its vote in thread `waiter`; its collectives of group 0 all came from thread 2
-        votes = [replace(record, thread="2") for record in ran([*PAST, GATHER, VOTE])]
-        votes[-1] = replace(votes[-1], thread="1", waiter=waiter)
-        found = judge(ran([*PAST, GATHER, REDUCE], thread="9", waiter=""), tuple(votes))
+def test_a_rank_with_a_thread_that_may_act_is_not_stuck() -> None:
+    """The thread may serve the group that the other rank waits in, whether or not it has ever used it."""
+    waits, votes = ran([*PAST, GATHER, REDUCE], thread="9"), ran([*PAST, GATHER, VOTE], thread="1")
+    for threads, proved in (
+        (frozenset({"1"}), True),
+        (None, False),
+        (frozenset(), False),
+        (frozenset({"1", "2"}), False),
+    ):
+        found = judge(waits, Position(rank=1, records=votes, waiting_threads=threads))
         assert (found is not None) is proved
+
+
+def test_a_thread_that_waits_where_nothing_is_known_keeps_its_rank_alive() -> None:
+    """Its collective may complete: the group is excluded, or the collective has a time limit."""
+    odd: Call = ("odd", "all_reduce", 40, 1)
+    for change in ({"point_to_point": True}, {"timeout_seconds": 0.0}):
+        calls = ran([*PAST, odd, GATHER, VOTE], thread="1")
+        elsewhere = replace(calls[-3], progress=CollectiveProgress.waiting, thread="2", **change)
+        votes = (*calls[:-3], elsewhere, *calls[-2:])
+        known, unknown = (
+            judge(
+                ran([*PAST, GATHER, REDUCE], thread="9"),
+                Position(rank=1, records=votes, waiting_threads=threads),
+            )
+            for threads in (frozenset({"1"}), frozenset({"1", "2"}))
+        )
+        assert known is not None
+        assert unknown is None
+
+
+def test_a_rank_whose_other_thread_will_go_on_is_not_stuck() -> None:
+    """One thread waits for the other rank; the other waits in a collective that all have enqueued."""
+    served: Call = ("side", "all_reduce", 40, 1)
+    both = ran([*PAST, served, GATHER, VOTE], thread="1")
+    both = (*both[:-3], replace(both[-3], progress=CollectiveProgress.waiting, thread="2"), *both[-2:])
+    threads = frozenset({"1", "2"})
+    waits = ran([*PAST, served, GATHER, REDUCE], thread="9")
+    assert judge(waits, Position(rank=1, records=both, waiting_threads=threads)) is None
+    late = ran([*PAST, GATHER, REDUCE], thread="9")
+    assert judge(late, Position(rank=1, records=both, waiting_threads=threads)) is not None
 
 
 def test_a_skipped_collective_ends_as_a_mismatch() -> None:
@@ -263,7 +299,9 @@ def test_ranks_that_wait_for_a_stuck_rank_are_stuck_too() -> None:
 
 def test_a_rank_that_outside_training_and_waits_elsewhere_exited_early() -> None:
     """It waits in another group while the others continue training."""
-    away = Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), outside_training=True)
+    away = without_other_threads(
+        Position(rank=0, records=ran([*PAST, ("end", "barrier", 120, 0)]), outside_training=True)
+    )
     found = judge(ran([*PAST, GATHER]), away)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
@@ -282,7 +320,6 @@ def test_a_late_rank_is_no_proof() -> None:
     """Rank 1 computes; two ranks that wait for it, even in two groups, prove nothing."""
     late = ran(PAST, last=CollectiveProgress.completed)
     assert judge(ran([*PAST, GATHER]), late) is None
-    assert judge(ran([*PAST, GATHER]), replace(Position(rank=1, records=late), idle=True)) is None
 
 
 def test_an_unobserved_rank_is_no_proof() -> None:
@@ -299,16 +336,32 @@ def test_a_pending_collective_without_a_waiter_blocks_no_rank() -> None:
     assert judge(ran([*PAST, GATHER]), pending) is None
 
 
-def test_an_idle_backward_with_an_open_collective_is_blocked() -> None:
-    """C++ waits for gradients without a log entry; an idle main thread in a backward counts as waiting."""
-    reduce = ran([*PAST, GATHER, REDUCE], last=CollectiveProgress.enqueued)
-    stuck = Position(rank=0, records=reduce, idle=True, in_backward=True)
+def in_backward(calls: Sequence[Call], reduced: int = 1) -> Position:
+    """A rank whose main thread sleeps in a backward pass, with its last collectives issued by C++."""
+    records = ran(calls, last=CollectiveProgress.enqueued)
+    native = tuple(
+        replace(record, progress=CollectiveProgress.enqueued, in_backward=True)
+        for record in records[-reduced:]
+    )
+    return without_other_threads(Position(rank=0, records=(*records[:-reduced], *native), in_backward=True))
+
+
+def test_a_main_thread_that_sleeps_in_a_backward_is_blocked() -> None:
+    """C++ waits for gradients without a log entry."""
+    stuck = in_backward([*PAST, GATHER, REDUCE])
     votes = ran([*PAST, GATHER, VOTE])
     found = judge(stuck, votes)
     assert found is not None
     assert (found.cause, found.culprits) == (Cause.collective_missing_rank, (1,))
-    assert judge(replace(stuck, idle=False), votes) is None
     assert judge(replace(stuck, in_backward=False), votes) is None
+    assert judge(replace(stuck, waiting_threads=None), votes) is None
+
+
+def test_a_pending_vote_does_not_block_a_backward() -> None:
+    """It was started before the backward pass and is collected later; only what C++ issued counts."""
+    records = ran([*PAST, VOTE], last=CollectiveProgress.enqueued)
+    busy = without_other_threads(Position(rank=0, records=records, in_backward=True))
+    assert judge(busy, ran([*PAST, GATHER])) is None
 
 
 def test_a_slow_background_thread_is_no_proof() -> None:
@@ -319,11 +372,12 @@ def test_a_slow_background_thread_is_no_proof() -> None:
         records = ran([*calls, last])
         return tuple(replace(r, thread="1" if r.group == "0" else "2") for r in records)
 
-    here = threaded(("0", "all_reduce", 10, 1), main=2, second=1)
-    there = threaded(("side", "all_reduce", 20, 1), main=2, second=1)
-    assert judge(here, there) is None
-    one_thread = [tuple(replace(r, thread="1") for r in records) for records in (here, there)]
-    assert judge(*one_thread) is not None
+    records = [
+        threaded(("0", "all_reduce", 10, 1), main=2, second=1),
+        threaded(("side", "all_reduce", 20, 1), main=2, second=1),
+    ]
+    assert judge(*[Position(rank=0, records=known) for known in records]) is None
+    assert judge(*records) is not None
 
 
 def test_dropped_records_are_no_proof() -> None:
@@ -495,9 +549,10 @@ def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
             records=None if draw(st.integers(0, 9)) == 0 else kept,
             exited=ended and draw(st.booleans()),
             outside_training=ended and draw(st.booleans()),
-            idle=draw(st.booleans()),
             in_backward=draw(st.booleans()),
         )
+        if draw(st.booleans()):
+            positions[rank] = without_other_threads(positions[rank])
     return positions, world
 
 
@@ -540,7 +595,7 @@ def stopped(programs: Sequence[Sequence[Call]]) -> dict[int, Position]:
             for r in records[rank][done[rank] : done[rank] + 1]
         ]
         filled = tuple(replace(r, members=members_of(r.group, world)) for r in (*past, *here))
-        positions[rank] = Position(rank=rank, records=filled, exited=not here)
+        positions[rank] = without_other_threads(Position(rank=rank, records=filled, exited=not here))
     return positions
 
 
@@ -698,12 +753,11 @@ def test_an_early_exit_is_one_by_some_ranks_and_not_by_all() -> None:
     assert all_left.cause is Cause.collective_mismatch
 
 
-def test_an_idle_backward_blocks_in_its_oldest_open_collective_only() -> None:
-    """What was enqueued behind it has not begun."""
-    records = ran([*PAST, GATHER, REDUCE], last=CollectiveProgress.enqueued)
-    two_open = (*records[:-2], replace(records[-2], progress=CollectiveProgress.enqueued), records[-1])
-    stuck = Position(rank=0, records=two_open, idle=True, in_backward=True)
-    assert judge(stuck, ran([*PAST, GATHER, VOTE])) is None
+def test_a_backward_waits_for_all_that_it_has_issued() -> None:
+    """The first bucket is reduced by all ranks, the second one is missing."""
+    stuck = in_backward([*PAST, GATHER, REDUCE, REDUCE], reduced=2)
+    assert judge(stuck, ran([*PAST, GATHER, REDUCE, VOTE])) is not None
+    assert judge(stuck, ran([*PAST, GATHER, REDUCE, REDUCE])) is None
 
 
 def test_where_a_thread_is_unknown_only_the_oldest_wait_counts() -> None:
@@ -734,14 +788,3 @@ def test_sends_do_not_make_a_group_ambiguous() -> None:
     found = judge((*send, *ran([*PAST, GATHER])), (*send, *ran([*PAST, LATER])))
     assert found is not None
     assert found.cause is Cause.collective_mismatch
-
-
-@pytest.mark.parametrize("side", ["side", "!side"])
-def test_threads_are_told_apart_by_equal_group_names(side: str) -> None:
-    """Two threads on each rank wait for the other rank's busy thread; the order of group names means nothing."""
-
-    def threaded(last: Call) -> tuple[Collective, ...]:
-        calls = [("0", "all_reduce", 10, 1)] * 2 + [(side, "all_reduce", 20, 1), last]
-        return tuple(replace(record, thread=record.group) for record in ran(calls))
-
-    assert judge(threaded(("0", "all_reduce", 10, 1)), threaded((side, "all_reduce", 20, 1))) is None
