@@ -16,12 +16,13 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, E
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
 from grpo_run.runtime.supervision.reporter import Reporter
-from grpo_run.watchdog.diagnosis.exits import is_victim
+from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
 
@@ -158,7 +159,7 @@ class FaultHandler:
             cause=str(verdict.cause),
             culprit=verdict.culprit,
             phase=verdict.phase,
-            **_other_failures(context.attempt.exits, verdict),
+            **_other_failures(context.attempt, verdict),
             sentence=verdict.sentence,
             signature=verdict.signature,
             incident=str(outcome.folder),
@@ -172,15 +173,20 @@ def _usage_error(exits: Exits) -> RankError | None:
     return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
 
 
-def _other_failures(exits: Exits, verdict: Verdict) -> dict[str, list[int]]:
-    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves."""
-    others = sorted(
-        (exit for exit in exits.failed if exit.rank != verdict.culprit), key=lambda exit: exit.rank
-    )
-    return {
-        "lost_connection": [exit.rank for exit in others if is_victim(exit)],
-        "also_failed": [exit.rank for exit in others if not is_victim(exit)],
-    }
+def _other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
+    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves.
+
+    A rank that has written its error is listed although its process may not have exited yet.
+    """
+    failed = {exit.rank: exit.error for exit in attempt.exits.failed}
+    for rank in attempt.place_of_rank.keys() - {exit.rank for exit in attempt.exits.seen}:
+        error = attempt.files.read_error(rank)
+        if error is not None:
+            failed[rank] = error
+    if verdict.culprit is not None:
+        failed.pop(verdict.culprit, None)
+    lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))
+    return {"lost_connection": lost, "also_failed": sorted(failed.keys() - set(lost))}
 
 
 def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:

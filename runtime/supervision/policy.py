@@ -68,7 +68,7 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
     if failures > budget.failures_without_progress:
         return Decision(
             action=Action.stop,
-            reason=f"{failures} failures in a row without a newer checkpoint (budget {budget.failures_without_progress})",
+            reason=f"{failures} failure{'' if failures == 1 else 's'} in a row without a newer checkpoint (budget {budget.failures_without_progress})",
         )
     return Decision(action=Action.restart, reason="from the newest complete checkpoint")
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, Slot
+from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
@@ -35,7 +35,12 @@ script."""
 
 def is_victim(exit: Exit) -> bool:
     """Whether the rank's error only reports that a peer exited."""
-    return exit.error is not None and _is_lost_peer(exit.error.type, exit.error.message)
+    return exit.error is not None and is_lost_peer(exit.error)
+
+
+def is_lost_peer(error: RankError) -> bool:
+    """Whether the error only reports that a peer exited."""
+    return _reports_lost_peer(error.type, error.message)
 
 
 def reports_lost_peer(traceback: Sequence[str]) -> bool:
@@ -45,11 +50,11 @@ def reports_lost_peer(traceback: Sequence[str]) -> bool:
         found = _ERROR_LINE.match(traceback[number])
         if found is not None:
             message = "\n".join([found[2] or "", *traceback[number + 1 :]])
-            return _is_lost_peer(found[1].rpartition(".")[2], message)
+            return _reports_lost_peer(found[1].rpartition(".")[2], message)
     return False
 
 
-def _is_lost_peer(error_type: str, message: str) -> bool:
+def _reports_lost_peer(error_type: str, message: str) -> bool:
     return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
 
 

@@ -644,6 +644,18 @@ def test_the_traceback_of_a_recovered_exception_is_the_culprits(
     assert run.supervisor.history.recoveries[0].lost_connection == (0,)
 
 
+def test_a_rank_that_has_not_exited_yet_is_named_with_its_error(start: Callable[..., SupervisedRun]) -> None:
+    """Exit handlers take a while, but its error file says that it lost its connection."""
+    run = start()
+    run.vote(7)
+    run.poll()
+    run.raised(0, type="RuntimeError", message="Connection closed by peer")
+    run.raised(1)
+    run.poll(run.ranks.exit(1, code=1))
+    (recovery,) = run.supervisor.history.recoveries
+    assert (recovery.rank, recovery.lost_connection, recovery.also_failed) == (1, (0,), ())
+
+
 def test_no_traceback_is_shown_if_every_rank_is_a_victim(start: Callable[..., SupervisedRun]) -> None:
     """A connection error is not the cause; that is on another node."""
     run = start(budget=Budget(failures_without_progress=0))
