@@ -26,6 +26,8 @@ _PEER_ERROR = re.compile(
 
 _ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
 """The line of a traceback that names the exception: it is not indented."""
+_STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
+"""Phases that only the computation of a step has. A callback at the end of the step runs inside them."""
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
@@ -90,7 +92,7 @@ def diagnose_exits(
         step=step,
         phase=phase,
         confidence="unknown" if all_victims else "proved",
-        sentence=_sentence(culprit, step, phase, all_victims),
+        sentence=_sentence(culprit, _position_of(slot, step), all_victims),
         signature=_signature(culprit, step),
         deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
@@ -151,21 +153,37 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     return Cause.exception
 
 
-def position(step: int, phase: str | None) -> str:
+def _position_of(slot: Slot | None, step: int) -> str:
+    """Where the culprit was: by its own slot, because the other ranks may be a step ahead of it.
+
+    Args:
+        slot: of the culprit; None if it could not be read.
+        step: the last optimizer step that any rank completed.
+    """
+    if slot is None:
+        return position(step, None)
+    phases = [one.phase for one in slot.phases]
+    return position(
+        slot.step, phases[-1].name if phases else None, inside_step=_STEP_ITSELF & {*phases[:-1]} != set()
+    )
+
+
+def position(step: int, phase: str | None, *, inside_step: bool = False) -> str:
     """Return where training was, as users and `--inject` count steps: step 7 lasts until it is completed.
 
     Args:
-        step: the last completed optimizer step.
+        step: the last optimizer step that the rank completed.
         phase: what the rank was doing; None if it is not known.
+        inside_step: the phase is part of the computation of the next step, whatever phase it is.
     """
     if phase is None or phase == Phase.startup.name:
         return f"after step {step}" if step else "before the first step"
-    where = f"after step {step}" if Phase[phase] in PHASES_AFTER_STEP else f"in step {step + 1}"
+    after = Phase[phase] in PHASES_AFTER_STEP and not inside_step
+    where = f"after step {step}" if after else f"in step {step + 1}"
     return f"{where} (phase {phase})"
 
 
-def _sentence(culprit: Exit, step: int, phase: str | None, all_victims: bool) -> str:
-    place = position(step, phase)
+def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
     if all_victims:
         return (
             f"Every local rank lost its connection to a peer {place}; the first failure is not on this node."

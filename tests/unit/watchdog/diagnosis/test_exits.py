@@ -18,7 +18,7 @@ from grpo_run.watchdog.diagnosis.exits import (
     reports_lost_peer,
     signal_name,
 )
-from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot, all_done
+from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, RankState, Slot, all_done
 
 MakeExit = Callable[..., Exit]
 MakeError = Callable[..., RankError]
@@ -399,6 +399,29 @@ def test_a_fault_is_placed_in_the_step_that_an_injection_names(
 ) -> None:
     """`--inject kill@rank1:step15` is reported in step 15, although 14 steps are completed."""
     assert position(step, phase) == text
+
+
+@pytest.mark.parametrize(
+    ("phases", "place"),
+    [
+        ((Phase.optimizer,), "in step 8 (phase optimizer)"),
+        ((Phase.optimizer, Phase.idle), "in step 8 (phase idle)"),
+        ((Phase.forward_backward, Phase.idle), "in step 8 (phase idle)"),
+        ((Phase.optimizer, Phase.idle, Phase.checkpoint), "in step 8 (phase checkpoint)"),
+        ((Phase.data, Phase.idle), "after step 7 (phase idle)"),
+        ((Phase.data, Phase.checkpoint), "after step 7 (phase checkpoint)"),
+    ],
+)
+def test_a_callback_at_the_end_of_a_step_belongs_to_the_step(
+    make_exit: MakeExit, make_slot: MakeSlot, phases: tuple[Phase, ...], place: str
+) -> None:
+    """Whether it was killed or raised; the step is the culprit's, although its peers have finished step 8."""
+    slots = {
+        0: make_slot(0, step=8),
+        1: make_slot(1, step=7, phases=tuple(OpenPhase(phase=phase, since_seconds=9.0) for phase in phases)),
+    }
+    verdict = diagnose_exits([make_exit(1, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    assert verdict.sentence == f"Rank 1 was killed by SIGKILL {place}."
 
 
 def test_an_exception_is_blamed_before_an_exit_without_one(
