@@ -1,0 +1,56 @@
+"""What the user sees while a hang is under way, and first after a fault."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from faults import fault
+from support.runs import BIN, SCRIPTS, Run
+
+GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "--save-steps", "8")
+
+
+def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Callable[..., Run]) -> None:
+    """The line and the status name the rank, the phase and the deadline; nothing is left of it at the end."""
+    run = runs(
+        *fault("hang", rank=1, step=12, seconds=120.0), "--deadline-floor", "600", "--nproc-per-node", "2", *GRPO,
+        "--step-seconds", "0.05",
+    ).start()  # fmt: skip
+    deadline = time.monotonic() + 60.0
+    while "waiting for rank 1: reward, " not in run.tail():
+        assert time.monotonic() < deadline, run.tail()
+        time.sleep(0.1)
+    status = run.status()
+    assert (status["waiting"]["rank"], status["waiting"]["phase"]) == (1, "reward")
+    assert status["waiting"]["waiters"] == [0]
+    assert status["waiting"]["seconds"] < status["waiting"]["deadline_seconds"]
+    assert status["sentence"].startswith("Waiting for rank 1: reward, ")
+    assert [rank["phase"] for rank in status["ranks"]] == ["reward", "reward"]
+    assert status["step_seconds"] > 0
+    assert status["remaining_seconds"] is None
+    # a stop cannot be agreed on; the second request ends the ranks
+    for _ in range(2):
+        subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, capture_output=True)
+        time.sleep(1.0)
+    assert run.wait() == 75
+    status = run.status()
+    assert (status["state"], status["waiting"], status["ranks"]) == ("stopped", None, [])
+    assert status["snapshot_step"] is None
+
+
+def test_the_culprits_traceback_is_shown_first_and_once(runs: Callable[..., Run]) -> None:
+    """The other ranks' connection errors are one line of the fault, also if their output is shown."""
+    run = runs(
+        "--show-ranks", "all", "--max-restarts", "0", *fault("exception", rank=1, step=6, phase="reward"),
+        "--nproc-per-node", "3", *GRPO,
+    ).start()  # fmt: skip
+    assert run.wait() == 93
+    shown = run.tail()
+    assert shown.count("Traceback (most recent call last):") == 1
+    assert shown.count("InjectedFault: injected into rank 1") == 1
+    assert "Connection closed by peer" not in shown
+    assert shown.index("Traceback") < shown.index("FAULT Rank 1 raised InjectedFault in step 6 ")
+    logs = [(run.directory / f"attempts/000/rank{rank}.log").read_text() for rank in range(3)]
+    assert all(log.count("Traceback (most recent call last):") == 1 for log in logs)
