@@ -26,9 +26,13 @@ class Phase(IntEnum):
     eval = 10
     hygiene = 11
     idle = 12
+    callback = 13
 
 
-PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle})
+PhaseKey = Phase | str
+"""What durations are learned by: a phase, or the name of one of the user's callbacks."""
+
+PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback})
 """Phases that follow a completed step and belong to it, as `checkpoint-7` belongs to step 7."""
 
 
@@ -45,10 +49,20 @@ class RankState(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPhase:
-    """A phase that has begun and not ended; `since_seconds` is on the monotonic clock."""
+    """A phase that has begun and not ended; `since_seconds` is on the monotonic clock.
+
+    `callback` names the user's callback and its event (`MyCallback.on_step_end`) in a `callback` phase, and is ""
+    in any other.
+    """
 
     phase: Phase
     since_seconds: float
+    callback: str = ""
+
+    @property
+    def key(self) -> PhaseKey:
+        """What the durations of this phase are learned by."""
+        return self.callback if self.phase is Phase.callback else self.phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +118,11 @@ class Slot:
     def phase(self) -> Phase | None:
         """The innermost open phase, or None before the first."""
         return self.phases[-1].phase if self.phases else None
+
+    @property
+    def callback(self) -> str:
+        """The user's callback that is running (`MyCallback.on_step_end`), or "" outside callbacks."""
+        return next((one.callback for one in reversed(self.phases) if one.phase is Phase.callback), "")
 
 
 def all_done(slots: Sequence[Slot | None]) -> bool:

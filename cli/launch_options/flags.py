@@ -116,7 +116,8 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     bounds = DeadlineSettings()
     meanings = {
-        "floor": f"shortest time without progress that counts as a hang (default: {bounds.floor_seconds:g})",
+        "floor": "shortest time without progress that counts as a hang; a third of it for a stopped or stuck interpreter"
+        f" (default: {bounds.floor_seconds:g})",
         "ceiling": "longest time without progress allowed beyond observed durations; must be above --vote-timeout"
         f" (default: {bounds.ceiling_seconds:g})",
         "first": f"time without progress allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",

@@ -26,6 +26,7 @@ PHASE_COLORS = {
     "eval": "#4db3b0",
     "hygiene": "#a3adb8",
     "idle": "#c3ccd4",
+    "callback": "#7a6f9b",
 }
 OTHER_COLOR = "#97a1ab"
 BAR_PIXELS, FRAME_PIXELS = 34, 96

@@ -45,6 +45,7 @@ PHASE_COLORS = {
     "eval": "light-green",
     "hygiene": "light-orange",
     "idle": "text",
+    "callback": "dark-purple",
 }
 
 

@@ -35,7 +35,7 @@ from grpo_run.runtime.board.slot_layout import (
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import Collective
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import PhaseKey, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -196,7 +196,7 @@ class Board:
         """
         return may_be_in_collective(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT, number)
 
-    def phase_histograms(self, index: int) -> dict[Phase, Durations]:
+    def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
         """Return the durations of the phases that local rank `index` has finished in this attempt."""
         return read_phase_histograms(self._memory, _slot_offset(index) + HISTOGRAMS_AT)
 

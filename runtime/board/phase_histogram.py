@@ -10,10 +10,12 @@ from __future__ import annotations
 import mmap
 import struct
 
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
 
-_PHASES = len(Phase)
+PHASES = tuple(phase for phase in Phase if phase is not Phase.callback)
+"""Phases with a histogram here. Callbacks are measured by name (`callback_table.py`)."""
+_PHASES = len(PHASES)
 _COUNTS_BYTES = _PHASES * BUCKETS * 4
 _DOUBLE = struct.Struct("<d")
 _COUNT = struct.Struct("<I")
@@ -59,11 +61,11 @@ class PhaseHistogramWriter:
         self._memory = private
 
 
-def read_phase_histograms(memory: mmap.mmap, offset: int) -> dict[Phase, Durations]:
+def read_phase_histograms(memory: mmap.mmap, offset: int) -> dict[PhaseKey, Durations]:
     """Return the durations of every phase that has ended at least once in this attempt."""
     raw = memory[offset : offset + HISTOGRAMS_BYTES]
-    histograms = {}
-    for index, phase in enumerate(Phase):
+    histograms: dict[PhaseKey, Durations] = {}
+    for index, phase in enumerate(PHASES):
         (first,) = _DOUBLE.unpack_from(raw, _COUNTS_BYTES + index * 8)
         if not first:
             continue

@@ -1,43 +1,93 @@
-"""Activity of ranks inside long phases: collectives that they issue, and CPU time and I/O of their sessions.
+"""Activity of ranks: collectives that they issue, and CPU time, I/O and connections of their families.
 
-A slow rank is not a hung one. A rank that issues collectives is active in any phase. During data loading,
-saving, evaluation and the user's own code, a rank is also active while its session computes, reads or writes.
-This does not hold for generation, rewards and steps: an endless regular expression computes as well. Called
-by `stall_detector.py`. Reads /proc; does not judge.
+A slow rank is not a hung one. A rank that issues collectives is active in any phase. During data loading, saving,
+evaluation, callbacks and the user's own code, a rank is also active while its family transfers data, and for a
+limited time while it only computes. This does not hold for generation, rewards and steps: an endless regular
+expression computes as well. In every phase, a rank whose family does nothing at all is quiet, and one whose
+interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import replace
 
+from grpo_run.runtime.detection.families import connections
+from grpo_run.runtime.detection.families import usage as families
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls.stall import ProcessFacts
+from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
+from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, ProcessFacts
 
-SESSION_PHASES = frozenset({Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle})
-"""Phases in which CPU time and I/O of the session count as activity: other code or other processes do the
-work."""
+SESSION_PHASES = frozenset(
+    {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
+)
+"""Phases in which CPU time and I/O of the family count as activity: other code or other processes do the work."""
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
 BUSY_SECONDS = 0.03
 """Three ticks of the kernel's clock, so that its resolution does not count as activity."""
 MOVED_BYTES = 64 * 1024
-"""Bytes between two checks; a logger writes less, a shard or a checkpoint more."""
+"""Bytes between two readings; a logger writes less, a shard or a checkpoint more."""
+STILL_SECONDS = 4.0
+"""The family of a rank is read once its slot has not changed for this long."""
+READ_SECONDS = 2.0
+"""Interval between two readings of families, which cost a scan of /proc."""
+RECENT_SECONDS = 5.0
+"""A rank was active recently within this time."""
+WAITING_THREADS = frozenset({"gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_workerserver"})
+"""Threads of torch that wake up without working for the rank."""
 
 
 class RankActivity:
-    """Last activity of each rank in one attempt."""
+    """Last activity of each rank in one attempt.
 
-    def __init__(self) -> None:
+    Args:
+        floor_seconds: shortest time after which a quiet rank may be hung; with a low one, families are read more
+            often.
+        now: monotonic seconds; the time before it was not observed and counts for nothing.
+    """
+
+    def __init__(self, floor_seconds: float, now: float) -> None:
+        self._observed_since = now
+        self._still_seconds = min(STILL_SECONDS, floor_seconds / 4)
+        self._read_seconds = min(READ_SECONDS, floor_seconds / 8)
+        self._look_closer_seconds = floor_seconds / 4
+        self._long_seconds = floor_seconds / 2
+        self._next_reading_at = 0.0
         self._collectives_issued: dict[int, int] = {}
-        self._usage: dict[int, tuple[float, float, int]] = {}
+        self._usage: dict[int, tuple[float, families.FamilyUsage]] = {}
         self._active_at: dict[int, float] = {}
+        self._computing_at: dict[int, float] = {}
+        self._seen_at: dict[int, float] = {}
+        self._quiet: dict[int, QuietClock] = {}
+        self._frozen: dict[int, FrozenClock] = {}
 
     def active_at(self, rank: int) -> float:
-        """When the rank was last seen active, in monotonic seconds; 0 for never."""
+        """When the rank last issued a collective, or transferred data in a phase in which that counts.
+
+        Monotonic seconds; 0 for never.
+        """
         return self._active_at.get(rank, 0.0)
+
+    def computing_at(self, rank: int) -> float:
+        """When the rank was last seen using the CPU in a phase in which that counts; 0 for never."""
+        return self._computing_at.get(rank, 0.0)
+
+    def is_busy(self, rank: int, now: float) -> bool | None:
+        """Whether the rank's family has worked during the last seconds, in any phase; None if unknown."""
+        if now - self._seen_at.get(rank, -math.inf) < RECENT_SECONDS:
+            return True
+        since = self._quiet.get(rank, QuietClock()).since_seconds
+        return None if since is None or now - since < 2 * self._read_seconds else False
+
+    def restart(self, now: float) -> None:
+        """Forget what was seen of processes before `now`, after a pause."""
+        self._observed_since = now
+        self._usage.clear()
+        self._quiet.clear()
+        self._frozen.clear()
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Record the collectives issued since the last call. Cheap; called at every scan."""
@@ -47,41 +97,166 @@ class RankActivity:
                 self._active_at[rank] = now
 
     def scan(
-        self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float
+        self,
+        slots: Mapping[int, Slot | None],
+        pids: Mapping[int, int],
+        still: Mapping[int, float],
+        now: float,
     ) -> dict[int, ProcessFacts | None]:
         """Read the ranks' processes; None for a rank that cannot be read.
 
-        Sessions are read only for ranks in `SESSION_PHASES`, all of them with one scan of /proc.
+        Families are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
+        and not at every call.
+
+        Args:
+            still: for how many seconds each rank's slot has not changed.
         """
-        leaders = {pids[rank] for rank, slot in slots.items() if rank in pids and _session_counts(slot)}
-        members = processes.members_by_session(leaders) if leaders else {}
+        if now >= self._next_reading_at:
+            self._next_reading_at = now + self._read_seconds
+            self._read_families(slots, pids, still, now)
         return {
-            rank: self._scan_rank(rank, slot, pids.get(rank), members.get(pids.get(rank, -1)), now)
-            for rank, slot in slots.items()
+            rank: self._facts(slot, pids.get(rank), still.get(rank, 0.0), now) for rank, slot in slots.items()
         }
 
-    def _scan_rank(
-        self, rank: int, slot: Slot | None, pid: int | None, members: list[int] | None, now: float
-    ) -> ProcessFacts | None:
+    def late_heartbeats(self, slots: Mapping[int, Slot | None], now: float) -> bool:
+        """Whether the interpreter of any rank has not run for some seconds."""
+        return any(_heartbeat_age(slot, now) > HEARTBEAT_LATE_SECONDS for slot in slots.values())
+
+    def _facts(self, slot: Slot | None, pid: int | None, still: float, now: float) -> ProcessFacts | None:
         thread = processes.read_main_thread(pid) if pid is not None else None
         if thread is None or pid is None:
             return None
-        age = now - slot.heartbeat_seconds if slot is not None and slot.heartbeat_seconds else math.nan
-        facts = ProcessFacts(
-            state=thread.state, cpu_seconds=thread.cpu_seconds, io_bytes=0, heartbeat_age_seconds=age
+        age = _heartbeat_age(slot, now)
+        quiet_seconds, connected, usage, frozen = 0.0, None, None, False
+        if slot is not None:
+            rank = slot.rank
+            frozen = self._read_frozen(rank, pid, age, thread.state, now)
+            quiet = self._quiet.get(rank, QuietClock())
+            if quiet.since_seconds is not None:
+                quiet_seconds, connected = min(now - quiet.since_seconds, still), quiet.connected
+            usage = self._usage.get(rank)
+        return ProcessFacts(
+            state=thread.state,
+            cpu_seconds=usage[1].cpu_seconds if usage is not None else thread.cpu_seconds,
+            io_bytes=usage[1].io_bytes if usage is not None else 0,
+            heartbeat_age_seconds=age,
+            quiet_seconds=quiet_seconds,
+            connected=connected,
+            frozen_seconds=min(age, now - self._observed_since) if frozen else 0.0,
         )
-        usage = processes.read_session(pid, members) if members is not None else None
+
+    def _read_frozen(self, rank: int, pid: int, heartbeat_age: float, state: str, now: float) -> bool:
+        """Read the threads of a rank whose heartbeat is late, and return whether its interpreter is frozen."""
+        if not heartbeat_age > HEARTBEAT_LATE_SECONDS:
+            self._frozen.pop(rank, None)
+            return False
+        threads = families.read_threads([pid])
+        clock = self._frozen.get(rank, FrozenClock()).after(
+            {number: ThreadReading(one.state, one.cpu_seconds) for number, one in (threads or {}).items()},
+            now,
+        )
+        self._frozen[rank] = clock
+        return clock.frozen(stopped=state == "T")
+
+    def _read_families(
+        self,
+        slots: Mapping[int, Slot | None],
+        pids: Mapping[int, int],
+        still: Mapping[int, float],
+        now: float,
+    ) -> None:
+        leaders = {
+            pids[rank]: rank
+            for rank, slot in slots.items()
+            if rank in pids
+            and slot is not None
+            and (
+                still.get(rank, 0.0) >= self._still_seconds
+                or (_session_counts(slot) and now - _began(slot) >= self._long_seconds)
+            )
+        }
+        for known in (self._usage, self._quiet):
+            for rank in known.keys() - leaders.values():
+                del known[rank]
+        if not leaders:
+            return
+        # also of ranks that are at work: a connection to one of them is inside the job
+        found = families.find_families(pids.values())
+        usages = {rank: families.read_family(found[pid]) for pid, rank in leaders.items()}
+        closer = {
+            rank: found[pid]
+            for pid, rank in leaders.items()
+            if now - (self._quiet.get(rank, QuietClock()).since_seconds or now) >= self._look_closer_seconds
+        }
+        tables = _read_connections({rank: found[pid] for rank, pid in pids.items()}) if closer else {}
+        for rank, usage in usages.items():
+            slot = slots[rank]
+            assert slot is not None
+            self._compare(rank, slot, usage, now)
+            before = self._quiet.get(rank, QuietClock())
+            self._quiet[rank] = before.after(_reading(usage, closer.get(rank), tables.get(rank)), now)
+            if before.since_seconds is not None and self._quiet[rank].since_seconds == now:
+                self._seen_at[rank] = now
+
+    def _compare(self, rank: int, slot: Slot, usage: families.FamilyUsage | None, now: float) -> None:
+        """Compare with the last reading, and record what counts as activity in the rank's phase."""
+        before = self._usage.pop(rank, None)
         if usage is None:
-            return facts
-        io_bytes = usage.io_bytes or 0
-        before, self._usage[rank] = self._usage.get(rank), (now, usage.cpu_seconds, io_bytes)
-        if before is not None:
-            since, cpu_seconds_before, io_bytes_before = before
-            busy = usage.cpu_seconds - cpu_seconds_before > max(BUSY_SECONDS, BUSY_FRACTION * (now - since))
-            if busy or abs(io_bytes - io_bytes_before) >= MOVED_BYTES:
-                self._active_at[rank] = now
-        return replace(facts, cpu_seconds=usage.cpu_seconds, io_bytes=io_bytes)
+            return
+        self._usage[rank] = now, usage
+        if before is None or not _session_counts(slot):
+            return
+        since, earlier = before
+        if usage.cpu_seconds - earlier.cpu_seconds > max(BUSY_SECONDS, BUSY_FRACTION * (now - since)):
+            self._computing_at[rank] = now
+        if abs(usage.io_bytes - earlier.io_bytes) >= MOVED_BYTES:
+            self._active_at[rank] = now
 
 
-def _session_counts(slot: Slot | None) -> bool:
-    return slot is not None and (slot.phase is None or slot.phase in SESSION_PHASES)
+def _read_connections(
+    members: Mapping[int, list[int]],
+) -> dict[int, connections.Connections | None]:
+    """Connections by rank, from the members of all ranks' families."""
+    return connections.read_connections(members, supervisor=[os.getpid(), *_children(os.getpid())])
+
+
+def _children(pid: int) -> list[int]:
+    """Direct children of this process; empty where the kernel does not list them."""
+    content = processes.read_file(f"/proc/{pid}/task/{pid}/children")
+    return [int(number) for number in content.split()] if content is not None else []
+
+
+def _reading(
+    usage: families.FamilyUsage | None,
+    closer: list[int] | None,
+    connected: connections.Connections | None,
+) -> FamilyReading | None:
+    if usage is None:
+        return None
+    threads = families.read_threads(closer or ())
+    if threads is None or any(thread.state == "t" for thread in threads.values()):
+        return None  # a debugger holds a thread: whoever uses it decides
+    return FamilyReading(
+        members=usage.members,
+        cpu_seconds=usage.cpu_seconds,
+        io_bytes=usage.io_bytes,
+        runnable=frozenset(
+            number
+            for number, thread in threads.items()
+            if thread.state == "R" and thread.name not in WAITING_THREADS
+        ),
+        connected=connected.outside if connected is not None else None,
+        traffic_bytes=connected.traffic_bytes if connected is not None else None,
+    )
+
+
+def _session_counts(slot: Slot) -> bool:
+    return slot.phase is None or slot.phase in SESSION_PHASES
+
+
+def _began(slot: Slot) -> float:
+    return slot.phases[0].since_seconds if slot.phases else slot.last_progress_seconds
+
+
+def _heartbeat_age(slot: Slot | None, now: float) -> float:
+    return now - slot.heartbeat_seconds if slot is not None and slot.heartbeat_seconds else math.nan

@@ -49,7 +49,7 @@ class HangDetector:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self.phase_durations = PhaseDurations(settings)
+        self.phase_durations = PhaseDurations()
         self.begin_attempt(board, {}, {}, {}, 0)
 
     def begin_attempt(
@@ -109,7 +109,7 @@ class HangDetector:
         if stuck is not None:
             assert stuck.stall is not None
             if stuck.stall.deadline_seconds:  # the deadline is certain to pass; treat it as if it had
-                self.phase_durations.record_termination(stuck.stall.phase, stuck.stall.deadline_seconds)
+                self.phase_durations.record_end(stuck.stall.key, stuck.stall.deadline_seconds)
             return stuck
         return self._stalls.scan(slots, now, self._deadlocks.last_poll)
 

@@ -1,4 +1,4 @@
-"""Stall detection: compares open phases with their learned deadlines, twice per second.
+"""Stall detection: compares open phases with their deadlines, twice per second.
 
 The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is
 overdue under the assumption that no rank waits. A stall is reported after two checks in a row found one.
@@ -16,10 +16,10 @@ from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.detection.slot_movement import SlotMovement
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import find_stall
+from grpo_run.watchdog.stalls.detection import find_stall, nobody_works_seconds, quiet_clock
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 from grpo_run.watchdog.stalls.overdue import PhaseClock, phase_clocks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
@@ -27,12 +27,15 @@ from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 CHECK_SECONDS = 0.5
 RETRY_SECONDS = 5.0
 """Pause after the Flight Recorders have cleared an overdue phase."""
+SUSPENDED_AFTER_SECONDS = 1.0
+"""Ranks that are all stopped for longer than this are suspended: their clocks start again when they continue."""
 
 
 class StallDetector:
     """Stall detector of one attempt. `suspicion` describes a stall that one more check will confirm.
 
     `awaited` is the rank that the others have been waiting for since some seconds, as of the last check.
+    `suspended_since` is since when every rank of the node has been stopped by a signal, in monotonic seconds.
 
     Args:
         now: monotonic seconds; the time before it was not observed and counts for nothing.
@@ -54,15 +57,17 @@ class StallDetector:
         self._durations = durations
         self._observed_since = now
         self._next_check_at = 0.0
-        self._activity = RankActivity()
+        self._activity = RankActivity(settings.floor_seconds, now)
         self._nested = NestedPhaseTime()
         self.suspicion: str | None = None
         self.awaited: AwaitedRank | None = None
+        self.suspended_since: float | None = None
 
     def restart(self, now: float) -> None:
-        """Start all clocks at `now`, after a pause of the supervisor."""
+        """Start all clocks at `now`, after a pause of the supervisor or of all ranks."""
         self._observed_since = now
-        self.suspicion = None
+        self._activity.restart(now)
+        self.suspicion = self.suspended_since = None
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Record the slots of a scan. Cheap; called at every scan, also between two checks."""
@@ -80,13 +85,16 @@ class StallDetector:
         if now < self._next_check_at:
             return None
         self._next_check_at = now + CHECK_SECONDS
-        self.awaited = self._find_awaited(slots, now)
-        if now - max(_oldest_phase(slots, now), self._observed_since) < self._settings.floor_seconds / 2:
+        still = {rank: self._movement.still_seconds(rank, now) for rank in slots}
+        self.awaited = None
+        if not self._may_be_late(slots, still, now):
             self.suspicion = None
             return None
-        facts = self._activity.scan(slots, self._ranks.pids, now)
+        facts = self._activity.scan(slots, self._ranks.pids, still, now)
+        self._note_suspension(slots, facts, now)
+        self.awaited = self._find_awaited(slots, still, facts, now)
         # the first check assumes that a rank works unless it is known to wait; it fetches nothing
-        if self._find(slots, now, facts, None) is None:
+        if not self._may_be_overdue(slots, facts, now) or self._find(slots, now, facts, still, None) is None:
             self.suspicion = None
             return None
         # only the Flight Recorders know which ranks wait inside C++ or on a device
@@ -94,10 +102,10 @@ class StallDetector:
         fetched: Recorded | None = None
         if last_poll is None or last_poll.movement != self._movement.signatures(slots):
             fetched = self._records.fetch(sockets)
-        stall = self._find(slots, now, facts, fetched if fetched is not None else _recorded(last_poll))
+        stall = self._find(slots, now, facts, still, fetched if fetched is not None else _recorded(last_poll))
         if stall is not None and fetched is None:
             # the last poll may be outdated: work on a device continues without a change in the slot
-            stall = self._find(slots, now, facts, self._records.fetch(sockets))
+            stall = self._find(slots, now, facts, still, self._records.fetch(sockets))
         if stall is None:
             self.suspicion = None
             self._next_check_at = now + RETRY_SECONDS
@@ -106,7 +114,7 @@ class StallDetector:
         if not confirmed:
             self._next_check_at = now  # confirm at the next scan: one check may see a rank between two phases
             return None
-        self._durations.record_termination(stall.phase, stall.waited_seconds)
+        self._durations.record_end(stall.key, stall.waited_seconds)
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def overdue_at(self, slot: Slot, when: float) -> PhaseClock | None:
@@ -123,15 +131,46 @@ class StallDetector:
             completed=learned.completed.get(slot.rank, ()),
             settings=self._settings,
             progressed_at=self._progressed_at(slot.rank, slot),
+            computing_at=self._activity.computing_at(slot.rank),
             nested=self._nested,
         )
         return next((clock for clock in clocks if clock.overdue), None)
+
+    def _may_be_late(self, slots: Mapping[int, Slot | None], still: Mapping[int, float], now: float) -> bool:
+        """Whether anything is worth reading: a still rank, a long phase, or a late heartbeat."""
+        if max(still.values(), default=0.0) >= SHORTEST_WAIT_SECONDS:
+            return True
+        return self._activity.late_heartbeats(slots, now) or self._may_be_overdue(slots, {}, now)
+
+    def _may_be_overdue(
+        self, slots: Mapping[int, Slot | None], facts: Mapping[int, ProcessFacts | None], now: float
+    ) -> bool:
+        """Whether any clock can be near its deadline, which is never below half of the floor."""
+        half = self._settings.floor_seconds / 2
+        return now - max(_oldest_phase(slots, now), self._observed_since) >= half or any(
+            one is not None and (one.frozen_seconds > 0 or one.quiet_seconds >= half)
+            for one in facts.values()
+        )
+
+    def _note_suspension(
+        self, slots: Mapping[int, Slot | None], facts: Mapping[int, ProcessFacts | None], now: float
+    ) -> None:
+        """Start all clocks again when ranks continue that were all stopped at once, as after a preemption."""
+        running = [facts.get(rank) for rank in slots if rank in self._ranks.pids]
+        if running and all(one is not None and one.stopped for one in running):
+            if self.suspended_since is None:
+                self.suspended_since = now
+        elif self.suspended_since is not None:
+            if now - self.suspended_since >= SUSPENDED_AFTER_SECONDS:
+                self.restart(now)
+            self.suspended_since = None
 
     def _find(
         self,
         slots: Mapping[int, Slot | None],
         now: float,
         facts: Mapping[int, ProcessFacts | None],
+        still: Mapping[int, float],
         recorded: Recorded | None,
     ) -> Stall | None:
         """Apply `find_stall`.
@@ -151,36 +190,59 @@ class StallDetector:
             settings=self._settings,
             processes=facts,
             progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
+            computing={rank: self._activity.computing_at(rank) for rank in slots},
             waiting={rank: waits for rank, waits in blocked.items() if waits is not None},
+            still={rank: min(seconds, now - self._observed_since) for rank, seconds in still.items()},
             nested=self._nested,
-            whole_world=len(slots) == self._ranks.world_size,
+            exited=self._exited(slots),
+            whole_world=self._ranks.are_whole_world,
         )
 
-    def _find_awaited(self, slots: Mapping[int, Slot | None], now: float) -> AwaitedRank | None:
-        still = {rank: self._movement.still_seconds(rank, now) for rank in slots}
+    def _find_awaited(
+        self,
+        slots: Mapping[int, Slot | None],
+        still: Mapping[int, float],
+        facts: Mapping[int, ProcessFacts | None],
+        now: float,
+    ) -> AwaitedRank | None:
         if max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
             return None
-        learned = self._durations.current(now)
-        clocks = {
-            rank: phase_clocks(
-                slot,
-                now=now,
-                learned=learned.durations,
-                completed=learned.completed.get(rank, ()),
-                settings=self._settings,
-                progressed_at=self._progressed_at(rank, slot),
-                nested=self._nested,
-            )[0]
-            for rank, slot in slots.items()
-            if slot is not None
-        }
+        waiting = {rank: self._records.is_blocked(rank, slot, None) for rank, slot in slots.items()}
+        known = {rank: waits for rank, waits in waiting.items() if waits is not None}
+        nobody_works = nobody_works_seconds(slots, facts, known, still, self._exited(slots))
         return find_awaited_rank(
             slots,
-            waiting={rank: self._records.is_blocked(rank, slot, None) for rank, slot in slots.items()},
+            waiting=waiting,
             still=still,
-            clocks=clocks,
-            busy={},
+            clocks={
+                rank: self._clock(slot, facts.get(rank), nobody_works, now)
+                for rank, slot in slots.items()
+                if slot is not None and slot.state is not RankState.absent
+            },
+            busy={rank: self._activity.is_busy(rank, now) for rank in slots},
         )
+
+    def _clock(self, slot: Slot, facts: ProcessFacts | None, nobody_works: float, now: float) -> PhaseClock:
+        """The clock of a rank's innermost phase with the nearest deadline."""
+        learned = self._durations.current(now)
+        usual = phase_clocks(
+            slot,
+            now=now,
+            learned=learned.durations,
+            completed=learned.completed.get(slot.rank, ()),
+            settings=self._settings,
+            progressed_at=self._progressed_at(slot.rank, slot),
+            computing_at=self._activity.computing_at(slot.rank),
+            nested=self._nested,
+        )[0]
+        if not self._ranks.are_whole_world or facts is None or facts.connected is None:
+            return usual  # a rank of another node may be at work, and the connections are not known yet
+        durations = learned.durations.get(usual.key)
+        quiet = quiet_clock(usual, facts, durations, self._settings, nobody_works, now) or usual
+        return min(usual, quiet, key=lambda clock: clock.deadline_at_seconds)
+
+    def _exited(self, slots: Mapping[int, Slot | None]) -> set[int]:
+        return slots.keys() - self._ranks.pids.keys()
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:
         last_work = slot.last_work_seconds if slot is not None else 0.0

@@ -15,7 +15,7 @@ from typing import Any
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
 from grpo_run.runtime.record.step_times import StepTimes
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
 
@@ -258,17 +258,18 @@ class History:
         self.injections_fired.append(str(record.get("injection")))
 
     def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
-        self.phase_records[str(record.get("phase"))] = record.get("durations")
+        self.phase_records[str(record.get("callback") or record.get("phase"))] = record.get("durations")
 
-    def learned_durations(self) -> dict[Phase, Durations]:
-        """Return how long phases took so far.
+    def learned_durations(self) -> dict[PhaseKey, Durations]:
+        """Return how long phases and callbacks took so far.
 
         Invalid records are ignored; those phases are measured again.
         """
-        learned = {}
+        learned: dict[PhaseKey, Durations] = {}
         for name, value in self.phase_records.items():
             with contextlib.suppress(ValueError, KeyError):
-                learned[Phase[name]] = Durations.from_json(value)
+                # only the name of a callback has a dot: MyCallback.on_step_end
+                learned[name if "." in name else Phase[name]] = Durations.from_json(value)
         return learned
 
     def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import HangDetector
@@ -17,7 +18,7 @@ from grpo_run.runtime.supervision import notices
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.reporter import Reporter
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
@@ -74,8 +75,11 @@ class HangMonitor:
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""
         self._durations_written_at = time.monotonic()
-        for phase, durations in self.detector.phase_durations.merged().items():
-            self._reporter.write("phase_learned", phase=phase.name, durations=durations.as_json())
+        for key, durations in self.detector.phase_durations.merged().items():
+            named: dict[str, Any] = {"phase": key.name if isinstance(key, Phase) else Phase.callback.name}
+            if not isinstance(key, Phase):
+                named["callback"] = key
+            self._reporter.write("phase_learned", **named, durations=durations.as_json())
 
     def _report_suspicion(self, suspicion: str | None) -> None:
         if suspicion and suspicion != self._suspicion:

@@ -18,7 +18,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
         ("diagnosis", "remaining"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
-        ("causes", "cgroups", "observation", "peers", "process_tree", "processes", "rank_names", "verdict"),
+        (
+            "causes", "cgroups", "observation", "peers", "process_tree", "processes",
+            "rank_names", "verdict",
+        ),
     ),
     "runtime": (
         ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("checkpoints",),
@@ -54,6 +57,7 @@ PURE = (
     "watchdog.stalls.detection",
     "watchdog.stalls.exit_hangs",
     "watchdog.stalls.nested_phases",
+    "watchdog.stalls.process_clocks",
     "watchdog.stalls.awaited",
     "watchdog.stalls.overdue",
     "watchdog.stalls.sentences",

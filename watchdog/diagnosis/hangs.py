@@ -59,7 +59,11 @@ def diagnose_deadlock(
 def diagnose_stall(
     stall: Stall, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
-    """Return the verdict on a missed deadline, or on a rank that nothing can wake."""
+    """Return the verdict on a missed deadline, or on a rank that nothing can wake.
+
+    Neither is certain to repeat: the next attempt waits longer, and what a rank waits for depends on timing. The
+    restart budget ends a run that hangs again and again.
+    """
     locations = stack_locations(stacks)
     culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None

@@ -77,6 +77,7 @@ def find_awaited_rank(
     return AwaitedRank(
         rank=clock.rank,
         phase=clock.phase,
+        callback=clock.callback,
         since_seconds=clock.since_seconds,
         deadline_at_seconds=clock.deadline_at_seconds,
         busy=busy.get(clock.rank),

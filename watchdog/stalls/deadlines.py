@@ -37,20 +37,30 @@ class DeadlineSettings:
         ValueError: a value is not a finite positive number, or two values contradict each other.
     """
 
-    floor_seconds: float = 8.0
-    """Minimum for later occurrences, so that a short pause of the machine (swapping, a VM snapshot) is not a
-    hang."""
+    floor_seconds: float = 60.0
+    """Minimum for every deadline but that of a frozen interpreter. Also the deadline of a rank that does nothing
+    at all while all others wait for it. A phase may wait for a sandbox, a server or a disk for most of a minute.
+    """
+    connected_seconds: float = 300.0
+    """The deadline of a rank that does nothing, if it has a connection to a process outside the job, or a device
+    open: what the other side does cannot be seen."""
+    frozen_seconds: float = 20.0
+    """How long an interpreter may be stopped by a signal, or use the CPU without running any Python thread. A
+    third of the floor if that is longer, and the floor if that is shorter."""
+    suspended_seconds: float = 300.0
+    """The same while every rank of the node is stopped, as a scheduler does that preempts the job."""
     ceiling_seconds: float = 3600.0
     """Limit of the margin for outliers; a longer deadline requires durations that were observed
     (`factor_seen`)."""
     first_seconds: float = 1800.0
-    """For the first occurrence of a phase without any observation."""
+    """For the first occurrence of a phase without any observation. A rank whose processes use the CPU is given at
+    least this long in the phases in which CPU time counts as activity."""
     startup_seconds: float = 3600.0
     """The same for start-up, which may download a model."""
     evaluation_seconds: float = 3600.0
     """The same for an evaluation, which may process a whole data set."""
     first_floor_seconds: float = 60.0
-    """Minimum for first occurrences."""
+    """Minimum for first occurrences; the floor if that is longer."""
     exit_seconds: float = 60.0
     """After the script's last line: an inactive process is hung after this time."""
     exit_connected_seconds: float = 300.0
@@ -64,7 +74,10 @@ class DeadlineSettings:
     """Multiple of an earlier first occurrence, for another first occurrence."""
     factor_again: float = 1.5
     """Multiple of the first occurrence, for later ones: a recompilation or a reconnection takes as long
-    again."""
+    again. For a rank that does nothing, multiple of the longest occurrence too."""
+    factor_ended: float = 5.0
+    """Multiple of the time after which a deadline has ended the phase. A legitimate pause of up to five times the
+    floor therefore costs one recovery."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -93,6 +106,52 @@ class DeadlineSettings:
             seconds = self.first_seconds
         return min(seconds, self.ceiling_seconds)
 
+    @property
+    def frozen_limit_seconds(self) -> float:
+        """How long one interpreter may be frozen: `frozen_seconds`, adapted to the floor."""
+        return min(self.floor_seconds, max(self.frozen_seconds, self.floor_seconds / 3))
+
+
+def quiet_deadline_seconds(
+    durations: Durations | None, settings: DeadlineSettings, *, connected: bool
+) -> float:
+    """Return how long a rank may do nothing at all while all other ranks wait for it, in any phase.
+
+    Args:
+        durations: observations of the rank's innermost phase; None without any.
+        connected: the rank has a connection to a process outside the job, or a device open.
+    """
+    limit = max(settings.floor_seconds, settings.connected_seconds) if connected else settings.floor_seconds
+    if durations is None:
+        return limit
+    shown = settings.factor_again * max(durations.longest_seconds, durations.first_seconds)
+    return max(limit, shown, _after_an_end(durations, settings))
+
+
+def frozen_deadline_seconds(
+    durations: Durations | None, settings: DeadlineSettings, *, suspended: bool
+) -> float:
+    """Return how long an interpreter may be frozen, in any phase.
+
+    The durations that the phase has shown do not count: while it ran, the heartbeat did too.
+
+    Args:
+        durations: observations of the rank's innermost phase; None without any.
+        suspended: every rank of the node is stopped.
+    """
+    limit = settings.suspended_seconds if suspended else settings.frozen_limit_seconds
+    return max(limit, _after_an_end(durations, settings))
+
+
+def computing_deadline_seconds(
+    phase: Phase, durations: Durations | None, occurrence: Occurrence, settings: DeadlineSettings
+) -> float:
+    """Return how long a rank may use the CPU in `phase` without any other sign of progress.
+
+    Args: as for `deadline_seconds`.
+    """
+    return max(deadline_seconds(phase, durations, occurrence, settings), settings.unlearned_seconds(phase))
+
 
 def deadline_seconds(
     phase: Phase, durations: Durations | None, occurrence: Occurrence, settings: DeadlineSettings
@@ -104,16 +163,23 @@ def deadline_seconds(
     while the sample is small. As the run proceeds and outliers are observed, `seen` dominates. The ceiling
     limits only the margin for unseen outliers, so a duration that was observed is never a hang. `idle` is the
     script's own time between two `train()` calls, about which nothing can be learned: its deadline is the
-    ceiling.
+    ceiling. No deadline is below `factor_ended` times what one has ended before.
 
     Args:
         durations: observations of the phase over all ranks and attempts; None without any.
         occurrence: whether this rank has finished the phase before in this attempt.
     """
+    ended = _after_an_end(durations, settings)
     if phase is Phase.idle:
-        return settings.ceiling_seconds
-    if durations is None or not (durations.count or durations.first_seconds > 0):
-        return settings.unlearned_seconds(phase)
+        return max(settings.ceiling_seconds, ended)
+    if durations is None or not durations.observed:
+        return max(settings.unlearned_seconds(phase), ended)
+    return max(_learned_seconds(phase, durations, occurrence, settings), ended)
+
+
+def _learned_seconds(
+    phase: Phase, durations: Durations, occurrence: Occurrence, settings: DeadlineSettings
+) -> float:
     later = _later_seconds(durations, settings)
     if occurrence is Occurrence.later:
         return later
@@ -121,7 +187,8 @@ def deadline_seconds(
     if first <= 0:  # there are counts, but the first occurrence of every attempt was lost
         first = settings.unlearned_seconds(phase)
     seen = settings.factor_again * durations.first_seconds
-    bound = max(settings.first_floor_seconds, seen, min(first, settings.ceiling_seconds))
+    floor = max(settings.first_floor_seconds, settings.floor_seconds)
+    bound = max(floor, seen, min(first, settings.ceiling_seconds))
     # without later occurrences, a first one is compared with first ones only
     return max(bound, later) if durations.count else bound
 
@@ -134,6 +201,11 @@ def _later_seconds(durations: Durations, settings: DeadlineSettings) -> float:
     floor = settings.floor_seconds
     if not number:  # only first occurrences were observed: treat the longest of them as one later occurrence
         number, usual = 1, durations.first_seconds
-        floor = settings.first_floor_seconds
+        floor = max(settings.first_floor_seconds, settings.floor_seconds)
     unseen = settings.factor_unseen * usual * math.sqrt(max(1.0, SMALL_SAMPLE / number))
     return max(floor, seen, min(unseen, settings.ceiling_seconds))
+
+
+def _after_an_end(durations: Durations | None, settings: DeadlineSettings) -> float:
+    """The least deadline of a phase that a deadline has ended before; 0 if none has."""
+    return settings.factor_ended * durations.ended_seconds if durations is not None else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -49,11 +49,14 @@ class Durations:
         counts: occurrences by bucket, without the first of each attempt.
         first_seconds: duration of the first occurrence of an attempt; 0 if there was none.
         max_seconds: exact longest duration, without first occurrences; 0 if there was none.
+        ended_seconds: longest time without progress after which a deadline ended the phase; 0 for never. The
+            phase would have lasted longer.
     """
 
     counts: tuple[int, ...] = (0,) * BUCKETS
     first_seconds: float = 0.0
     max_seconds: float = 0.0
+    ended_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         assert len(self.counts) == BUCKETS, len(self.counts)
@@ -74,6 +77,11 @@ class Durations:
     def count(self) -> int:
         """Number of occurrences, without the first of each attempt."""
         return sum(self.counts)
+
+    @property
+    def observed(self) -> bool:
+        """Whether the phase has been completed at least once."""
+        return self.count > 0 or self.first_seconds > 0
 
     @property
     def longest_seconds(self) -> float:
@@ -120,20 +128,23 @@ class Durations:
             tuple(ours + theirs for ours, theirs in zip(self.counts, later.counts, strict=True)),
             max(self.first_seconds, later.first_seconds),
             max(self.max_seconds, later.max_seconds),
+            max(self.ended_seconds, later.ended_seconds),
         )
 
-    def lasting(self, seconds: float) -> Durations:
-        """Return a copy whose longest duration is at least `seconds`; unchanged if there is no occurrence."""
-        longest = max(self.max_seconds, seconds) if self.count else self.max_seconds
-        return Durations(self.counts, self.first_seconds, longest)
+    def ended_after(self, seconds: float) -> Durations:
+        """Return a copy that a deadline has ended after `seconds` at least once."""
+        return replace(self, ended_seconds=max(self.ended_seconds, seconds))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values for the journal; only buckets that are not empty, by number."""
-        return {
+        value: dict[str, Any] = {
             "counts": {str(bucket): count for bucket, count in enumerate(self.counts) if count},
             "first_seconds": round(self.first_seconds, 6),
             "max_seconds": round(self.max_seconds, 6),
         }
+        if self.ended_seconds:
+            value["ended_seconds"] = round(self.ended_seconds, 6)
+        return value
 
     @classmethod
     def from_json(cls, value: object) -> Durations:
@@ -144,9 +155,7 @@ class Durations:
         """
         if not isinstance(value, Mapping):
             _refuse(f"must be an object, not {type(value).__name__}")
-        unknown = sorted(
-            str(name) for name in value if name not in ("counts", "first_seconds", "max_seconds")
-        )
+        unknown = sorted(str(name) for name in value if name not in _FIELDS)
         if unknown:
             _refuse(f"unknown field {unknown[0]!r}")
         counts = [0] * BUCKETS
@@ -162,9 +171,11 @@ class Durations:
         first, longest = (_seconds(value, name) for name in ("first_seconds", "max_seconds"))
         if longest > 0 and not any(counts):
             _refuse("max_seconds without an occurrence")
-        return cls(tuple(counts), first, longest)
+        ended = _seconds(value, "ended_seconds") if "ended_seconds" in value else 0.0
+        return cls(tuple(counts), first, longest, ended)
 
 
+_FIELDS = ("counts", "first_seconds", "max_seconds", "ended_seconds")
 _BUCKET_NAMES = frozenset(str(bucket) for bucket in range(BUCKETS))
 
 
@@ -188,14 +199,15 @@ def merge_ranks(many: Iterable[Durations]) -> Durations:
     therefore that of the rank with the most occurrences (eight ranks in step have not run eight times as many
     steps), and no quantile is below that rank's own.
     """
-    first = longest = 0.0
+    first = longest = ended = 0.0
     at_or_above = [0] * (BUCKETS + 1)
     for durations in many:
         first = max(first, durations.first_seconds)
         longest = max(longest, durations.max_seconds)
+        ended = max(ended, durations.ended_seconds)
         total = 0
         for bucket in range(BUCKETS - 1, -1, -1):
             total += durations.counts[bucket]
             at_or_above[bucket] = max(at_or_above[bucket], total)
     counts = tuple(at_or_above[bucket] - at_or_above[bucket + 1] for bucket in range(BUCKETS))
-    return Durations(counts, first, longest)
+    return Durations(counts, first, longest, ended)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
+from grpo_run.watchdog.observation import OpenPhase, PhaseKey, Slot
 
 Key = tuple[int, int, OpenPhase]
 """Rank, nesting depth and the phase that is open there."""
@@ -19,12 +19,12 @@ Key = tuple[int, int, OpenPhase]
 class NestedPhaseTime:
     """Time of finished inner phases. `after` returns the state after one more scan.
 
-    `spent` holds seconds by phase of the inner phase, so that a caller can limit each to its own deadline: an
+    `spent` holds seconds by key of the inner phase, so that a caller can limit each to its own deadline: an
     endless succession of inner phases must not hide a stall. `ended_at` is when the last inner phase ended.
     `open_phases` are each rank's phases at the last scan.
     """
 
-    spent: Mapping[Key, Mapping[Phase, float]] = field(default_factory=dict)
+    spent: Mapping[Key, Mapping[PhaseKey, float]] = field(default_factory=dict)
     ended_at: Mapping[Key, float] = field(default_factory=dict)
     open_phases: Mapping[int, tuple[OpenPhase, ...]] = field(default_factory=dict)
 
@@ -33,7 +33,7 @@ class NestedPhaseTime:
 
         A slot that could not be read counts as unchanged.
         """
-        spent: dict[Key, Mapping[Phase, float]] = {}
+        spent: dict[Key, Mapping[PhaseKey, float]] = {}
         ended_at: dict[Key, float] = {}
         open_phases = dict(self.open_phases)
         for rank, slot in slots.items():
@@ -52,6 +52,6 @@ class NestedPhaseTime:
                 ended = phases[unchanged].since_seconds if unchanged < len(phases) else now
                 key = (rank, unchanged - 1, phases[unchanged - 1])
                 by_phase = dict(spent.get(key, {}))
-                by_phase[inner.phase] = by_phase.get(inner.phase, 0.0) + max(0.0, ended - inner.since_seconds)
+                by_phase[inner.key] = by_phase.get(inner.key, 0.0) + max(0.0, ended - inner.since_seconds)
                 spent[key], ended_at[key] = by_phase, ended
         return NestedPhaseTime(spent, ended_at, open_phases)

@@ -8,39 +8,72 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
-from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
+from grpo_run.watchdog.observation import OpenPhase, Phase, PhaseKey, RankState, Slot
+from grpo_run.watchdog.stalls.deadlines import (
+    DeadlineSettings,
+    Occurrence,
+    computing_deadline_seconds,
+    deadline_seconds,
+)
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
+
+RECENT_SECONDS = 5.0
+"""A rank that has computed within this time is expected to continue."""
+
+
+class Rule(str, Enum):
+    """Which rule sets a deadline."""
+
+    learned = "learned"
+    """No progress for longer than the durations of the phase allow."""
+    computing = "computing"
+    """Nothing but CPU time for too long, in a phase in which CPU time is activity."""
+    quiet = "quiet"
+    """Neither CPU time nor I/O nor traffic, while all other ranks wait."""
+    frozen = "frozen"
+    """The interpreter is stopped, or one of its threads keeps it from running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseClock:
-    """How long a rank has been in an open phase without progress, and how long it may be."""
+    """How long a rank has been in an open phase without progress, and how long it may be.
+
+    `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic seconds.
+    """
 
     rank: int
     phase: Phase
+    callback: str = ""
     since_seconds: float
     silent_seconds: float
     deadline_seconds: float
     occurrence: Occurrence
     deadline_at_seconds: float
+    rule: Rule = Rule.learned
 
     @property
     def overdue(self) -> bool:
         """Whether the phase is past its deadline."""
         return self.silent_seconds > self.deadline_seconds
 
+    @property
+    def key(self) -> PhaseKey:
+        """What the durations of this phase are learned by."""
+        return self.callback if self.phase is Phase.callback else self.phase
+
 
 def phase_clocks(
     slot: Slot,
     *,
     now: float,
-    learned: Mapping[Phase, Durations],
-    completed: Collection[Phase],
+    learned: Mapping[PhaseKey, Durations],
+    completed: Collection[PhaseKey],
     settings: DeadlineSettings,
     progressed_at: float,
+    computing_at: float = 0.0,
     nested: NestedPhaseTime,
 ) -> list[PhaseClock]:
     """Return the clocks of a rank's open phases, the innermost first. Arguments as for `find_stall`."""
@@ -50,29 +83,61 @@ def phase_clocks(
         here = phases[depth]
         until = now if depth == len(phases) - 1 else phases[depth + 1].since_seconds
         since = max(here.since_seconds, progressed_at)
-        silent = until - since
         key = (slot.rank, depth, here)
-        if since < nested.ended_at.get(
-            key, -1.0
-        ):  # later progress restarts the clock, so nothing is subtracted
-            silent -= sum(
-                min(seconds, deadline_seconds(phase, learned.get(phase), Occurrence.first, settings))
-                for phase, seconds in nested.spent[key].items()
-            )
-        occurrence = Occurrence.later if here.phase in completed else Occurrence.first
-        limit = deadline_seconds(here.phase, learned.get(here.phase), occurrence, settings)
+        occurrence = Occurrence.later if here.key in completed else Occurrence.first
+        durations = learned.get(here.key)
+        limit = deadline_seconds(here.phase, durations, occurrence, settings)
+        silent = until - since - _inner_seconds(key, since, nested, learned, settings)
+        deadline_at = until + limit - silent
+        rule = Rule.learned
+        if computing_at > since:
+            # CPU time restarts the clock of the usual deadline, but not that of a longer one
+            longer = computing_deadline_seconds(here.phase, durations, occurrence, settings)
+            inner = _inner_seconds(key, computing_at, nested, learned, settings)
+            idle = max(0.0, until - computing_at - inner)
+            ends_at = until + longer - silent
+            if silent > longer or idle < RECENT_SECONDS:
+                rule, limit, deadline_at = Rule.computing, longer, ends_at
+            else:
+                silent, deadline_at = idle, min(ends_at, until + limit - idle)
+                since = computing_at
         clocks.append(
             PhaseClock(
                 rank=slot.rank,
                 phase=here.phase,
+                callback=here.callback,
                 since_seconds=since,
                 silent_seconds=silent,
                 deadline_seconds=limit,
                 occurrence=occurrence,
-                deadline_at_seconds=until + limit - silent,
+                deadline_at_seconds=deadline_at,
+                rule=rule,
             )
         )
     return clocks
+
+
+def _inner_seconds(
+    key: tuple[int, int, OpenPhase],
+    since: float,
+    nested: NestedPhaseTime,
+    learned: Mapping[PhaseKey, Durations],
+    settings: DeadlineSettings,
+) -> float:
+    """How much of the time since `since` belongs to finished inner phases.
+
+    Of each kind of phase, at most its own deadline; nothing if the clock has restarted after the last one.
+    """
+    if since >= nested.ended_at.get(key, -1.0):
+        return 0.0
+    return sum(
+        min(seconds, deadline_seconds(_phase_of(inner), learned.get(inner), Occurrence.first, settings))
+        for inner, seconds in nested.spent[key].items()
+    )
+
+
+def _phase_of(key: PhaseKey) -> Phase:
+    return key if isinstance(key, Phase) else Phase.callback
 
 
 def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:

@@ -12,7 +12,7 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.deadlines import Occurrence
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.overdue import PhaseClock
+from grpo_run.watchdog.stalls.overdue import PhaseClock, Rule
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
 _CAUSES = {
@@ -42,13 +42,14 @@ def describe_culprits(
     first = culprits[0]
     facts = processes.get(first.rank)
     cause = cause_of(first.phase)
-    silence = f"in {first.phase.name} for {_seconds(first.silent_seconds)} without progress"
+    place = f"callback {first.callback}" if first.callback else first.phase.name
+    silence = f"in {place} for {_seconds(first.silent_seconds)} without progress"
     if facts is not None and facts.stopped:
         cause = Cause.interpreter_stuck
         subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
     elif facts is not None and facts.heartbeat_late:
         cause = Cause.interpreter_stuck
-        age = _seconds(facts.heartbeat_age_seconds)
+        age = _seconds(max(facts.heartbeat_age_seconds, facts.frozen_seconds))
         subject = f"Rank {first.rank}'s interpreter has not run for {age}, {silence}"
     else:
         subject = f"Rank {first.rank} has been {silence}"
@@ -62,12 +63,13 @@ def describe_culprits(
     if sleeping:
         verb = "is" if len(sleeping) == 1 else "are"
         kernel = f"; {rank_names(sleeping)} {verb} in uninterruptible sleep"
-    basis = _basis(durations, first.occurrence)
+    basis = _basis(first, durations)
     return Stall(
         cause=cause,
         culprits=tuple(blamed),
         waiters=waiters,
         phase=first.phase,
+        callback=first.callback,
         deadline_seconds=first.deadline_seconds,
         waited_seconds=first.silent_seconds,
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
@@ -91,12 +93,23 @@ def describe_waiting_ranks(overdue: Mapping[int, PhaseClock]) -> Stall:
     )
 
 
-def _basis(durations: Durations | None, occurrence: Occurrence) -> str:
-    if durations is None or not (durations.count or durations.first_seconds > 0):
-        return "nothing learned yet"
-    if occurrence is Occurrence.first or not durations.count:
-        return f"learned from a first occurrence of {_seconds(durations.first_seconds)}"
-    return f"learned from {durations.count} occurrence{'s' if durations.count > 1 else ''}"
+def _basis(clock: PhaseClock, durations: Durations | None) -> str:
+    """What the deadline follows from."""
+    if clock.rule is Rule.quiet:
+        basis = "without CPU time, I/O or traffic while no other rank works"
+    elif clock.rule is Rule.frozen:
+        basis = "for an interpreter that does not run"
+    elif clock.rule is Rule.computing:
+        basis = "with CPU time as the only activity"
+    elif durations is None or not durations.observed:
+        basis = "nothing learned yet"
+    elif clock.occurrence is Occurrence.first or not durations.count:
+        basis = f"learned from a first occurrence of {_seconds(durations.first_seconds)}"
+    else:
+        basis = f"learned from {durations.count} occurrence{'s' if durations.count > 1 else ''}"
+    if durations is not None and durations.ended_seconds:
+        basis += f"; ended after {_seconds(durations.ended_seconds)} before"
+    return basis
 
 
 def _seconds(seconds: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
 MIN_RATIO = 1.5
@@ -34,7 +34,7 @@ class Straggler:
         return self.median_seconds / self.others_seconds
 
 
-def find_stragglers(durations_by_rank: Mapping[int, Mapping[Phase, Durations]]) -> list[Straggler]:
+def find_stragglers(durations_by_rank: Mapping[int, Mapping[PhaseKey, Durations]]) -> list[Straggler]:
     """Return ranks whose median is at least 1.5 times the median of the others; the largest difference first.
 
     Medians are interpolated in half-octave buckets, so a ratio near the threshold may fall on either side.

@@ -178,6 +178,7 @@ class WaitDetector:
                 culprits=(first, *(rank for rank in sorted(stuck) if rank != first)),
                 waiters=tuple(rank for rank in sorted(slots) if rank not in stuck),
                 phase=phase,
+                callback=missed.callback if missed is not None else _callback(slot),
                 deadline_seconds=missed.deadline_seconds if missed is not None else 0.0,
                 waited_seconds=now - began[first],
                 sentence=describe_stuck(stuck, now=now, exiting=all(_is_done(slots[rank]) for rank in stuck)),
@@ -189,6 +190,10 @@ class WaitDetector:
 
 def _is_done(slot: Slot | None) -> bool:
     return slot is not None and slot.state is RankState.done
+
+
+def _callback(slot: Slot) -> str:
+    return slot.callback if slot.phase is Phase.callback else ""
 
 
 def _phase(slot: Slot) -> Phase:

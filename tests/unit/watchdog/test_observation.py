@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 
 
 def test_the_phase_is_the_innermost_open_one(make_slot: Callable[..., Slot]) -> None:
@@ -22,8 +22,20 @@ def test_before_the_first_phase_there_is_none(make_slot: Callable[..., Slot]) ->
 
 def test_the_names_of_phases_are_fixed() -> None:
     """They are metric labels."""
-    names = "startup data generate reward score forward_backward optimizer vote checkpoint eval hygiene idle"
+    names = """startup data generate reward score forward_backward optimizer vote checkpoint eval hygiene idle
+    callback"""
     assert [phase.name for phase in Phase] == names.split()
+
+
+def test_the_innermost_open_callback_is_named(make_slot: Callable[..., Slot]) -> None:
+    """Also while another phase runs inside it; outside callbacks there is no name."""
+    outer = OpenPhase(phase=Phase.callback, since_seconds=1.0, callback="Judge.on_step_end")
+    inner = OpenPhase(phase=Phase.eval, since_seconds=2.0)
+    slot = make_slot(0, phases=(outer, inner))
+    assert (slot.callback, slot.phase, outer.key, inner.key) == (
+        "Judge.on_step_end", Phase.eval, "Judge.on_step_end", Phase.eval,
+    )  # fmt: skip
+    assert make_slot(0).callback == ""
 
 
 def test_no_phase_is_zero() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.board.phase_histogram import (
     HISTOGRAMS_BYTES,
+    PHASES,
     PhaseHistogramWriter,
     read_phase_histograms,
 )
@@ -25,7 +26,7 @@ def memory() -> mmap.mmap:
     return mmap.mmap(-1, OFFSET + HISTOGRAMS_BYTES + OFFSET)
 
 
-@given(seconds=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=30), phase=st.sampled_from(Phase))
+@given(seconds=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=30), phase=st.sampled_from(PHASES))
 def test_a_histogram_equals_the_durations_of_its_phases(seconds: list[float], phase: Phase) -> None:
     """The same first and longest duration and the same counts; other phases are absent."""
     memory = mmap.mmap(-1, OFFSET + HISTOGRAMS_BYTES)
@@ -51,11 +52,11 @@ def test_phases_have_separate_counters(memory: mmap.mmap) -> None:
     """Nothing outside the histograms is written."""
     memory[:] = b"\xff" * OFFSET + bytes(HISTOGRAMS_BYTES) + b"\xff" * OFFSET
     writer = PhaseHistogramWriter(memory, OFFSET)
-    for number, phase in enumerate(Phase, 1):
+    for number, phase in enumerate(PHASES, 1):
         for _ in range(number + 1):
             writer.add(phase, 1e6)
     histograms = read_phase_histograms(memory, OFFSET)
-    assert [histograms[phase].count for phase in Phase] == list(range(1, len(Phase) + 1))
+    assert [histograms[phase].count for phase in PHASES] == list(range(1, len(PHASES) + 1))
     assert all(durations.max_seconds == 1e6 for durations in histograms.values())
     assert memory[:OFFSET] == memory[OFFSET + HISTOGRAMS_BYTES :] == b"\xff" * OFFSET
 

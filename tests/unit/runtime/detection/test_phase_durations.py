@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.phase_durations import PATIENCE_GROWTH, REFRESH_SECONDS, PhaseDurations
+from grpo_run.runtime.detection.phase_durations import REFRESH_SECONDS, PhaseDurations
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations
 
 SETTINGS = DeadlineSettings()
@@ -38,7 +38,7 @@ def board() -> FakeBoard:
 @pytest.fixture
 def learned(board: FakeBoard) -> PhaseDurations:
     """Durations of two ranks that use each other's slot index."""
-    made = PhaseDurations(SETTINGS)
+    made = PhaseDurations()
     made.begin_attempt(cast(Board, board), {0: 1, 1: 0})
     return made
 
@@ -73,18 +73,27 @@ def test_earlier_attempts_count(learned: PhaseDurations, board: FakeBoard) -> No
     assert learned.earlier_attempts[Phase.reward] == durations(2.0, 1.0, 4.0), "not added twice"
 
 
-def test_a_phase_that_missed_its_deadline_may_take_longer_in_the_next_attempt(
-    learned: PhaseDurations, board: FakeBoard
+@pytest.mark.parametrize("known", [True, False])
+def test_a_phase_that_a_deadline_ended_may_take_five_times_as_long_in_the_next_attempt(
+    learned: PhaseDurations, board: FakeBoard, known: bool
 ) -> None:
-    """The extension lasts for one attempt; the phase may only have been slow."""
-    board.histograms = {0: {Phase.reward: durations(2.0, 1.0)}}
-    before = learned.merged()[Phase.reward].max_seconds
-    learned.record_termination(Phase.reward, 30.0)
-    longest = PATIENCE_GROWTH * 30.0 / SETTINGS.factor_seen
-    assert learned.merged()[Phase.reward].max_seconds == pytest.approx(longest)
-    assert longest > before
+    """Also if it has never been completed; it may only have been slow."""
+    board.histograms = {0: {Phase.reward: durations(2.0, 1.0)}} if known else {}
+    learned.record_end(Phase.reward, 2000.0)
+    merged = learned.merged()
+    assert merged[Phase.reward].ended_seconds == 2000.0
+    for occurrence in Occurrence:
+        assert deadline_seconds(Phase.reward, merged[Phase.reward], occurrence, SETTINGS) == 10_000.0
+    # the supervisor passes it on through the journal
     learned.begin_attempt(cast(Board, board), {0: 0})
-    assert learned.merged()[Phase.reward].max_seconds == before
+    learned.earlier_attempts = merged
+    assert learned.merged()[Phase.reward].ended_seconds == 2000.0
+
+
+def test_a_callback_is_learned_by_its_name(learned: PhaseDurations) -> None:
+    """An end in one callback says nothing about another."""
+    learned.record_end("Upload.on_save", 60.0)
+    assert learned.merged() == {"Upload.on_save": Durations(ended_seconds=60.0)}
 
 
 def test_current_durations_are_cached_for_a_while(learned: PhaseDurations, board: FakeBoard) -> None:

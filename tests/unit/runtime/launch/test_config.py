@@ -70,5 +70,5 @@ def test_a_ceiling_that_acts_before_the_vote_timeout_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--deadline-ceiling 20: must be above --vote-timeout \(20 s\)"):
         make_config(
             timeouts=Timeouts(vote_seconds=20.0),
-            deadlines=DeadlineSettings(ceiling_seconds=20.0, first_floor_seconds=5),
+            deadlines=DeadlineSettings(floor_seconds=5, ceiling_seconds=20.0, first_floor_seconds=5),
         )

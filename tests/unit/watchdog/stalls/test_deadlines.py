@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
+from grpo_run.watchdog.stalls.deadlines import (
+    DeadlineSettings,
+    Occurrence,
+    computing_deadline_seconds,
+    deadline_seconds,
+    frozen_deadline_seconds,
+    quiet_deadline_seconds,
+)
 from grpo_run.watchdog.stalls.durations import Durations
 
 SETTINGS = DeadlineSettings()
@@ -23,9 +30,9 @@ def later(values: list[float], settings: DeadlineSettings = SETTINGS) -> float:
     return deadline_seconds(Phase.reward, Durations.of(values), LATER, settings)
 
 
-def test_after_twenty_short_steps_a_hang_is_found_within_ten_seconds() -> None:
-    """The promise of docs/watchdog.md, after a much longer first step."""
-    assert later([2.0] + [0.03, 0.05, 0.08, 0.05] * 5) <= 10.0
+def test_a_pause_of_most_of_a_minute_is_no_hang_in_short_phases() -> None:
+    """A sandbox, a shard or a disk may take that long once; more is a hang."""
+    assert later([2.0] + [0.03, 0.05, 0.08, 0.05] * 5) == 60.0
 
 
 @given(histories)
@@ -72,7 +79,7 @@ def test_a_first_outlier_of_twenty_medians_is_no_hang() -> None:
 def test_observed_outliers_do_not_multiply_the_margin() -> None:
     """Thirty times an outlier of twenty medians would be 600 medians."""
     usual = [0.5] * 2_000
-    assert later([*usual, 10.0]) == pytest.approx(50.0)
+    assert later([*usual, 20.0]) == pytest.approx(100.0)
 
 
 def test_a_small_sample_has_a_larger_margin() -> None:
@@ -88,7 +95,7 @@ def test_after_only_a_first_occurrence_the_second_gets_more_than_the_floor() -> 
 
 def test_a_slow_first_occurrence_may_repeat() -> None:
     """A recompilation between steps of 50 ms takes as long as the first compilation."""
-    assert later([40.0] + [0.05] * 1000) == 60.0
+    assert later([80.0] + [0.05] * 1000) == 120.0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +147,10 @@ def test_the_defaults_are_the_documented_ones() -> None:
     """docs/watchdog.md states them, and `launch --help` those that have a flag."""
     assert (
         DeadlineSettings(
-            floor_seconds=8.0,
+            floor_seconds=60.0,
+            connected_seconds=300.0,
+            frozen_seconds=20.0,
+            suspended_seconds=300.0,
             ceiling_seconds=3600.0,
             first_seconds=1800.0,
             startup_seconds=3600.0,
@@ -152,6 +162,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
             factor_unseen=30.0,
             factor_first=10.0,
             factor_again=1.5,
+            factor_ended=5.0,
         )
         == SETTINGS
     )
@@ -193,3 +204,56 @@ def test_a_first_occurrence_without_a_known_first_gets_the_unlearned_deadline(
 def test_a_factor_of_one_is_accepted() -> None:
     """It means: no longer than what was seen."""
     assert DeadlineSettings(factor_seen=1.0, factor_again=1.0).factor_seen == 1.0
+
+
+@given(
+    histories,
+    st.sampled_from(list(Phase)),
+    st.sampled_from(list(Occurrence)),
+    st.floats(min_value=1.0, max_value=1e5),
+)
+def test_what_a_deadline_ended_is_never_ended_before_four_times_as_long_again(
+    values: list[float], phase: Phase, occurrence: Occurrence, ended: float
+) -> None:
+    """By any rule, with and without other observations: a legitimate pause costs one recovery."""
+    for known in (Durations.of(values), Durations()):
+        durations = known.ended_after(ended)
+        limits = [
+            deadline_seconds(phase, durations, occurrence, SETTINGS),
+            computing_deadline_seconds(phase, durations, occurrence, SETTINGS),
+            *(quiet_deadline_seconds(durations, SETTINGS, connected=here) for here in (True, False)),
+            *(frozen_deadline_seconds(durations, SETTINGS, suspended=here) for here in (True, False)),
+        ]
+        assert min(limits) >= 4.0 * ended
+
+
+@given(histories)
+def test_a_quiet_rank_is_given_what_its_phase_has_shown(values: list[float]) -> None:
+    """One and a half times the longest occurrence, the first one included; the floor at least."""
+    limit = quiet_deadline_seconds(Durations.of(values), SETTINGS, connected=False)
+    assert limit == pytest.approx(max(60.0, 1.5 * max(values)))
+    assert quiet_deadline_seconds(Durations.of(values), SETTINGS, connected=True) == max(limit, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("floor", "expected"), [(60.0, 20.0), (4.0, 4.0), (20.0, 20.0), (30.0, 20.0), (300.0, 100.0)]
+)
+def test_a_frozen_interpreter_is_ended_after_a_third_of_the_floor(floor: float, expected: float) -> None:
+    """Twenty seconds by default: what the phase has shown does not count, as its heartbeat went on."""
+    settings = DeadlineSettings(floor_seconds=floor)
+    known = Durations.of([500.0, 500.0])
+    assert frozen_deadline_seconds(known, settings, suspended=False) == expected
+    assert frozen_deadline_seconds(None, settings, suspended=True) == 300.0
+
+
+def test_a_low_floor_lowers_the_quiet_deadline_in_every_phase() -> None:
+    """Unless the process is connected to outside."""
+    settings = DeadlineSettings(floor_seconds=4.0)
+    assert quiet_deadline_seconds(None, settings, connected=False) == 4.0
+    assert quiet_deadline_seconds(None, settings, connected=True) == 300.0
+
+
+def test_a_callback_has_the_deadline_of_other_first_occurrences() -> None:
+    """It is learned like any phase; without observations it is given half an hour."""
+    assert deadline_seconds(Phase.callback, None, FIRST, SETTINGS) == 1800.0
+    assert deadline_seconds(Phase.callback, Durations.of([0.1] * 22), LATER, SETTINGS) == 60.0

@@ -33,7 +33,7 @@ def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
     """Detect at NOW. 20 short occurrences of every phase give deadlines of 8 s; no rank waits."""
     given: dict[str, Any] = {
         "now": NOW, "learned": dict.fromkeys(Phase, SHORT), "completed": dict.fromkeys(slots, EVERY_PHASE),
-        "settings": DeadlineSettings(), "processes": dict.fromkeys(slots, facts()), "progress": {},
+        "settings": DeadlineSettings(floor_seconds=8.0), "processes": dict.fromkeys(slots, facts()), "progress": {},
         "waiting": dict.fromkeys(slots, False),
     }  # fmt: skip
     return find_stall(slots, **(given | changes))
@@ -365,3 +365,116 @@ def test_noise_is_no_straggler(slow: dict[Phase, Durations]) -> None:
 def test_a_single_rank_is_no_straggler() -> None:
     """There is nothing to compare it with."""
     assert find_stragglers({0: {Phase.generate: Durations.of([100.0] * 30)}}) == []
+
+
+# quiet and frozen ranks
+
+KINDS = st.sampled_from(["quiet", "waits", "works", "unknown", "exited"])
+
+
+@given(kinds=st.lists(KINDS, min_size=2, max_size=5), seconds=st.floats(0.0, 1e4), connected=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_quiet_rule_ends_nobody_while_a_rank_works_or_is_unknown(
+    make_slot: MakeSlot, kinds: list[str], seconds: float, connected: bool
+) -> None:
+    """It ends exactly the ranks that do nothing, once nobody has worked for as long as the deadline."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.reward, seconds))) for rank in range(len(kinds))}
+    stall = look(
+        slots,
+        learned={},
+        completed={},
+        settings=DeadlineSettings(ceiling_seconds=1e6, first_seconds=1e6),
+        processes={
+            rank: None if kind in ("unknown", "exited")
+            else facts(quiet_seconds=seconds if kind == "quiet" else 0.0, connected=connected)
+            for rank, kind in enumerate(kinds)
+        },
+        waiting={rank: kind == "waits" for rank, kind in enumerate(kinds)},
+        still=dict.fromkeys(slots, seconds),
+        exited=[rank for rank, kind in enumerate(kinds) if kind == "exited"],
+    )  # fmt: skip
+    nobody_works = not {"works", "unknown"} & set(kinds)
+    quiet = tuple(rank for rank, kind in enumerate(kinds) if kind == "quiet")
+    if nobody_works and quiet and seconds > (300.0 if connected else 60.0):
+        assert stall is not None
+        assert sorted(stall.culprits) == list(quiet)
+    else:
+        assert stall is None
+
+
+@given(
+    state=st.sampled_from("RSDTtZ"),
+    age=st.floats(0.0, 1e4) | st.just(float("nan")),
+    ended=st.floats(0.0, 100.0),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_rank_that_is_not_known_to_be_frozen_is_not_ended_as_frozen(
+    make_slot: MakeSlot, state: str, age: float, ended: float
+) -> None:
+    """However old its heartbeat is."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.reward, 10.0))) for rank in (0, 1)}
+    unknown = facts(state=state, heartbeat_age_seconds=age)
+    learned = {Phase.reward: Durations().ended_after(ended)}
+    for told in (unknown, None):
+        stall = look(
+            slots, settings=DeadlineSettings(), learned=learned, completed={}, processes={0: facts(), 1: told}
+        )
+        assert stall is None
+
+
+def test_a_frozen_rank_is_ended_in_any_phase_while_others_work(make_slot: MakeSlot) -> None:
+    """Nothing that another rank does lets its interpreter run."""
+    for phase in Phase:
+        slots = {rank: make_slot(rank, phases=nest((phase, 25.0))) for rank in (0, 1)}
+        stall = look(
+            slots, settings=DeadlineSettings(), learned={}, completed={},
+            processes={0: facts(), 1: facts(heartbeat_age_seconds=21.0, frozen_seconds=21.0)},
+        )  # fmt: skip
+        assert stall is not None
+        assert (stall.culprits, stall.cause, stall.deadline_seconds) == ((1,), Cause.interpreter_stuck, 20.0)
+
+
+def test_a_thread_that_runs_in_a_waiting_rank_is_blamed_only_if_nobody_works(make_slot: MakeSlot) -> None:
+    """Native code may wait for other ranks without releasing the interpreter; they may be at work for it."""
+    slots = {rank: make_slot(rank, phases=nest((Phase.reward, 25.0))) for rank in (0, 1)}
+    told = {0: facts(), 1: facts(heartbeat_age_seconds=21.0, frozen_seconds=21.0)}
+    common: dict[str, Any] = {
+        "settings": DeadlineSettings(),
+        "learned": {},
+        "completed": {},
+        "processes": told,
+    }
+    assert look(slots, waiting={0: False, 1: True}, **common) is None
+    stall = look(slots, waiting={0: True, 1: True}, **common)
+    assert stall is not None
+    assert stall.culprits == (1,)
+
+
+def test_next_to_a_rank_that_does_not_wait_one_that_may_wait_is_not_blamed(make_slot: MakeSlot) -> None:
+    """Rank 0 is in its backward pass, and its Flight Recorder does not answer."""
+    slots = {
+        0: make_slot(0, phases=nest((Phase.forward_backward, 90.0))),
+        1: make_slot(1, phases=nest((Phase.reward, 90.0))),
+    }
+    stall = look(
+        slots, settings=DeadlineSettings(), learned={}, completed={}, waiting={1: False},
+        processes={rank: facts(quiet_seconds=80.0, connected=False) for rank in (0, 1)},
+    )  # fmt: skip
+    assert stall is not None
+    assert stall.culprits == (1,)
+
+
+def test_the_sentence_names_the_callback(make_slot: MakeSlot) -> None:
+    """Its class and event; it has deadlines of its own."""
+    here = OpenPhase(phase=Phase.callback, since_seconds=NOW - 61.0, callback="MyCallback.on_step_end")
+    slots = {0: make_slot(0, phases=nest((Phase.vote, 61.0))), 1: make_slot(1, phases=(here,))}
+    stall = look(
+        slots, settings=DeadlineSettings(), learned={"MyCallback.on_step_end": SHORT},
+        completed={1: {"MyCallback.on_step_end"}},
+    )  # fmt: skip
+    assert stall is not None
+    assert stall.sentence == (
+        "Rank 1 has been in callback MyCallback.on_step_end for 61.0 s without progress"
+        " (deadline 60.0 s, learned from 20 occurrences)."
+    )
+    assert stall.key == "MyCallback.on_step_end"

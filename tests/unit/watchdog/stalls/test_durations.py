@@ -155,14 +155,14 @@ def test_valid_durations_are_accepted() -> None:
     assert Durations.from_json(GOOD).count == 2
 
 
-def test_a_terminated_phase_extends_the_longest_duration() -> None:
-    """It changes neither the count nor the usual duration."""
+def test_an_end_by_a_deadline_is_remembered_apart_from_what_was_measured() -> None:
+    """The longest is kept over attempts, ranks and the journal; nothing else changes."""
     seen = Durations.of([9.0, 1.0, 2.0])
-    longer = seen.lasting(30.0)
-    assert (longer.max_seconds, longer.counts, longer.first_seconds) == (
-        30.0,
-        seen.counts,
-        seen.first_seconds,
-    )
-    assert seen.lasting(1.5) == seen
-    assert Durations.of([]).lasting(30.0) == Durations.of([])
+    ended = seen.ended_after(30.0)
+    assert (ended.max_seconds, ended.counts, ended.first_seconds) == (2.0, seen.counts, 9.0)
+    assert ended.ended_after(20.0) == ended
+    assert seen.then(ended).then(seen).ended_seconds == 30.0
+    assert merge_ranks([seen, ended]).ended_seconds == 30.0
+    for durations in (ended, Durations().ended_after(60.0), seen):
+        assert Durations.from_json(durations.as_json()) == durations
+    assert "ended_seconds" not in seen.as_json(), "older versions refuse unknown fields"

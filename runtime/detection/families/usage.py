@@ -1,0 +1,135 @@
+"""Families of processes from /proc: everything that a rank has started, and what it uses.
+
+A family is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
+session, but not the family. A process whose parents have all exited is lost, as in any walk from child to parent.
+Called by `runtime.detection.activity`. What cannot be read gives None, "unknown". Does not judge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from grpo_run.watchdog.processes import TICKS_PER_SECOND, read_file, read_io_bytes
+
+MAX_THREADS = 1024
+"""Threads of one family that are read; a family with more is unknown."""
+
+# positions in /proc/PID/stat after the command name
+_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS = 0, 1, 11, 12, 13, 14
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread: its name, its state (a letter of proc(5)) and its CPU time so far in seconds."""
+
+    name: str
+    state: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyUsage:
+    """CPU time, with that of children that have exited, and I/O of a family's running processes so far."""
+
+    members: frozenset[int]
+    cpu_seconds: float
+    io_bytes: int
+
+
+def find_families(leaders: Collection[int]) -> dict[int, list[int]]:
+    """Return the processes of each session leader's family, with one scan of /proc."""
+    sessions: dict[int, list[int]] = {}
+    session_of: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        pid = int(name)
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            continue  # exited since it was listed, or asking is not permitted
+        session_of[pid] = session
+        sessions.setdefault(session, []).append(pid)
+    family_of = {leader: leader for leader in leaders}
+    parents = {
+        session: parent
+        for session in sessions
+        if session not in family_of and (parent := _parent(session)) is not None
+    }
+    found = True
+    while found:  # a session may be started from a session that was started from the rank
+        found = False
+        for session, parent in list(parents.items()):
+            family = family_of.get(session_of.get(parent, -1))
+            if family is not None:
+                family_of[session] = family
+                del parents[session]
+                found = True
+    families: dict[int, list[int]] = {leader: [] for leader in leaders}
+    for session, family in family_of.items():
+        families[family] += sessions.get(session, [])
+    return families
+
+
+def read_family(members: Collection[int]) -> FamilyUsage | None:
+    """Return what a family has used, or None if a member may not be read or none is left."""
+    cpu_seconds, io_bytes, running = 0.0, 0, []
+    for pid in members:
+        fields = _stat_fields(f"/proc/{pid}/stat")
+        if fields is None or fields[_STATE] == b"Z":
+            continue  # exited since it was listed
+        member_bytes = read_io_bytes(pid)
+        if member_bytes is None:
+            if os.path.exists(f"/proc/{pid}"):
+                return None
+            continue
+        io_bytes += member_bytes
+        ticks = (_USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS)
+        cpu_seconds += sum(int(fields[place]) for place in ticks) / TICKS_PER_SECOND
+        running.append(pid)
+    if not running:
+        return None
+    return FamilyUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
+
+
+def read_threads(members: Collection[int]) -> dict[int, Thread] | None:
+    """Return every thread of these processes by id, or None if there are too many or one may not be read."""
+    threads: dict[int, Thread] = {}
+    for pid in members:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/task")
+        except FileNotFoundError:
+            continue  # exited
+        except OSError:
+            return None
+        if len(threads) + len(numbers) > MAX_THREADS:
+            return None
+        for number in numbers:
+            content = read_file(f"/proc/{pid}/task/{number}/stat")
+            if content is None:
+                continue  # ended since it was listed
+            end = content.rfind(b")")
+            fields = content[end + 2 :].split()
+            if len(fields) <= _SYSTEM_TICKS:
+                continue
+            threads[int(number)] = Thread(
+                name=content[content.find(b"(") + 1 : end].decode(errors="replace"),
+                state=fields[_STATE].decode(),
+                cpu_seconds=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / TICKS_PER_SECOND,
+            )
+    return threads
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat_fields(f"/proc/{pid}/stat")
+    return int(fields[_PARENT]) if fields is not None else None
+
+
+def _stat_fields(path: str) -> list[bytes] | None:
+    content = read_file(path)
+    if content is None:
+        return None
+    fields = content[content.rfind(b")") + 2 :].split()
+    return fields if len(fields) > _CHILD_SYSTEM_TICKS else None
