@@ -11,86 +11,81 @@ import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
-TRAINING = "    tiny.train(trainer, arguments)\n"
-
-LOCK_IN_A_CALLBACK = """    import threading
-    from pathlib import Path
-
-    from transformers import TrainerCallback
-
-    class Uploader(TrainerCallback):
-        lock = threading.Lock()
-
-        def on_step_end(self, args, state, control, **kwargs):
-            once = Path("once")
-            if state.global_step == 6 and args.process_index == 1 and not once.exists():
-                once.touch()
-                with self.lock:
-                    self.lock.acquire()
-
-    trainer.add_callback(Uploader())
-    tiny.train(trainer, arguments)
-"""
-
-SLEEP_AFTER_TRAINING = """    import time
-    from pathlib import Path
-
-    tiny.train(trainer, arguments)
-    once = Path("once")
-    if trainer.args.process_index == 1 and not once.exists():
-        once.touch()
-        time.sleep(100000)
-    import torch
-    torch.distributed.barrier()
-"""
+SCRIPT = "stuck.py"
+WHAT = {
+    "lock": "waits for a lock that no running thread can release",
+    "queue": "waits for a queue that no running thread can feed",
+    "join": "waits for a thread that cannot end",
+    "future": "waits for a future that no running thread can complete",
+    "sleep": "waits for the end of a sleep",
+    "child": "waits for a child process that cannot end",
+    "stopped-child": "waits for a child process that cannot end",
+}
+CAUSES = {"first-step": "reward_stall", "reward": "reward_stall", "thread": "reward_stall"}
 
 
-def start(runs: Callable[..., Run], folder: Path, body: str) -> tuple[Run, int]:
-    """Run a script that ends with `body`; return the run and the line of its last call before the hang."""
-    source = (SCRIPTS / "grpo.py").read_text()
-    assert TRAINING in source
-    source = source.replace(TRAINING, body)
-    (folder / "stuck.py").write_text(source)
-    (line,) = [
-        number
-        for number, text in enumerate(source.splitlines(), 1)
-        if text.strip() in ("self.lock.acquire()", "time.sleep(100000)")
-    ]
+def line_of(kind: str) -> int:
+    """Return the line of the script in which a kind of hang waits."""
+    lines = (SCRIPTS / SCRIPT).read_text().splitlines()
+    (number,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"# HANG: {kind}")]
+    return number
+
+
+def stuck_run(
+    runs: Callable[..., Run], place: str, kind: str, *words: str
+) -> tuple[Run, dict[str, Any], float]:
+    """Run the script; return the run, its only verdict, and the seconds from the hang to its detection."""
     run = runs(
-        "--nproc-per-node", "2", "stuck.py", "--output-dir", "out", "--max-steps", "8", "--save-steps", "2",
-        environment={"PYTHONPATH": str(SCRIPTS)},
+        "--nproc-per-node", "2", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", "8", "--save-steps", "2",
+        "--place", place, "--kind", kind, *words,
     ).start()  # fmt: skip
-    return run, line
-
-
-def verdict_of(run: Run) -> tuple[dict[str, Any], float]:
-    """Return the only verdict, and the seconds from the hang to its detection."""
+    assert run.wait(150) == 0, run.tail()
     (event,) = run.events("incident")
-    (found,) = [event for event in run.events("state_changed") if event["to"] == "collecting"]
+    found = next(
+        event
+        for event in run.events("state_changed")
+        if event["to"] in ("collecting", "stopping", "finished")
+    )
     verdict: dict[str, Any] = json.loads((Path(event["incident"]) / "verdict.json").read_text())
-    return verdict, found["time"] - event["failed_at"]
+    return run, verdict, found["time"] - event["failed_at"]
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        (LOCK_IN_A_CALLBACK, "waits for a lock that no running thread can release"),
-        (SLEEP_AFTER_TRAINING, "waits for the end of a sleep"),
-    ],
-    ids=["lock", "sleep"],
-)
+@pytest.mark.parametrize(("place", "kind"), [("callback", "lock"), ("between", "sleep")])
 def test_a_stuck_rank_is_proved_within_15_seconds(
-    runs: Callable[..., Run], tmp_path: Path, body: str, what: str
+    runs: Callable[..., Run], tmp_path: Path, place: str, kind: str
 ) -> None:
     """Rank, cause and line are right, although no deadline of this phase has passed or was learned."""
-    run, line = start(runs, tmp_path, body)
-    assert run.wait(150) == 0, run.tail()
-    verdict, seconds = verdict_of(run)
+    _, verdict, seconds = stuck_run(runs, place, kind)
     assert verdict["confidence"] == "proved", verdict["sentence"]
     assert (verdict["culprits"], verdict["waiters"]) == ([1], [0]), verdict["sentence"]
     assert verdict["cause"] == "no_progress"
-    assert what in verdict["sentence"], verdict["sentence"]
-    assert (Path(verdict["location"]["file"]).name, verdict["location"]["line"]) == ("stuck.py", line)
+    assert WHAT[kind] in verdict["sentence"], verdict["sentence"]
+    location = verdict["location"]
+    assert (Path(location["file"]).name, location["line"]) == (SCRIPT, line_of(kind))
     assert seconds <= 15.0
     assert digest(tmp_path / "out") == undisturbed("grpo.py", 8)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["lock", "queue", "join", "future", "sleep", "child", "stopped-child"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "startup", "map", "first-step", "reward", "thread", "data", "generate", "callback", "save", "evaluation",
+        "between", "exit",
+    ],
+)  # fmt: skip
+def test_every_hang_is_proved_at_every_place(
+    runs: Callable[..., Run], tmp_path: Path, place: str, kind: str
+) -> None:
+    """Within 15 s, in phases that nothing is known of too, beside tqdm's monitor and workers of a data loader."""
+    words = ("--workers", "2") if place not in ("data", "evaluation") else ()
+    if place == "evaluation":
+        words = ("--eval-prompts", "4", "--settings", '{"eval_strategy": "steps", "eval_steps": 3}')
+    run, verdict, seconds = stuck_run(runs, place, kind, *words)
+    assert verdict["confidence"] == "proved", verdict["sentence"]
+    assert verdict["culprits"] == [1], verdict["sentence"]
+    assert run.status()["attempts"] == (1 if place == "exit" else 2)
+    assert seconds <= (20.0 if kind == "stopped-child" else 15.0)

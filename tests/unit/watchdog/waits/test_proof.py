@@ -83,6 +83,8 @@ def test_a_thread_that_ran_between_the_looks_prevents_the_proof() -> None:
     [
         ("gloo_tcp_loop", Wait(kind=WaitKind.timed, call="epoll_wait", timeout_seconds=0.01)),
         ("pt_workerserver", Wait(kind=WaitKind.accept, call="accept4")),
+        ("pt_workerserver", FUTEX),
+        ("jemalloc_bg_thd", TIMED),
         ("pt_tcpstore_uv", Wait(kind=WaitKind.descriptors, call="epoll_pwait", descriptors=(5,))),
     ],
 )
