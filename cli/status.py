@@ -89,6 +89,12 @@ def _rank_line(rank: Mapping[str, Any]) -> str:
     if not rank["observable"]:
         return f"local rank {rank['local_rank']}: cannot be observed"
     phase = rank["phase"]
+    if rank["callback"] is not None:
+        phase = (
+            f"callback {rank['callback']}"
+            if phase == "callback"
+            else f"{phase} in callback {rank['callback']}"
+        )
     where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"
     return f"rank {rank['rank']}: step {rank['step']}, {where}, pid {rank['pid']}"
 

@@ -131,6 +131,7 @@ class RunStatus:
             "state": slot.state.name,
             "step": slot.step,
             "phase": phase.phase.name if phase is not None else None,
+            "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,
             "seconds_since_progress": self._age(slot.last_progress_seconds),
         }

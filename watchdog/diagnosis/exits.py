@@ -162,10 +162,9 @@ def _position_of(slot: Slot | None, step: int) -> str:
     """
     if slot is None:
         return position(step, None)
-    phases = [one.phase for one in slot.phases]
-    return position(
-        slot.step, phases[-1].name if phases else None, inside_step=_STEP_ITSELF & {*phases[:-1]} != set()
-    )
+    outer = {one.phase for one in slot.phases[:-1]}
+    inside_step = bool(_STEP_ITSELF & outer) or slot.callback.endswith(".on_step_begin")
+    return position(slot.step, slot.phase.name if slot.phase is not None else None, inside_step=inside_step)
 
 
 def position(step: int, phase: str | None, *, inside_step: bool = False) -> str:
@@ -178,8 +177,9 @@ def position(step: int, phase: str | None, *, inside_step: bool = False) -> str:
     """
     if phase is None or phase == Phase.startup.name:
         return f"after step {step}" if step else "before the first step"
-    after = Phase[phase] in PHASES_AFTER_STEP and not inside_step
-    where = f"after step {step}" if after else f"in step {step + 1}"
+    where = f"in step {step + 1}"
+    if Phase[phase] in PHASES_AFTER_STEP and not inside_step:
+        where = f"after step {step}" if step else "before the first step"
     return f"{where} (phase {phase})"
 
 

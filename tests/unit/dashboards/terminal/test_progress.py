@@ -142,7 +142,7 @@ def waiting(
     state: str = "running", callback: str = "", seconds: float = 360.0, **fields: Any
 ) -> ProgressLine:
     """The line of a run in which rank 0 waits for rank 1, with a deadline of 27 minutes, or 60 s for callbacks."""
-    phase, deadline = (Phase.idle, 60.0) if callback else (Phase.reward, 1620.0)
+    phase, deadline = (Phase.callback, 60.0) if callback else (Phase.reward, 1620.0)
     awaited = AwaitedRank(
         rank=1, phase=phase, callback=callback, since_seconds=1000.0, deadline_at_seconds=1000.0 + deadline,
         busy=None, waiters=(0,),

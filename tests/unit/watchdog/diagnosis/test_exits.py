@@ -389,6 +389,7 @@ def test_a_repeated_early_exit_has_the_same_signature(make_exit: MakeExit, make_
         (0, "data", "in step 1 (phase data)"),
         (14, "checkpoint", "after step 14 (phase checkpoint)"),
         (14, "idle", "after step 14 (phase idle)"),
+        (0, "callback", "before the first step (phase callback)"),
         (14, None, "after step 14"),
         (0, None, "before the first step"),
         (0, "startup", "before the first step"),
@@ -405,10 +406,10 @@ def test_a_fault_is_placed_in_the_step_that_an_injection_names(
     ("phases", "place"),
     [
         ((Phase.optimizer,), "in step 8 (phase optimizer)"),
-        ((Phase.optimizer, Phase.idle), "in step 8 (phase idle)"),
-        ((Phase.forward_backward, Phase.idle), "in step 8 (phase idle)"),
-        ((Phase.optimizer, Phase.idle, Phase.checkpoint), "in step 8 (phase checkpoint)"),
-        ((Phase.data, Phase.idle), "after step 7 (phase idle)"),
+        ((Phase.optimizer, Phase.callback), "in step 8 (phase callback)"),
+        ((Phase.forward_backward, Phase.callback), "in step 8 (phase callback)"),
+        ((Phase.optimizer, Phase.callback, Phase.checkpoint), "in step 8 (phase checkpoint)"),
+        ((Phase.data, Phase.callback), "after step 7 (phase callback)"),
         ((Phase.data, Phase.checkpoint), "after step 7 (phase checkpoint)"),
     ],
 )
@@ -422,6 +423,22 @@ def test_a_callback_at_the_end_of_a_step_belongs_to_the_step(
     }
     verdict = diagnose_exits([make_exit(1, signal=signal.SIGKILL)], slots, best_position=(1, 7))
     assert verdict.sentence == f"Rank 1 was killed by SIGKILL {place}."
+
+
+@pytest.mark.parametrize(
+    ("callback", "place"), [("Log.on_step_begin", "in step 8"), ("Log.on_log", "after step 7")]
+)
+def test_a_callback_at_the_beginning_of_a_step_belongs_to_the_step(
+    make_exit: MakeExit, make_slot: MakeSlot, callback: str, place: str
+) -> None:
+    """It is called while the rank is still in the phase that loads data."""
+    phases = (
+        OpenPhase(phase=Phase.data, since_seconds=8.0),
+        OpenPhase(phase=Phase.callback, since_seconds=9.0, callback=callback),
+    )
+    slots = {0: make_slot(0, step=7, phases=phases)}
+    verdict = diagnose_exits([make_exit(0, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    assert verdict.sentence == f"Rank 0 was killed by SIGKILL {place} (phase callback)."
 
 
 def test_an_exception_is_blamed_before_an_exit_without_one(
