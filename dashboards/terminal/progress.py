@@ -98,13 +98,13 @@ def _starting(status: RunStatus) -> str | None:
     if status.state != "starting":
         return None
     history = status.history
-    restarted = bool(history.recoveries) and history.recoveries[-1].action.startswith("restart")
-    restarting = restarted and history.recoveries[-1].recovery_seconds is None
-    verb = "restarting" if restarting else "starting"
+    verb = "restarting" if history.restarting else "starting"
     ranks = count(len(status.slots), "rank")
     slots = [slot for slot in status.slots if slot is not None]
     if len(slots) < len(status.slots) or not slots:
-        return f"{verb} {ranks}" + (f" after step {history.step}" if restarting and history.step else "")
+        return f"{verb} {ranks}" + (
+            f" after step {history.step}" if history.restarting and history.step else ""
+        )
     if any(slot.state is RankState.starting for slot in slots):
         return f"{verb}: no train() call yet on {ranks}"
     newest = max(slots, key=lambda slot: (slot.train_call, slot.step))

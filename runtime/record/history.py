@@ -290,6 +290,12 @@ class History:
         """Whether the script of every rank ran to its end."""
         return self.exit_code == 0
 
+    @property
+    def restarting(self) -> bool:
+        """Whether the last fault was answered by a restart after which no step has been committed yet."""
+        last = self.recoveries[-1] if self.recoveries else None
+        return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
+
     def productive_seconds(self) -> float:
         """Return the seconds spent on steps that were committed and not repeated after a recovery."""
         return self.steps.productive_seconds()

@@ -218,4 +218,6 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
             f"Unknown: the supervisor exited without ending the run, last seen at {place}."
             " Run the same command to resume."
         )
+    if state == "starting" and history.restarting:
+        return f"Restarting after {place}, attempt {history.attempts}, {faults}."
     return f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from grpo_run.watchdog.duration_text import duration_text
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 SHORTEST_SECONDS = 5.0
@@ -61,10 +61,14 @@ def find_wait(
 
 def waiting_text(awaited: AwaitedRank, now: float) -> str:
     """Return who is waited for, where, for how long and until when."""
-    where = f"callback {awaited.callback}" if awaited.callback else awaited.phase.name
+    where = f"callback {awaited.callback}" if awaited.callback else _name(awaited.phase)
     deadline = _deadline_seconds(awaited)
     limit = f" (deadline {duration_text(deadline)})" if math.isfinite(deadline) else ""
     return f"waiting for rank {awaited.rank}: {where}, {duration_text(now - awaited.since_seconds)}{limit}"
+
+
+def _name(phase: Phase) -> str:
+    return "outside train()" if phase is Phase.idle else phase.name
 
 
 def _deadline_seconds(awaited: AwaitedRank) -> float:

@@ -153,6 +153,15 @@ def test_before_the_target_is_known_only_the_step_is_shown() -> None:
     assert summarize("starting", History(attempts=1)) == ("Starting at step 0, attempt 1, no faults.")
 
 
+def test_a_restart_is_not_called_a_start() -> None:
+    """Until a step is committed after the fault."""
+    fault = Recovery(cause="signal", rank=0, step=40, action="restart")
+    history = History(attempts=2, step=40, target_steps=200, recoveries=[fault])
+    assert summarize("starting", history) == "Restarting after step 40 of 200, attempt 2, no fault recovered."
+    fault.recovery_seconds = 1.0
+    assert summarize("starting", history) == "Starting at step 40 of 200, attempt 2, 1 fault recovered."
+
+
 @pytest.mark.parametrize(
     ("recovery_seconds", "faults"),
     [([], "no faults"), ([None], "no fault recovered"), ([0.5], "1 fault recovered")],
