@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     words = OptionWords(build_parser(), extra=("--set",))
     command = split(arguments, words)
     load_recipe(command.recipe, list(command.overrides))
-    return launch.main(launch_arguments(command, words))
+    return launch.main(launch_arguments(command))
 
 
 def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
@@ -66,16 +66,13 @@ def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
     return TrainCommand(recipe=recipes[0], overrides=tuple(overrides), options=tuple(options))
 
 
-def launch_arguments(command: TrainCommand, words: OptionWords) -> list[str]:
+def launch_arguments(command: TrainCommand) -> list[str]:
     """Return the arguments for `launch`; without `--nproc-per-node`, one rank per GPU, or one."""
     recipe = [command.recipe, *(f"--set={setting}" for setting in command.overrides)]
     options = list(command.options)
     given = {option.partition("=")[0].replace("_", "-") for option in options}
     if "--run-id" not in given:
-        options += [
-            "--run-id",
-            default_run_id(Path(command.recipe).stem, [*recipe, *words.identity(options)]),
-        ]
+        options += ["--run-id", default_run_id(Path(command.recipe).stem, recipe)]
     if not given & {"--nproc-per-node", "--accelerate-config"}:
         options += ["--nproc-per-node", _default_ranks()]
     return [*options, "-m", MODULE, *recipe]

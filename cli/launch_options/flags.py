@@ -35,7 +35,9 @@ def build_parser() -> LaunchParser:
     made.__class__ = LaunchParser
     parser = cast(LaunchParser, made)
     parser.prog = "grpo-run launch"
-    parser.allow_abbrev = False  # a shortened option would be missing from the run's identity
+    parser.allow_abbrev = (
+        False  # as torchrun, whose scripts would otherwise break with each option that is added here
+    )
     # None marks an option that was not given; torchrun's variables (PET_*) still set it
     for name in ("max_restarts", "nproc_per_node"):
         if f"PET_{name.upper()}" not in os.environ:
@@ -52,7 +54,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--run-id",
         metavar="ID",
-        help="name of the run (default: the script's name and a digest of the command)",
+        help="name of the run (default: the script's name and a digest of the script's path and arguments)",
     )
     group.add_argument(
         "--run-dir",
@@ -61,7 +63,16 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         " users can write causes a warning (default: runs/ID)",
     )
     group.add_argument(
-        "--fresh", action="store_true", help="start a new run if this one has finished (default: exit with 0)"
+        "--fresh",
+        action="store_true",
+        help="start a new run of this command, also into an output directory with checkpoints of another run (default:"
+        " continue the last run of this command)",
+    )
+    group.add_argument(
+        "--accept-change",
+        action="store_true",
+        help="continue a run although its script, a file or a variable that the script reads, or an option that affects"
+        " training has changed (default: refuse)",
     )
     group.add_argument(
         "--resume-from",

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 
+MAX_SHOWN_CHARACTERS = 200
+"""Of the recorded command in a message."""
 
-def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> tuple[str, Path]:
-    """Return the run's id and directory.
 
-    With `--fresh`, and if the newest run of this command has finished, both get the next number of the
-    series.
+class Location(NamedTuple):
+    """A run's id and directory. `series` is the id without the number that `--fresh` appends."""
+
+    series: str
+    run_id: str
+    directory: Path
+
+
+def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> Location:
+    """Return where the run of a command is.
+
+    The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run.
 
     Args:
         options: the parsed command line.
@@ -25,30 +35,54 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> t
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
 
     Raises:
-        UsageError: the id is not a plain name, or `--fresh` contradicts `--run-dir`.
+        UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot be
+            obeyed.
     """
     base = options.run_id or default_run_id(options.training_script, command)
     if "/" in base or base in ("", ".", ".."):
         raise UsageError(f"--run-id {base!r}: give a name without slashes")
     if options.run_dir:
         path = Path(options.run_dir)
-        if options.fresh and _has_finished(path):
-            raise UsageError(f"--fresh: the run in --run-dir {path} has finished; give another directory")
-        return base, path
+        recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
+        if recorded is not None and options.fresh:
+            raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
+        return Location(base, options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
     while (other := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}")).run_json.is_file():
         number += 1
-        if other.read_run().get("command") == list(
-            command
-        ):  # otherwise a run that was named so with --run-id
+        run = other.read_run()
+        # otherwise a run that was named so with --run-id
+        if run.get("command") == list(command) and run.get("series", base) == base:
             run_id = f"{base}-{number}"
-    path = DEFAULT_ROOT / f"{run_id}{suffix}"
-    if options.fresh and _has_finished(path):
+    directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
+    if _recorded(directory, command, "--run-id") is not None and options.fresh:
+        owner = directory.owner()
+        if owner is not None:
+            raise UsageError(f"--fresh: run {run_id} of this command is running (pid {owner}); stop it first")
         run_id = f"{base}-{number + 1}"
-        path = DEFAULT_ROOT / f"{run_id}{suffix}"
-    return run_id, path
+        directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
+    return Location(base, run_id, directory.path)
 
 
-def _has_finished(path: Path) -> bool:
-    return History.of(read_journal(RunDirectory(path=path).journal)).finished
+def _recorded(directory: RunDirectory, command: Sequence[str], option: str) -> str | None:
+    """Return the id of the run in a directory; None if there is none.
+
+    Raises:
+        UsageError: it is a run of another command.
+    """
+    if not directory.run_json.is_file():
+        return None
+    run = directory.read_run()
+    recorded = run.get("command")
+    if recorded != list(command):
+        words = shlex.join(recorded) if isinstance(recorded, list) else "an unknown command"
+        raise UsageError(
+            f"{directory.path} holds run {run.get('run_id')} of another command ({_shortened(words)}); give another"
+            f" {option}"
+        )
+    return str(run["run_id"])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
@@ -32,11 +33,17 @@ IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
-    """A checked command line: torch elastic's arguments and the configuration of the run."""
+    """A checked command line: torch elastic's arguments and the configuration of the run.
+
+    `source` is the file that will run, `typed` the words as typed.
+    """
 
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
+    source: Path
+    typed: tuple[str, ...]
+    accept_change: bool
 
 
 def parse(arguments: Sequence[str]) -> LaunchCommand:
@@ -64,10 +71,11 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     if import_time and not options.no_preload:
         _warn(f"{source.name} sets {', '.join(sorted(import_time))}: ranks start as fresh interpreters")
     command = words.identity(arguments)
-    run_id, directory = locate(options, command, nodes[1])
+    series, run_id, directory = locate(options, command, nodes[1])
     check_resume_from(options.resume_from, directory, options.training_script_args)
     config = RunConfig(
         run_id=run_id,
+        series=series,
         run_directory=directory.resolve(),
         target=options.training_script,
         module=bool(options.module),
@@ -86,11 +94,19 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         snapshot_directory=values.snapshot_directory(options.snapshot_dir, directory, run_id, nodes[1]),
         generation=generation,
         resume_from=options.resume_from,
+        fresh=options.fresh,
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         shown_ranks=values.shown_ranks(options.show_ranks, ranks.per_node * nodes[1]),
     )
-    return LaunchCommand(elastic=options, config=config, metrics_address=options.metrics_addr)
+    return LaunchCommand(
+        elastic=options,
+        config=config,
+        metrics_address=options.metrics_addr,
+        source=source,
+        typed=tuple(arguments),
+        accept_change=options.accept_change,
+    )
 
 
 def _check_torchrun_options(options: argparse.Namespace) -> None:

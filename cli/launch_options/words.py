@@ -1,4 +1,4 @@
-"""Where the script begins on a command line, and which words identify the run.
+"""Where the script begins on a command line, and which words identify the run: the script and its arguments.
 
 Options come before the script; every word after it belongs to the script, even if it looks like an option. Called by
 `parse.py`, and by `train.py` for the words before a recipe.
@@ -8,24 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Sequence
 
 from grpo_run.runtime.errors import UsageError
 
-NOT_IDENTITY = frozenset(
-    [
-        "--node-rank",
-        "--node_rank",
-        "--local-addr",
-        "--local_addr",
-        "--run-dir",
-        "--metrics-addr",
-        "--show-ranks",
-        "--fresh",
-        "--snapshot-dir",
-    ]
-)
-"""Options that differ between the nodes of one run or only affect what is shown."""
+MODULE_OPTIONS = ("-m", "--module")
 
 
 class OptionWords:
@@ -86,13 +74,20 @@ class OptionWords:
         return result + words
 
     def identity(self, arguments: Sequence[str]) -> list[str]:
-        """Return the words that identify the run: options that affect training, the script and its arguments."""
+        """Return the words that identify the run: the script or `-m` with a module, and its arguments.
+
+        Options are left out: a run that is continued with another time limit is the same run. A script's path is
+        relative to the working directory, without symbolic links, so that `train.py` and `./train.py` are one script.
+        """
         words = self.split_generation(arguments)
-        kept: list[str] = []
+        module: list[str] = []
         while option := self.next_option(words):
-            if option[0].partition("=")[0] not in NOT_IDENTITY:
-                kept += option
-        return kept + words
+            if option[0] in MODULE_OPTIONS:
+                module = ["-m"]
+        words = words[1:] if words[:1] == ["--"] else words
+        if not words or module:
+            return [*module, *words]
+        return [os.path.relpath(os.path.realpath(words[0])), *words[1:]]
 
 
 def _is_setting(words: Sequence[str]) -> bool:

@@ -87,6 +87,8 @@ class RunConfig:
     """Arguments of the script."""
     command: tuple[str, ...]
     """Words of the command line that identify the run: the same words resume the same run."""
+    series: str = ""
+    """The run id without the number that `--fresh` appends."""
     environment: Annotated[dict[str, str], pydantic.Field(exclude=True)] = field(
         default_factory=dict, repr=False
     )
@@ -109,6 +111,8 @@ class RunConfig:
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     resume_from: str | None = None
     """Run id, run directory or checkpoint directory to start from."""
+    fresh: bool = False
+    """Whether training may start over in an output directory with unfinished checkpoints of another run."""
     allow_untested: bool = False
     """Whether library versions outside the tested ranges are accepted."""
     expected_distributed_type: str | None = None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import lock_exclusively, write_json
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_exclusively, write_json
 
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
@@ -140,8 +140,18 @@ class RunDirectory:
         return None
 
     def write_run(self, fields: dict[str, Any]) -> None:
-        """Write `run.json` atomically."""
-        write_json(self.run_json, fields)
+        """Write `run.json` atomically, unless it has this content.
+
+        Raises:
+            RunDirectoryError: it cannot be written; the old content is unchanged.
+        """
+        if self.run_json.is_file() and self.read_run() == fields:
+            return
+        try:
+            write_json(self.run_json, fields)
+        except OSError as error:
+            reason = "the disk is full" if error.errno in NO_SPACE_ERRNOS else (error.strerror or str(error))
+            raise RunDirectoryError(f"{self.run_json} cannot be written: {reason}") from error
 
     def read_run(self) -> dict[str, Any]:
         """Return the contents of `run.json`.

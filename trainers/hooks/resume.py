@@ -51,6 +51,7 @@ def agree_on_resume(
         run_started_at=settings.run_started_at,
         script_argument=script_argument,
         resume_from=config.resume_from,
+        fresh=config.fresh,
         batch=description.batch(trainer, session.world_size),
         parameters=description.named_shapes(trainer) if session.is_main else (),
         also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),

@@ -49,8 +49,9 @@ def choose(
         exact state of a checkpoint cannot be resumed at another world size.
 
     Raises:
-        UsageError: a checkpoint that the user named cannot be used, or the newest checkpoint does not fit
-            this run's world size, batch or model. The message says what would.
+        UsageError: a checkpoint that the user named cannot be used, the newest checkpoint does not fit
+            this run's world size, batch or model, or the output directory has checkpoints of another run that has not
+            finished. The message says what would help.
     """
     reported: set[Path] = set()
 
@@ -70,14 +71,23 @@ def choose(
 
 
 def _other_run_notice(request: ResumeRequest) -> str | None:
-    """Return the message about checkpoints of another run in the output directory, or None."""
+    """Return the message about checkpoints of another run in the output directory, or None.
+
+    Raises:
+        UsageError: the other run has not finished, so training from step 0 would delete its checkpoints one by one.
+    """
     found = next(find_checkpoints(request.output_dir), None)
     if found is None or found.manifest.run_id == request.run_id:
         return None
-    other = found.manifest.run_id
-    return (
-        f"{request.call.output_dir} contains checkpoints of run {other}; this run is {request.run_id} and"
-        f" starts from step 0 (to resume from them, use --resume-from {other})"
+    directory, other, step = request.call.output_dir, found.manifest.run_id, found.manifest.step
+    if found.manifest.finished or request.fresh:
+        return (
+            f"{directory} contains checkpoints of run {other}; this run is {request.run_id} and"
+            f" starts from step 0 (to resume from them, use --resume-from {other})"
+        )
+    raise UsageError(
+        f"{directory} contains checkpoints of run {other}, which has not finished (step {step}). Resume from them with"
+        f" --resume-from {other}, start over in this directory with --fresh, or give another output_dir"
     )
 
 

@@ -30,6 +30,8 @@ class ResumeRequest:
     """The script's own `resume_from_checkpoint`."""
     resume_from: str | None
     """The value of `--resume-from`: a run id or a checkpoint directory."""
+    fresh: bool = False
+    """Whether the user asked for a new run in spite of other runs' checkpoints."""
     batch: Batch | None = None
     """The script's batch; None if not known."""
     parameters: tuple[NamedShape, ...] = ()

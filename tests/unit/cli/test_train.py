@@ -57,10 +57,10 @@ def test_generation_caps_may_be_a_list(words: OptionWords) -> None:
 def test_the_number_of_ranks_has_a_default(words: OptionWords, monkeypatch: pytest.MonkeyPatch) -> None:
     """One per GPU, or one; never beside a number that was given."""
     monkeypatch.setattr(train, "_default_ranks", lambda: "gpu")
-    made = train.launch_arguments(train.split(["arithmetic"], words), words)
+    made = train.launch_arguments(train.split(["arithmetic"], words))
     assert made[made.index("--nproc-per-node") + 1] == "gpu"
     for given in (["--nproc_per_node=2"], ["--nproc-per-node", "2"], ["--accelerate-config", "ddp.yaml"]):
-        made = train.launch_arguments(train.split(["arithmetic", *given], words), words)
+        made = train.launch_arguments(train.split(["arithmetic", *given], words))
         assert "gpu" not in made
 
 
@@ -68,7 +68,7 @@ def test_the_same_command_has_the_same_run_id(words: OptionWords) -> None:
     """Options that only affect what is shown do not change it; overrides do."""
 
     def run_id(*arguments: str) -> str:
-        made = train.launch_arguments(train.split(["arithmetic", *arguments], words), words)
+        made = train.launch_arguments(train.split(["arithmetic", *arguments], words))
         return made[made.index("--run-id") + 1]
 
     assert run_id() == run_id("--show-ranks", "all")

@@ -20,7 +20,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
+    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--metrics-addr", "--no-preload", "--resume-from",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
@@ -225,26 +225,31 @@ def test_only_a_list_before_the_script_is_split(words: list[str], split: list[st
     assert OptionWords(build_parser()).split_generation(words) == split
 
 
-IDENTICAL = [
-    ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--local_addr=10.0.0.1"],
-    ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"],
-    ["--snapshot-dir", "off"],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("extra", IDENTICAL)
-def test_options_of_the_node_or_the_display_do_not_change_the_run(extra: list[str]) -> None:
-    """The command finds its run again."""
-    assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"])
-
-
 @pytest.mark.parametrize(
     "extra",
-    [["--nproc-per-node", "2"], ["--generation", "max_time=3"], ["--accelerate-config", "zero2.yaml"]],
-)
-def test_options_that_affect_training_make_another_run(extra: list[str]) -> None:
-    """It must not resume from the other run's checkpoints."""
-    assert identity([*extra, "train.py"]) != identity(["train.py"])
+    [
+        ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--nnodes", "2"], ["--nproc-per-node", "2"],
+        ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"], ["--snapshot-dir", "off"],
+        ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"],
+        ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
+        ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
+        ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--allow-untested"],
+    ],
+)  # fmt: skip
+def test_no_option_of_ours_or_torchruns_makes_another_run(extra: list[str]) -> None:
+    """A run that is continued with another time limit finds its checkpoints."""
+    assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"])
+    assert identity([*extra, "-m", "jobs.train", "x"]) == ["-m", "jobs.train", "x"]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_script_is_recognized_by_its_file() -> None:
+    """Other spellings of its path and links to it are the same script; another script or a module is not."""
+    Path("link.py").symlink_to("train.py")
+    same = [["train.py"], ["./train.py"], [str(Path("train.py").resolve())], ["link.py"], ["--", "train.py"]]
+    assert [identity(words) for words in same] == [["train.py"]] * len(same)
+    assert identity(["other.py"]) != identity(["train.py"]) != identity(["-m", "train"])
+    assert identity(identity(["-m", "train", "x"])) == ["-m", "train", "x"]
 
 
 @pytest.mark.parametrize("own", [["--fresh"], ["--run-dir", "a"], ["--node-rank=3"], ["--metrics-addr", "x"]])
@@ -279,14 +284,35 @@ def test_the_same_command_uses_the_same_directory(at_home: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["--run-id", "exp"]])
 def test_fresh_starts_the_next_run_of_the_series(at_home: Path, words: list[str]) -> None:
-    """If the last has finished; the plain command then finds the newest."""
+    """Finished or not; the plain command then finds the newest."""
     first = where(*words)
     finished(at_home / first, *words)
     second = where("--fresh", *words)
     assert second.name == f"{first.name}-2"
     finished(at_home / second, *words, code=75)
     assert where(*words) == second
-    assert where("--fresh", *words) == second
+    assert where("--fresh", *words).name == f"{first.name}-3"
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--run-id"])
+def test_the_directory_of_another_command_is_refused(at_home: Path, option: str) -> None:
+    """Another script, or other arguments; the message shows the recorded command."""
+    finished(at_home / ("mine" if option == "--run-dir" else "runs/mine"), option, "mine")
+    for words in (["train.py", "--lr", "2"], ["-m", "json.tool"]):
+        assert f"another command (train.py); give another {option}" in error(option, "mine", *words)
+    assert parse([option, "mine", "train.py"]).config.run_id == (
+        "mine" if option == "--run-id" else where().name
+    )
+
+
+def test_fresh_does_not_leave_a_live_run(at_home: Path) -> None:
+    """Two runs would write into one output directory."""
+    finished(at_home / where(), code=75)
+    lock = RunDirectory(path=where()).acquire()
+    try:
+        assert "is running (pid" in error("--fresh", "train.py")
+    finally:
+        os.close(lock)
 
 
 def test_a_run_id_names_that_run_only(at_home: Path) -> None:
@@ -297,7 +323,7 @@ def test_a_run_id_names_that_run_only(at_home: Path) -> None:
     assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3").resolve()
 
 
-def test_fresh_with_a_finished_run_directory_is_refused(at_home: Path) -> None:
+def test_fresh_with_the_directory_of_a_run_is_refused(at_home: Path) -> None:
     """The directory is given, so there is no next one to use."""
     finished(at_home / "mine")
     assert "--run-dir" in error("--fresh", "--run-dir", "mine", "train.py")

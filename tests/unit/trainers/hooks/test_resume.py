@@ -66,7 +66,7 @@ def test_a_finished_call_is_journaled_as_restored(session: Any, call: TrainCall,
 
 def test_checkpoints_of_another_run_are_warned_of(session: Any, call: TrainCall, events: Events) -> None:
     """The warning is journaled and printed."""
-    publish(call, 5, run_id="run-0")
+    publish(call, 5, run_id="run-0", finished=True)
     assert agree_on_resume(session, call, None).argument is None
     assert [record["event"] for record in events()] == ["warning"]
     assert "run-0" in session.notified[0]

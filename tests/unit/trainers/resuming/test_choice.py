@@ -75,12 +75,24 @@ def test_a_checkpoint_of_another_call_is_ignored(
     assert rejected == []
 
 
-def test_checkpoints_of_another_run_are_ignored_with_a_notice(
+def test_checkpoints_of_a_run_that_has_not_finished_are_not_trained_over(
     resume_request: ResumeRequest, ask: Ask, save: Save
 ) -> None:
-    """The notice names the other run and the option that resumes from it."""
+    """Rotation would delete them. The refusal names the other run, its step, and the two ways to go on."""
     save(10, run_id="run-0")
-    choice = ask(resume_request)
+    with pytest.raises(
+        UsageError, match=r"run-0.*has not finished \(step 10\).*--resume-from run-0.*--fresh"
+    ):
+        ask(resume_request)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_checkpoints_of_a_finished_run_or_with_fresh_are_ignored_with_a_notice(
+    resume_request: ResumeRequest, ask: Ask, save: Save, fresh: bool
+) -> None:
+    """The notice names the other run and the option that resumes from it."""
+    save(10, run_id="run-0", finished=not fresh)
+    choice = ask(replace(resume_request, fresh=fresh))
     assert (choice.argument, choice.checkpoint) == (None, None)
     assert choice.notice is not None
     assert "run-0" in choice.notice

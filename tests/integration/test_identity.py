@@ -1,0 +1,102 @@
+"""What a command continues: its own run after any change of supervision, and nothing else without being asked."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
+
+STEPS = ("--max-steps", "24", "--save-steps", "8", "--output-dir", "ours", "--step-seconds", "0.03")
+
+
+@pytest.fixture
+def stopped(runs: Callable[..., Run], tmp_path: Path) -> Run:
+    """A run of a script in the working directory that was stopped with a checkpoint."""
+    shutil.copy(SCRIPTS / "grpo.py", tmp_path / "train.py")
+    run = runs("train.py", *STEPS, environment={"PYTHONPATH": str(SCRIPTS), "SEED": "1"}).start()
+    run.until_step(3)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75, run.tail()
+    return run
+
+
+def starts(run: Run) -> list[int]:
+    """The step at which each attempt began to train."""
+    return [event["step"] for event in run.events("train_started")]
+
+
+def checkpoints(folder: Path) -> set[str]:
+    """The checkpoints in an output directory."""
+    return {path.name for path in (folder / "ours").glob("checkpoint-*")}
+
+
+def refused(run: Run) -> str:
+    """Start the run, which must be refused with exit code 2; return the last line."""
+    assert run.start().wait() == 2, run.tail()
+    return run.output.read_text().rstrip().splitlines()[-1]
+
+
+def test_options_of_supervision_continue_the_run_and_changes_of_training_are_asked_about(
+    stopped: Run, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """An edited script, a variable and a cap are refused by name, then accepted; the weights are unchanged."""
+    saved, step = checkpoints(tmp_path), stopped.status()["checkpoint"]["step"]
+    original = (tmp_path / "train.py").read_text()
+    words = stopped.arguments
+    (tmp_path / "train.py").write_text(original + "\n# edited\n")
+    stopped.environment["SEED"] = "2"
+    stopped.arguments = ["--generation", "max_time=1000", *words]
+    line = refused(stopped)
+    for named in (
+        "train.py was edited",
+        "SEED 1 -> 2",
+        "--generation max_time not set -> 1000",
+        "--accept-change",
+        "--fresh",
+    ):
+        assert named in line, line
+    assert checkpoints(tmp_path) == saved
+    (tmp_path / "train.py").write_text(original)
+    stopped.environment["SEED"] = "1"
+    stopped.arguments = [
+        "--max-restarts",
+        "10",
+        "--deadline-floor",
+        "90",
+        "--stop-timeout",
+        "60",
+        "./train.py",
+        *STEPS,
+    ]
+    assert stopped.start().wait() == 0, stopped.tail()
+    assert starts(stopped) == [0, step]
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24, ranks=1)
+    (tmp_path / "train.py").write_text(original + "\n# edited\n")
+    assert "has finished" in refused(stopped)
+    (tmp_path / "train.py").write_text(original)
+    shutil.rmtree(tmp_path / "ours")
+    assert "is gone; use --fresh" in refused(stopped)
+
+
+def test_another_command_does_not_train_over_a_run_that_has_not_finished(
+    stopped: Run, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Neither in its run directory nor in its output directory; `--fresh` says that it may."""
+    saved = checkpoints(tmp_path)
+    environment = {"PYTHONPATH": str(SCRIPTS)}
+    words = ["train.py", *STEPS, "--learning-rate", "0.1"]
+    stopped.arguments = words
+    assert "of another command" in refused(stopped)
+    other = runs(*words, name="other", environment=environment)
+    line = refused(other)
+    assert f"--resume-from {stopped.events('run_started')[0]['run']}" in line
+    assert checkpoints(tmp_path) == saved
+    fresh = runs("--fresh", *words, name="fresh", environment=environment).start()
+    assert fresh.wait() == 0, fresh.tail()
+    assert starts(fresh) == [0]
