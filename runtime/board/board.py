@@ -1,4 +1,4 @@
-"""The board file: a header and one slot per local rank, memory-mapped and readable after a rank's death.
+"""The board file: a header, one slot and one callback table per local rank, memory-mapped and readable after a rank's death.
 
 The supervisor creates and reads it; each rank writes its own slot (`slot_writer.py`). A reader that sees an
 odd or changed sequence number reads again, and then returns its last consistent reading: a writer may be
@@ -14,9 +14,15 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.runtime.board.awaited_field import read_awaited, write_awaited
+from grpo_run.runtime.board.callback_table import (
+    CALLBACKS_BYTES,
+    read_callback_durations,
+    read_callback_name,
+)
 from grpo_run.runtime.board.collective_log import (
     is_blocked,
     may_be_in_collective,
@@ -69,7 +75,7 @@ class Board:
         Raises:
             RunDirectoryError: the file system has no space for it.
         """
-        size = HEADER_BYTES + slots * SLOT_BYTES
+        size = HEADER_BYTES + slots * (SLOT_BYTES + CALLBACKS_BYTES)
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -109,6 +115,8 @@ class Board:
         for index in range(self.slots):
             offset = _slot_offset(index)
             self._memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
+        tables = HEADER_BYTES + self.slots * SLOT_BYTES
+        self._memory[tables:] = bytes(len(self._memory) - tables)
 
     @property
     def attempt(self) -> int:
@@ -150,7 +158,15 @@ class Board:
         if not 0 <= index < self.slots:
             raise IndexError(f"local rank {index} on a board of {self.slots}")
         offset = _slot_offset(index)
-        return SlotWriter(self._memory, offset, rank=rank, local_rank=index, pid=pid, attempt=attempt)
+        return SlotWriter(
+            self._memory,
+            offset,
+            rank=rank,
+            local_rank=index,
+            pid=pid,
+            attempt=attempt,
+            callbacks_at=self._callbacks_at(index),
+        )
 
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
@@ -171,7 +187,7 @@ class Board:
             if before == after and before % 2 == 0:
                 last = self._readings.get(index)
                 if last is None or last[0] != raw:  # most slots do not change between two scans
-                    last = self._readings[index] = raw, read_slot(raw, before)
+                    last = self._readings[index] = raw, read_slot(raw, before, self._callback_name(index))
                 return last[1]
         last = self._readings.get(index)
         return None if last is None else with_marks(last[1], self._memory, offset)
@@ -197,8 +213,23 @@ class Board:
         return may_be_in_collective(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT, number)
 
     def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
-        """Return the durations of the phases that local rank `index` has finished in this attempt."""
-        return read_phase_histograms(self._memory, _slot_offset(index) + HISTOGRAMS_AT)
+        """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""
+        histograms = read_phase_histograms(self._memory, _slot_offset(index) + HISTOGRAMS_AT)
+        callbacks_at = self._callbacks_at(index)
+        if callbacks_at is not None:
+            histograms.update(read_callback_durations(self._memory, callbacks_at))
+        return histograms
+
+    def _callbacks_at(self, index: int) -> int | None:
+        """Where the callback table of local rank `index` begins; None on a board of an earlier version."""
+        offset = HEADER_BYTES + self.slots * SLOT_BYTES + index * CALLBACKS_BYTES
+        return offset if offset + CALLBACKS_BYTES <= len(self._memory) else None
+
+    def _callback_name(self, index: int) -> Callable[[int], str]:
+        callbacks_at = self._callbacks_at(index)
+        if callbacks_at is None:
+            return lambda number: ""
+        return lambda number: read_callback_name(self._memory, callbacks_at, number)
 
 
 def _slot_offset(index: int) -> int:

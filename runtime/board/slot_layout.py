@@ -32,8 +32,8 @@ MAX_OPEN_PHASES = 8
 
 SEQUENCE = struct.Struct("<Q")
 IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
-OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start of each phase (ns)
-    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q"
+OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start of each phase (ns), callbacks
+    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q{MAX_OPEN_PHASES}I"
 )
 MARK = struct.Struct("<Q")
 MAX_IDLE_THREADS = 7
@@ -114,6 +114,7 @@ FLOATS = struct.Struct("<" + "".join(_CODES[name] for name in _FLOAT_NAMES))
 write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
 write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
 
+assert OPEN_PHASES_AT + OPEN_PHASES.size <= INTEGERS_AT
 assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
 assert FLOATS_AT + FLOATS.size <= THREADS_AT
 assert THREADS_AT + THREADS.size <= READING_BYTES <= HISTOGRAMS_AT
@@ -121,8 +122,21 @@ assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
 assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
 
 
-def read_slot(raw: bytes, sequence: int) -> Slot:
-    """Decode a consistent copy of a slot's first `READING_BYTES` bytes."""
+def stored_phase(phase: int) -> int:
+    """Return the number that stands for a phase on the board.
+
+    A callback is stored as `idle` with the number of its entry in the callback table. A supervisor of an earlier
+    version thus reads it as the script's own time.
+    """
+    return Phase.idle if phase == Phase.callback else phase
+
+
+def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = lambda number: "") -> Slot:
+    """Decode a consistent copy of a slot's first `READING_BYTES` bytes.
+
+    Args:
+        callback_name: returns the name of an entry of the rank's callback table.
+    """
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
     heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
@@ -136,7 +150,9 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
         attempt=attempt,
         state=RankState(state),
         phases=tuple(
-            OpenPhase(phase=Phase(phases[i]), since_seconds=phases[MAX_OPEN_PHASES + i] / 1e9)
+            _open_phase(
+                phases[i], phases[MAX_OPEN_PHASES + i], phases[2 * MAX_OPEN_PHASES + i], callback_name
+            )
             for i in range(depth)
         ),
         last_progress_seconds=progress_ns / 1e9,
@@ -148,6 +164,12 @@ def read_slot(raw: bytes, sequence: int) -> Slot:
         idle_threads=tuple(thread for thread in idle_threads if thread),
         **dict(zip(_READING_NAMES, values, strict=True)),
     )
+
+
+def _open_phase(stored: int, since_ns: int, callback: int, callback_name: Callable[[int], str]) -> OpenPhase:
+    if callback:
+        return OpenPhase(phase=Phase.callback, since_seconds=since_ns / 1e9, callback=callback_name(callback))
+    return OpenPhase(phase=Phase(stored), since_seconds=since_ns / 1e9)
 
 
 def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:

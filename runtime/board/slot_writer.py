@@ -11,6 +11,7 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 
+from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, CallbackTableWriter
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
 from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
 from grpo_run.runtime.board.slot_layout import (
@@ -33,6 +34,7 @@ from grpo_run.runtime.board.slot_layout import (
     THREADS,
     THREADS_AT,
     SlotFields,
+    stored_phase,
     write_floats,
     write_integers,
 )
@@ -49,10 +51,19 @@ class SlotWriter(SlotFields):
     Args:
         memory: the board's writable mapping.
         offset: where the slot begins; the slot is zeroed.
+        callbacks_at: where the rank's callback table begins; it is zeroed too. None on a board without tables.
     """
 
     def __init__(
-        self, memory: mmap.mmap, offset: int, *, rank: int, local_rank: int, pid: int, attempt: int
+        self,
+        memory: mmap.mmap,
+        offset: int,
+        *,
+        rank: int,
+        local_rank: int,
+        pid: int,
+        attempt: int,
+        callbacks_at: int | None = None,
     ) -> None:
         super().__init__()
         self.state = RankState.starting
@@ -61,13 +72,16 @@ class SlotWriter(SlotFields):
         self._offset = offset
         self._phases_at = slice(offset + OPEN_PHASES_AT, offset + OPEN_PHASES_AT + OPEN_PHASES.size)
         self._sequence = 0
-        self._open_phases: list[tuple[int, int]] = []
+        self._open_phases: list[tuple[int, int, int]] = []  # phase, start (ns), entry in the callback table
         self._published_work = (0, 0)
         memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
         self.collective_log = CollectiveLogWriter(
             memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
         )
         self._phase_histograms = PhaseHistogramWriter(memory, offset + HISTOGRAMS_AT)
+        if callbacks_at is not None:
+            memory[callbacks_at : callbacks_at + CALLBACKS_BYTES] = bytes(CALLBACKS_BYTES)
+        self._callbacks = CallbackTableWriter(memory, callbacks_at)
         IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
         self.heartbeat()
         self.publish()
@@ -75,10 +89,22 @@ class SlotWriter(SlotFields):
     def enter(self, phase: Phase) -> None:
         """Open a phase inside the current one."""
         now = time.monotonic_ns()
-        self._open_phases.append((phase, now))
+        self._open_phases.append((phase, now, 0))
         self._publish_phases(now)
         if self.on_enter is not None:
             self.on_enter(phase)
+
+    def enter_callback(self, name: str) -> None:
+        """Open a `callback` phase inside the current one. `leave(Phase.callback)` closes it.
+
+        Args:
+            name: class and event of the user's callback; its durations are kept by this name.
+        """
+        now = time.monotonic_ns()
+        self._open_phases.append((Phase.callback, now, self._callbacks.number_of(name)))
+        self._publish_phases(now)
+        if self.on_enter is not None:
+            self.on_enter(Phase.callback)
 
     def leave(self, phase: Phase) -> None:
         """Close the innermost open `phase` and every phase still open inside it.
@@ -96,7 +122,7 @@ class SlotWriter(SlotFields):
         """Close all open phases and open `phase` as the outermost one."""
         now = time.monotonic_ns()
         self._close(0, now)
-        self._open_phases.append((phase, now))
+        self._open_phases.append((phase, now, 0))
         self._publish_phases(now)
         if self.on_enter is not None:
             self.on_enter(phase)
@@ -135,10 +161,14 @@ class SlotWriter(SlotFields):
         self.on_enter = None
         self.collective_log.detach(private)
         self._phase_histograms.detach(private)
+        self._callbacks.detach(private)
 
     def _close(self, depth: int, now: int) -> None:
-        for phase, since in self._open_phases[depth:]:
-            self._phase_histograms.add(phase, (now - since) / 1e9)
+        for phase, since, callback in self._open_phases[depth:]:
+            if callback:
+                self._callbacks.add(callback, (now - since) / 1e9)
+            else:
+                self._phase_histograms.add(stored_phase(phase), (now - since) / 1e9)
         del self._open_phases[depth:]
 
     def _begin_write(self) -> None:
@@ -159,9 +189,11 @@ class SlotWriter(SlotFields):
             now,
             self.state,
             len(phases),
-            *[phase for phase, _ in phases],
+            *[stored_phase(phase) for phase, _, _ in phases],
             *padding,
-            *[since for _, since in phases],
+            *[since for _, since, _ in phases],
+            *padding,
+            *[callback for _, _, callback in phases],
             *padding,
         )
         self._begin_write()

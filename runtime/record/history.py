@@ -18,6 +18,9 @@ from grpo_run.runtime.record.step_times import StepTimes
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
+_CALLBACK = "callback "
+"""Prefix that tells the durations of a callback from those of a phase."""
+
 
 @dataclass(kw_only=True)
 class Recovery:
@@ -258,7 +261,9 @@ class History:
         self.injections_fired.append(str(record.get("injection")))
 
     def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
-        self.phase_records[str(record.get("callback") or record.get("phase"))] = record.get("durations")
+        callback = record.get("callback")
+        name = str(record.get("phase")) if callback is None else f"{_CALLBACK}{callback}"
+        self.phase_records[name] = record.get("durations")
 
     def learned_durations(self) -> dict[PhaseKey, Durations]:
         """Return how long phases and callbacks took so far.
@@ -268,8 +273,8 @@ class History:
         learned: dict[PhaseKey, Durations] = {}
         for name, value in self.phase_records.items():
             with contextlib.suppress(ValueError, KeyError):
-                # only the name of a callback has a dot: MyCallback.on_step_end
-                learned[name if "." in name else Phase[name]] = Durations.from_json(value)
+                key: PhaseKey = name[len(_CALLBACK) :] if name.startswith(_CALLBACK) else Phase[name]
+                learned[key] = Durations.from_json(value)
         return learned
 
     def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:

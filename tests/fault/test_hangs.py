@@ -68,10 +68,10 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
 
 @pytest.mark.alone
 @pytest.mark.timeout(300)
-def test_the_default_deadline_after_twenty_steps_is_ten_seconds_at_most(
+def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_default(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A reward function that holds the GIL at step 22 is detected within 10 s."""
+    """A reward function that holds the GIL at step 22 is ended after 20 s, although the floor is a minute."""
     mark, cause = "reward-regex", "interpreter_stuck"
     steps = ("--max-steps", "24", "--save-steps", "4")
     run = runs(
@@ -86,7 +86,7 @@ def test_the_default_deadline_after_twenty_steps_is_ten_seconds_at_most(
     assert verdict["location"]["line"] == line_of("faulty.py", mark)
     # the promise is about detection; collecting evidence takes as long as the machine needs
     (found,) = [event for event in run.events("state_changed") if event["to"] == "collecting"]
-    assert found["time"] - verdict["event"]["failed_at"] <= 10.0
+    assert found["time"] - verdict["event"]["failed_at"] <= 30.0
 
 
 def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(

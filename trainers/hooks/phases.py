@@ -138,9 +138,10 @@ def mark_reward(
 
 @contextmanager
 def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]:
-    """Mark the user's own callbacks as idle time for the length of the block.
+    """Mark the user's own callbacks for the length of the block.
 
-    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it.
+    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it. It is
+    measured by class and event.
 
     Args:
         handler: the trainer's `callback_handler`.
@@ -155,20 +156,25 @@ def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]
                 method = getattr(type(callback), name, None)
                 set_on_instance = name in getattr(callback, "__dict__", {})
                 if method is not None and method is not getattr(base, name) and not set_on_instance:
-                    marked = _as_idle(getattr(callback, name), slot)
+                    marked = _as_callback(getattr(callback, name), slot, callback_name(callback, name))
                     # a frozen or slotted callback stays unmarked
                     with contextlib.suppress(AttributeError, TypeError):
                         marks.enter_context(override_attributes(callback, **{name: marked}))
         yield
 
 
-def _as_idle(method: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
+def callback_name(callback: object, event: str) -> str:
+    """Return the name that a callback's durations are kept by: `MyCallback.on_step_end`."""
+    return f"{type(callback).__qualname__.rpartition('<locals>.')[2]}.{event}"
+
+
+def _as_callback(method: Callable[..., Any], slot: SlotWriter, name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def marked(*args: Any, **kwargs: Any) -> Any:
         try:
-            slot.enter(Phase.idle)
+            slot.enter_callback(name)
             return method(*args, **kwargs)
         finally:
-            slot.leave(Phase.idle)
+            slot.leave(Phase.callback)
 
     return marked

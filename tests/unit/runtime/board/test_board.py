@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from grpo_run.runtime.board import board as board_module
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import HEADER_BYTES, Board
+from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
 from grpo_run.runtime.board.collective_log import ENTRIES
 from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES, SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
@@ -684,5 +685,5 @@ def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
     path = tmp_path / "board.mmap"
     Board.create(path, 3)
     told = path.stat()
-    assert told.st_size == HEADER_BYTES + 3 * SLOT_BYTES
+    assert told.st_size == HEADER_BYTES + 3 * (SLOT_BYTES + CALLBACKS_BYTES)
     assert told.st_blocks * 512 >= told.st_size

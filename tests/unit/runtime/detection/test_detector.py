@@ -1020,7 +1020,10 @@ def test_a_suspicion_does_not_extend_a_deadline(world: World) -> None:
 def hang_in(world: World, phase: Phase) -> None:
     """Rank 1 does nothing in a phase that it has never completed; rank 0 waits."""
     world.issue(0, "all_reduce")
-    world.writers[1].replace(phase)
+    if phase is Phase.callback:
+        world.writers[1].enter_callback("Upload.on_save")
+    else:
+        world.writers[1].replace(phase)
 
 
 PHASES = [Phase.startup, Phase.data, Phase.reward, Phase.eval, Phase.idle, Phase.callback]

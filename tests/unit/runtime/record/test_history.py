@@ -358,6 +358,14 @@ def test_the_last_durations_of_a_phase_count() -> None:
     assert history.learned_durations() == {Phase.reward: late, Phase.generate: early}
 
 
+def test_callbacks_are_learned_by_name_and_an_end_survives_a_restart() -> None:
+    """A callback may be named like a phase."""
+    ended = Durations().ended_after(60.0)
+    event = 1.0, "phase_learned", {"phase": "callback", "callback": "reward", "durations": ended.as_json()}
+    history = replay(event, phase_learned(2.0, "reward", Durations.of([1.0]).as_json()))
+    assert history.learned_durations() == {"reward": ended, Phase.reward: Durations.of([1.0])}
+
+
 @pytest.mark.parametrize(
     ("phase", "durations"),
     [

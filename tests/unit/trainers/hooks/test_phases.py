@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_method, mark_reward
+from grpo_run.trainers.hooks.phases import (
+    PhaseFingerprint,
+    callback_name,
+    mark_callbacks,
+    mark_method,
+    mark_reward,
+)
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -277,13 +283,24 @@ class Upload(Base):
         return self._seen(), args, kwargs
 
 
-def test_a_users_callback_is_marked_as_idle(slot: SlotWriter, reading: Reading) -> None:
+def test_a_users_callback_is_marked_by_class_and_event(slot: SlotWriter, reading: Reading) -> None:
     """Inside the phase that calls it, which continues afterwards. Arguments and result are unchanged."""
-    callback = Upload(lambda: [open.phase for open in reading().phases])
+    callback = Upload(lambda: [open.key for open in reading().phases])
     slot.replace(Phase.checkpoint)
     with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
-        assert callback.on_save(1, model=2) == ([Phase.checkpoint, Phase.idle], 1, {"model": 2})
+        assert callback.on_save(1, model=2) == ([Phase.checkpoint, "Upload.on_save"], 1, {"model": 2})
     assert [open.phase for open in reading().phases] == [Phase.checkpoint]
+
+
+def test_a_class_inside_a_function_is_named_without_the_function() -> None:
+    """Nested classes keep their outer class, which tells them apart."""
+
+    class Local(Base):
+        class Inner(Base):
+            pass
+
+    assert callback_name(Local(), "on_save") == "Local.on_save"
+    assert callback_name(Local.Inner(), "on_log") == "Local.Inner.on_log"
 
 
 def test_a_callbacks_exception_closes_its_phase(slot: SlotWriter, reading: Reading) -> None:
@@ -316,7 +333,7 @@ def test_marks_are_removed_from_callbacks(slot: SlotWriter, reading: Reading) ->
     for _ in range(2):
         with mark_callbacks(handler, Base, slot):
             handler.callbacks.reverse()  # the list belongs to the trainer and may change
-            assert callback.on_save(1)[0] is Phase.idle
+            assert callback.on_save(1)[0] is Phase.callback
         assert "on_save" not in vars(callback)
         assert callback.on_save(1)[0] is Phase.data
     assert own.on_save(1) == "own"
