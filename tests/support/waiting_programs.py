@@ -200,9 +200,17 @@ def child_that_is_stuck_itself() -> None:
     os.waitpid(_fork(lock_taken_twice), 0)
 
 
-@_program(HUNG)
+@_program(ALIVE)
 def lock_beside_a_child_at_work() -> None:
     _sleeper(SHORT_SECONDS)
+    lock_taken_twice()
+
+
+@_program(HUNG)
+def lock_beside_the_resource_tracker() -> None:
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
     lock_taken_twice()
 
 
@@ -378,6 +386,14 @@ def lock_beside_a_thread_that_serves() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     _in_thread(listener.accept)
     lock_taken_twice()
+
+
+@_program(ALIVE)
+def receive_timeout_of_the_kernel() -> None:
+    pair = socket.socketpair()
+    limit = int(SHORT_SECONDS).to_bytes(8, "little") + bytes(8)
+    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    pair[0].recv(1)
 
 
 @_program(ALIVE)

@@ -71,7 +71,8 @@ class Process:
 
     `threads` is None if they could not be read. `caught_signals` are the numbers of the signals that it
     handles. `has_timers` says that it has POSIX timers, or that this is unknown. `own_ids` says that process
-    ids mean the same to it as to the reader.
+    ids mean the same to it as to the reader. `helper` marks a known helper (multiprocessing's resource tracker)
+    that neither sends signals to the rank nor exits before it.
     """
 
     pid: int
@@ -80,6 +81,7 @@ class Process:
     caught_signals: frozenset[int] = frozenset()
     has_timers: bool = False
     own_ids: bool = True
+    helper: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,22 +14,27 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from grpo_run.watchdog.waits.idle_threads import is_idle
 from grpo_run.watchdog.waits.looks import Channels, Look, Process, Thread, Wait, WaitKind
 
-HARMLESS_SIGNALS = frozenset(
+ERROR_SIGNALS = frozenset(
     {
-        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ,
         signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV,  # faulthandler's
         32, 33,  # used by the C library
     }
 )  # fmt: skip
-"""Signals that a process may handle although nothing is due from them.
+"""Signals whose handlers run no code of the script."""
+SIGNALS_OF_OTHERS = frozenset(
+    {
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ, signal.SIGCHLD,
+    }
+)  # fmt: skip
+"""Signals that a process does not cause itself while all its threads wait; other processes of the rank may.
 
-They ask it to end or report an error. Any other handled signal (SIGALRM of `signal.alarm`, SIGUSR1) may wake a
-thread at any time. SIGCHLD is judged by the child processes that may send it.
+Any other handled signal (SIGALRM of `signal.alarm`, SIGUSR1) may come at any time.
 """
 
 
@@ -62,7 +67,7 @@ def prove_stuck(before: Look, now: Look, channels: Channels) -> StuckRank | None
         if main.tid not in stuck.threads:
             continue
         # nobody wakes a sleeping thread, but anything that runs beside it may be progress
-        if with_sleepers and stuck.active:
+        if with_sleepers and _at_work(now, stuck.active):
             continue
         waits = [thread.wait for thread in stuck.threads.values()]
         return StuckRank(
@@ -158,8 +163,13 @@ def _stuck_threads(
             active.add(process_of[tid].pid)
 
 
+def _at_work(look: Look, active: AbstractSet[int]) -> bool:
+    """Whether a process other than a helper is active."""
+    return any(not look.processes[pid].helper for pid in active)
+
+
 def _handles_other_signals(process: Process) -> bool:
-    return bool(process.caught_signals - HARMLESS_SIGNALS - {signal.SIGCHLD})
+    return bool(process.caught_signals - ERROR_SIGNALS - SIGNALS_OF_OTHERS)
 
 
 def _is_candidate(thread: Thread, *, with_sleepers: bool) -> bool:
@@ -183,9 +193,9 @@ def _can_be_woken(
     """Whether an active process may wake the thread."""
     if process.pid in active:
         return True
+    if process.caught_signals & SIGNALS_OF_OTHERS and _at_work(look, active):
+        return True  # a child that exits runs a handler in its parent; a helper may interrupt it after a time
     children = {other.pid for other in look.processes.values() if other.parent == process.pid}
-    if signal.SIGCHLD in process.caught_signals and children & active:
-        return True  # a child that exits runs a handler in its parent
     kind = thread.wait.kind
     if kind is WaitKind.stopped:
         return bool(active)

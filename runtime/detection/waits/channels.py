@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterable, Mapping
 
 from grpo_run.runtime.detection.waits.processes import all_processes
-from grpo_run.runtime.detection.waits.unix_sockets import connected_pairs
+from grpo_run.runtime.detection.waits.unix_sockets import connected_pairs, has_time_limit
 from grpo_run.watchdog.processes import read_file
 from grpo_run.watchdog.waits.looks import Channels, Look, Thread
 from grpo_run.watchdog.waits.proof import threads_on_descriptors
 
+_POLLING = frozenset({"poll", "ppoll", "select", "pselect6"})
 _FLAGS_FIELD, _STARTED_FIELD = 6, 19  # of /proc/PID/stat after the command name
 _KERNEL_THREAD = 0x00200000
 
@@ -51,6 +52,11 @@ def _links(pid: int, thread: Thread) -> list[str] | None:
     if thread.wait.through_epoll:
         return _members_of_epoll(folder, thread.wait.descriptors[0])
     links = [_read_link(f"{folder}/fd/{descriptor}") for descriptor in thread.wait.descriptors]
+    # a time limit in the kernel ends a transfer, but not a poll
+    on_socket = any(link is not None and link.startswith("socket:") for link in links)
+    polls = thread.wait.call in _POLLING
+    if on_socket and not polls and has_time_limit(pid, thread.wait.descriptors[0]) is not False:
+        return None
     return None if None in links else [link for link in links if link is not None]
 
 

@@ -1,6 +1,6 @@
 """Looks at ranks: what each thread of a rank and of its descendants waits for, from /proc.
 
-Called by `wait_detector.py` while ranks are suspected. A whole look takes about 40 µs per thread and 10 µs per
+Called by `wait_detector.py` while ranks are suspected. A whole look takes about 75 µs per thread and 10 µs per
 process of the machine. The kernel shows system calls and memory to those who may trace a process; a refusal is
 reported in `refused` and makes the process unknown. Does not judge.
 """
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.processes import read_file
+from grpo_run.watchdog.remaining import SERVICES
 from grpo_run.watchdog.waits.looks import UNKNOWN, Look, Process, Thread, Wait, WaitKind
 from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
 
@@ -30,7 +31,7 @@ class LookReader:
         self.refused: dict[int, str] = {}
 
     def main_thread_may_be_stuck(self, pid: int) -> bool:
-        """Whether the main thread sleeps in a call that has no time limit or a known end. Takes about 40 µs."""
+        """Whether the main thread sleeps in a call that has no time limit or a known end. Takes about 70 µs."""
         status = _read_status(f"/proc/{pid}/task/{pid}")
         if status is None:
             return False
@@ -90,6 +91,7 @@ class LookReader:
             caught_signals=caught,
             has_timers=timers is None or bool(timers),
             own_ids=own_ids,
+            helper=parent != 0 and _is_helper(pid),
         )
 
     def _read_thread(
@@ -113,6 +115,11 @@ class LookReader:
         name = status[b"Name"].decode(errors="replace")
         thread = Thread(tid=tid, name=name, state=state, switches=switches, wait=wait, registers=registers)
         return thread, refusal
+
+
+def _is_helper(pid: int) -> bool:
+    arguments = (read_file(f"/proc/{pid}/cmdline") or b"").replace(b"\0", b" ").decode(errors="replace")
+    return any(service in arguments for service in SERVICES)
 
 
 def _read_status(folder: str) -> dict[bytes, bytes] | None:

@@ -137,12 +137,16 @@ def test_a_process_that_cannot_be_read_may_do_anything() -> None:
     )
 
 
-def test_a_private_futex_is_not_woken_by_a_child() -> None:
-    """Unless its exit runs a handler in the rank."""
+@pytest.mark.parametrize("handled", [signal.SIGINT, signal.SIGTERM, signal.SIGCHLD])
+def test_a_process_at_work_may_send_a_signal_to_the_rank(handled: int) -> None:
+    """Its exit runs a handler, or it interrupts the rank after a time. A private futex it cannot wake."""
     working = process(CHILD, thread(CHILD, UNKNOWN, state="R"))
+    caught = frozenset({handled})
+    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=caught), working))
     assert stuck(rank(process(RANK, thread(RANK, FUTEX)), working))
-    handled = frozenset({signal.SIGCHLD})
-    assert not stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled), working))
+    helper = replace(working, helper=True)
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=caught), helper))
+    assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD)), helper))
 
 
 def test_an_idle_worker_of_a_data_loader_does_not_exit_by_itself() -> None:
