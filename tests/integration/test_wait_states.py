@@ -103,3 +103,23 @@ def test_a_program_that_something_may_wake_is_never_proved_stuck(
 ) -> None:
     """It waits for something outside, with a time limit, or for a process at work."""
     assert judged[name] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another user")
+def test_a_process_that_may_not_be_traced_is_unknown_and_the_refusal_is_named() -> None:
+    """Another user's process shows no system calls; nothing is proved, and nothing fails."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        reader = LookReader()
+        look = reader.read({0: os.getppid()}, {0: ()})[0]
+        proved = prove_stuck(look, look, read_channels(look))
+        os.write(writing, f"{proved} {reader.refused[0]}".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        assert answer.read() == "None the system calls of its threads may not be read (Permission denied)"
+    os.waitpid(child, 0)

@@ -116,11 +116,14 @@ class WaitDetector:
                 return {}
             if pid is None:
                 continue  # it has exited
-            if processes.read_state(pid) not in ("S", "T"):
+            place = self._ranks.places[rank]
+            waits = self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
+            # a wait for a device uses the CPU
+            if not waits and processes.read_state(pid) not in ("S", "T"):
                 return {}
             # without a fresh heartbeat the rank may be frozen, and its list of idle threads outdated
             fresh = now - slot.heartbeat_seconds <= HEARTBEAT_LATE_SECONDS
-            blocked = self._ranks.board.is_blocked(self._ranks.places[rank])
+            blocked = self._ranks.board.is_blocked(place)
             if fresh and not blocked and self._reader.main_thread_may_be_stuck(pid):
                 found[rank] = slot
         return found
