@@ -65,12 +65,30 @@ class HangMonitor:
         if self._board is not None:
             self._board.write_awaited(self.detector.awaited)
         notices.warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
+        self._warn_of_waits(slots)
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
             stragglers = find_stragglers(self.detector.phase_durations.by_rank())
             notices.warn_of_stragglers(stragglers, self._reporter.warn_once)
         return finding
+
+    def _warn_of_waits(self, slots: Mapping[int, Slot | None]) -> None:
+        now = time.monotonic()
+        if self.detector.awaited is not None:
+            notices.warn_of_busy_rank(
+                self.detector.awaited,
+                self.detector.phase_durations.current(now).durations,
+                ranks=len(slots),
+                now=now,
+                warn_once=self._reporter.warn_once,
+            )
+        notices.warn_of_suspension(
+            self.detector.suspended_since,
+            rank=min(slots, default=0),
+            now=now,
+            warn_once=self._reporter.warn_once,
+        )
 
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""

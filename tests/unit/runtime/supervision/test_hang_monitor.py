@@ -31,6 +31,8 @@ class Scene:
             scan=lambda slots: None,
             blind={},
             suspicion=None,
+            awaited=None,
+            suspended_since=None,
             phase_durations=SimpleNamespace(merged=lambda: durations, by_rank=dict),
         )
         self.lifecycle = Lifecycle()
