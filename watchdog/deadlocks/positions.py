@@ -135,14 +135,18 @@ class ObservedRanks:
             needed = needed or tuple(other for other in self.world if other != rank)
         if all_needed and not all(peer in self.records for peer in needed):
             return (), True
+        # once a group's first collective is complete, every member has enqueued it: a member without a record of
+        # the group no longer retains it. Before, it has not come; its log holds hundreds
+        begins = here.sequence == 1 or any(
+            record.group == here.group and record.sequence == 1 and not record.completed
+            for record in self.records[rank]
+        )
         missing = tuple(
             r
             for r in needed
             if r in self.records
             and self.highest_sequence(r, here, rank) < here.sequence
-            # every member enqueued the earlier collectives: a member without a record of the group no longer
-            # retains them. This is not assumed for a group's first collective; the log holds hundreds
-            and (here.sequence == 1 or not self.records[r] or self.highest_sequence(r, here, rank) > 0)
+            and (begins or not self.records[r] or self.highest_sequence(r, here, rank) > 0)
         )
         return missing, all_needed
 

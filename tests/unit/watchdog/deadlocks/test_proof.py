@@ -701,6 +701,58 @@ def test_a_ring_that_forgot_the_group_is_believed_for_the_groups_first_collectiv
     assert judge(second, Position(rank=1, records=(), exited=True)) is not None
 
 
+def test_a_group_whose_first_collective_is_pending_has_not_begun() -> None:
+    """A member without a record of it has not come, whichever of its collectives is waited for."""
+    begun = ran([*PAST, PAIR, PAIR], members=(0, 1))
+    pending = (
+        *begun[:-2],
+        replace(begun[-2], progress=CollectiveProgress.enqueued, members=(0, 1)),
+        begun[-1],
+    )
+    assert judge(pending, after_exit(PAST)) is not None
+    assert judge(begun, after_exit(PAST)) is None
+
+
+def test_what_a_rank_has_issued_is_known_where_its_records_are_dropped() -> None:
+    """It started the group's first collective long ago, and waits for this rank elsewhere."""
+    first = ran([*PAST, PAIR], members=(0, 1))
+    votes = without_other_threads(Position(rank=1, records=ran([*PAST, VOTE])))
+    assert judge(first, votes) is not None
+    assert judge(first, replace(votes, issued={"pair": 1, "0": 6})) is None
+
+
+def test_a_broadcast_waits_for_its_root_only() -> None:
+    """It may complete on a rank before the other receivers have come."""
+    call: Call = ("0", "broadcast", 40, 3)
+    waits = ran([*PAST, call], root=0)
+    votes, late = ran([*PAST, VOTE]), ran(PAST, last=CollectiveProgress.completed)
+    assert judge(votes, waits, late) is not None
+    assert judge(late, waits, votes) is None
+    assert judge(waits, votes, late) is None
+    assert judge(votes, ran([*PAST, call]), late) is None
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter", "all_to_all", "broadcast", "reduce"])
+def test_an_operation_that_may_complete_alone_is_no_circle(operation: str) -> None:
+    """It may move nothing between two ranks, or nothing that the receiver must wait for."""
+    assert judge(ran([*PAST, ("0", operation, 40, 3)]), ran([*PAST, VOTE])) is None
+
+
+def test_a_reduction_without_elements_is_no_circle() -> None:
+    """Gloo completes it without communication."""
+    assert judge(ran([*PAST, ("0", "all_reduce", 40, 0)]), ran([*PAST, VOTE])) is None
+    assert judge(ran([*PAST, ("0", "barrier", 40, 0)]), ran([*PAST, VOTE])) is not None
+
+
+def test_a_mismatch_that_nobody_waits_for_is_no_proof() -> None:
+    """A program that never waits for the handle finishes."""
+    ours, theirs = (ran([*PAST, call], last=CollectiveProgress.enqueued) for call in (GATHER, LATER))
+    assert judge(ours, theirs) is None
+    assert judge(ours, ran([*PAST, LATER])) is not None
+    on_device = [tuple(replace(record, on_device=True) for record in records) for records in (ours, theirs)]
+    assert judge(*on_device) is not None
+
+
 def test_every_observed_rank_is_placed() -> None:
     """At the collective it waits for, else at its last one; a rank without records has no place."""
     runs = ran(PAST, last=CollectiveProgress.completed)
