@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 import stat
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.duration_text import duration_text
 
@@ -70,15 +73,28 @@ def run(launch: LaunchCommand) -> int:
         directory = RunDirectory(path=config.run_directory)
         directory.create()
         stack.callback(os.close, directory.acquire())
-        history = History.of(read_journal(directory.journal))
-        inputs = inputs_of(launch)
-        check_inputs(launch, directory, history, inputs)
-        if history.finished:
-            write_staged_checkpoints(launch, directory, history)
-            print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
-            return EXIT_FINISHED
-        directory.write_run({**config.as_json(), "typed": list(launch.typed), "inputs": inputs.as_json()})
-        return _supervise(launch, directory, history, listener)
+        try:
+            return _resume_or_supervise(launch, directory, listener)
+        except (UsageError, KeyboardInterrupt, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of grpo-run itself, before or after the supervisor's own handler
+            sentence = last_resort.describe(error)
+            report = last_resort.write_report(directory.incidents, error, step=0, part="`grpo-run launch`")
+            print(f"grpo-run: grpo-run itself failed: {sentence}. Report: {report}", file=sys.stderr)
+            return EXIT_GAVE_UP
+
+
+def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
+    config = launch.config
+    history = History.of(read_journal(directory.journal))
+    inputs = inputs_of(launch)
+    check_inputs(launch, directory, history, inputs)
+    if history.finished:
+        write_staged_checkpoints(launch, directory, history)
+        print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
+        return EXIT_FINISHED
+    directory.write_run({**config.as_json(), "typed": list(launch.typed), "inputs": inputs.as_json()})
+    return _supervise(launch, directory, history, listener)
 
 
 def inputs_of(launch: LaunchCommand) -> Inputs:
@@ -193,6 +209,7 @@ def _supervise(
     output.start()
     try:
         _handle_signals(supervisor)
+        _report_failed_threads(supervisor)
         supervisor.begin(world_size_local=ranks)
         if staging is not None:
             # not earlier: a supervisor that fails to begin must leave the memory to the next one
@@ -203,6 +220,10 @@ def _supervise(
     except (ProcessError, RendezvousError, DistError) as error:
         # ranks could not be started, or the nodes could not meet
         supervisor.give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
+        supervisor.fail(error)
     finally:
         output.stop()
         terminal.stop()
@@ -262,6 +283,17 @@ def _handle_signals(supervisor: Supervisor) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
+
+
+def _report_failed_threads(supervisor: Supervisor) -> None:
+    """Report an exception that ends a thread once, with a traceback in a file instead of on the terminal."""
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        name = failure.thread.name if failure.thread is not None else "a thread"
+        if failure.exc_value is not None:
+            supervisor.note_thread_failure(name, failure.exc_value)
+
+    threading.excepthook = report
 
 
 def _await_last_scrape(server: MetricsServer, terminal: Terminal) -> None:

@@ -18,7 +18,8 @@ exit codes:
   0    the script has finished
   2    the command or a setting is wrong; nothing was lost
   75   stopped on request, with a checkpoint; run the same command to resume
-  93   gave up; the reason and the incident report are in the run directory"""
+  93   gave up, or grpo-run itself failed; the reason and the report are in the
+       run directory"""
 EXAMPLES = """\
 examples:
   grpo-run launch --nproc-per-node 2 train.py --lr 1e-6

@@ -9,9 +9,11 @@ not watch ranks, judge or report.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -28,6 +30,8 @@ from grpo_run.watchdog.observation import Exit
 
 STORE_TIMEOUT = timedelta(seconds=300)
 EXIT_BARRIER_SECONDS = 300
+SIGNAL_POLL_SECONDS = 0.1
+"""How often the main thread handles signals while another one waits for other nodes."""
 
 
 class Directive(Enum):
@@ -78,6 +82,30 @@ class AttemptController(Protocol):
         """Nodes joined or left; all ranks are about to be restarted."""
 
 
+def _call_in_thread(function: Callable[[], None]) -> None:
+    """Call a function in another thread, so that signals are handled meanwhile.
+
+    An exception of a signal handler ends the wait and leaves the thread behind, which ends with the process.
+
+    Raises:
+        BaseException: what the function raises.
+    """
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            failures.append(error)
+
+    thread = threading.Thread(target=call, name="grpo-run-rendezvous", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SIGNAL_POLL_SECONDS)
+    if failures:
+        raise failures[0]
+
+
 class Agent(LocalElasticAgent):
     """The agent of one node. The `entrypoint` of its `WorkerSpec` is used in torch's messages only.
 
@@ -114,7 +142,16 @@ class Agent(LocalElasticAgent):
         self._restarts = 0
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Run torch's rendezvous, then agree on a store for this attempt only."""
+        """Run torch's rendezvous, then agree on a store for this attempt only.
+
+        Signal handlers run in the main thread only, and not while torch waits for other nodes in C++.
+        """
+        if self._elastic:
+            _call_in_thread(functools.partial(self._rendezvous_and_store, worker_group))
+        else:
+            self._rendezvous_and_store(worker_group)
+
+    def _rendezvous_and_store(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         # torch prefixes the store with the round of the rendezvous, equal on all nodes; the static one has no
         # rounds

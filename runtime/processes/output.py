@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 POLL_SECONDS = 0.1
 MAX_READ_BYTES = 256 * 1024
 MAX_LINE_BYTES = 16 * 1024
+MAX_BEHIND_BYTES = 8 * 1024 * 1024
+"""Output that is further behind is not printed; the file has it."""
 STOP_SECONDS = 5.0
 """How long to wait for the thread when the run ends."""
 
@@ -22,7 +24,8 @@ STOP_SECONDS = 5.0
 class FileFollower:
     """Follows one file by lines.
 
-    Text before a carriage return is dropped, as a terminal would overwrite it.
+    Text before a carriage return is dropped, as a terminal would overwrite it. A file that grows faster than
+    it is read is continued near its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,27 +36,39 @@ class FileFollower:
     def read(self) -> list[str]:
         """Return complete lines that were appended since the last call, from at most `MAX_READ_BYTES`."""
         try:
-            if os.stat(self._path).st_size == self._position:
+            size = os.stat(self._path).st_size
+            if size == self._position:
                 return []  # called ten times a second per rank: do not open a file that has not grown
+            skipped = self._skip_to(size)
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 data = file.read(MAX_READ_BYTES)
-        except FileNotFoundError:
+        except OSError:  # not there yet, or no descriptor is left: the next call reads it
             return []
         self._position += len(data)
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if skipped:
+            lines = [f"... {skipped / 1e6:.0f} MB of output are in {self._path} only".encode(), *lines[1:]]
         if len(self._partial_line) > MAX_LINE_BYTES:
             self._partial_line = self._partial_line.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
-    def read_all(self) -> list[str]:
-        """Return complete lines up to the present end of the file."""
-        lines: list[str] = []
+    def read_all(self) -> Iterator[list[str]]:
+        """Yield complete lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it."""
         while True:
             before = self._position
-            lines += self.read()
+            yield self.read()
             if self._position == before:
-                return lines
+                return
+
+    def _skip_to(self, size: int) -> int:
+        """Skip what is too far behind the end of the file. Returns the number of bytes skipped."""
+        behind = size - self._position
+        if behind <= MAX_BEHIND_BYTES:
+            return 0
+        self._position = size - MAX_BEHIND_BYTES
+        self._partial_line = b""
+        return behind - MAX_BEHIND_BYTES
 
     def take_partial_line(self) -> list[str]:
         """Return the last line if it has no newline, else an empty list.
@@ -96,7 +111,8 @@ class OutputFollower:
         """Print everything that has been written, including last lines without a newline."""
         with self._lock:
             for rank, follower in self._followers.items():
-                self._print(rank, follower.read_all())
+                for lines in follower.read_all():
+                    self._print(rank, lines)
                 self._print(rank, follower.take_partial_line())
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ started are terminated with it. Does not determine why a rank exited or what fol
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -24,6 +25,10 @@ from grpo_run.watchdog.processes import members_by_session
 
 KILL_DEADLINE_SECONDS = 10.0
 """How long a process may take to exit after SIGKILL."""
+RETRY_SECONDS = 30.0
+"""How long to try to start a rank while the machine lacks something."""
+RETRY_EVERY_SECONDS = 1.0
+TRANSIENT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,12 @@ class _SpawnedRank:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid: int = process.pid
-        self.sentinel: int = os.pidfd_open(process.pid)
+        try:
+            self.sentinel: int = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -94,7 +104,7 @@ class RankGroup:
         self._exits: dict[int, Exit] = {}
         for index, spec in enumerate(self._specs):
             try:
-                self._processes[index] = _start(spec, entry, preloaded)
+                self._processes[index] = _start_with_retries(spec, entry, preloaded)
             except (OSError, EOFError) as error:
                 self.kill()
                 raise ProcessError(f"rank {spec.rank} could not be started: {error}") from error
@@ -151,7 +161,11 @@ class RankGroup:
             while self.alive and (remaining := deadline - time.monotonic()) > 0:
                 self.wait(remaining)
         # members of the session may be in process groups of their own, and may outlive the leader
-        for pid, members in members_by_session(self.pids.values()).items():
+        try:
+            sessions = members_by_session(self.pids.values())
+        except OSError:  # no descriptor for /proc: the process groups of the ranks are killed in any case
+            sessions = {pid: [] for pid in self.pids.values()}
+        for pid, members in sessions.items():
             for member in members:
                 _send(os.kill, member, signal.SIGKILL)
             _send(os.killpg, pid, signal.SIGKILL)
@@ -175,6 +189,21 @@ def _send(function: Callable[[int, int], None], pid: int, number: int) -> None:
         function(pid, number)
     except (ProcessLookupError, PermissionError):
         return  # it has exited already, or it belongs to another user (setuid) and may not be killed
+
+
+def _start_with_retries(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:
+    """Start a rank; wait if the machine has no memory, descriptors or processes left at present.
+
+    A rank that was just killed for its memory may need seconds to release it.
+    """
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return _start(spec, entry, preloaded)
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRNOS or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_EVERY_SECONDS)
 
 
 def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:

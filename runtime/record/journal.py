@@ -20,6 +20,8 @@ from typing import Any
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 16 * 1024
+READ_BYTES = 4 * 1024 * 1024
+"""How much of a journal is in memory at a time; one of a million steps has hundreds of megabytes."""
 
 EVENTS = frozenset(
     [
@@ -204,26 +206,32 @@ class JournalReader:
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the events appended since the last call, in file order. A missing file has no events."""
+        while data := self._read():
+            self._position += len(data)
+            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+            # a line of this length is not an event; do not keep all of a file without newlines
+            self._partial_line = self._partial_line[-2 * MAX_LINE_BYTES :]
+            for line in lines:
+                if self._skipped[line] > 0:
+                    self._skipped -= Counter([line])
+                    continue
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict) and "event" in record:
+                    yield record
+
+    def _read(self) -> bytes:
+        """Return the next part of the file; nothing if it has not grown."""
         try:
             if os.stat(self._path).st_size == self._position:
-                return
+                return b""
             with open(self._path, "rb") as file:
                 file.seek(self._position)
-                data = file.read()
+                return file.read(READ_BYTES)
         except OSError:  # not created yet, or temporarily unreadable: the next call reads these events
-            return
-        self._position += len(data)
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        for line in lines:
-            if self._skipped[line] > 0:
-                self._skipped -= Counter([line])
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and "event" in record:
-                yield record
+            return b""
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:

@@ -14,10 +14,10 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision import notices
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
-from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
@@ -61,7 +61,13 @@ class HangMonitor:
 
     def poll(self, slots: Mapping[int, Slot | None]) -> Finding | None:
         """Scan once and report. Returns a confirmed hang, or None."""
-        finding = self.detector.scan(slots)
+        try:
+            finding = self.detector.scan(slots)
+        except OSError as error:
+            # no descriptors or no memory: what is not observed is unknown, and no reason to act
+            text = f"the watchdog cannot observe the ranks at present: {error}"
+            self._reporter.warn_once(0, "not observed", text)
+            return None
         if self._board is not None:
             self._board.write_awaited(self.detector.awaited)
         notices.warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)

@@ -6,6 +6,10 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from grpo_run.watchdog.observation import RankState, Slot
+
 
 class StopRequest:
     """State of a stop. Times are monotonic seconds.
@@ -56,3 +60,18 @@ class StopRequest:
     def waited_seconds(self, now: float) -> float:
         """Return how long ago the stop was requested; 0 without a request."""
         return 0.0 if self._requested_at is None else now - self._requested_at
+
+
+def nothing_to_save(committed: tuple[int, int], slots: Mapping[int, Slot | None]) -> bool:
+    """Return whether no rank has finished a step or a `train()` call in this attempt.
+
+    Args:
+        committed: the newest (train call, step) committed in this attempt; (0, 0) for none.
+        slots: of the attempt's ranks; None for one that has not written its slot yet.
+    """
+    return committed == (0, 0) and all(
+        slot is None
+        or slot.state in (RankState.absent, RankState.starting)
+        or (slot.state is RankState.training and slot.train_call == 1 and slot.step <= slot.resumed_step)
+        for slot in slots.values()
+    )

@@ -2,7 +2,8 @@
 
 It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when
 a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
-agent kill ranks (`faults.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`),
+agent kill ranks (`faults.py`). An exception of the supervisor itself ends in a joint stop of the ranks and a
+report (`last_resort.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`),
 choose (`policy.py`) or render pages.
 """
 
@@ -20,19 +21,22 @@ from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
+from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, summarize
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate
+from grpo_run.runtime.supervision.last_resort import LastResort
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
-from grpo_run.runtime.supervision.reporter import Reporter
-from grpo_run.runtime.supervision.stop import StopRequest
+from grpo_run.runtime.supervision.stop import StopRequest, nothing_to_save
 from grpo_run.watchdog.observation import Exit, Slot
 
 
@@ -90,6 +94,14 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self._stop = StopRequest(config.timeouts.stop_seconds)
+        self._reserve = DescriptorReserve()
+        self._last_resort = LastResort(
+            run.incidents,
+            live=self._live,
+            reporter=self._reporter,
+            lifecycle=self.lifecycle,
+            reserve=self._reserve,
+        )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
@@ -152,6 +164,7 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
+        self._reserve.fill()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         for rank, pid in pids.items():
@@ -164,7 +177,16 @@ class Supervisor:
         self.lifecycle.fire(RunEvent.membership_changed)
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
-        """Read the board and the journal once, take new exits into account, and direct the agent."""
+        """Read the board and the journal once, take new exits into account, and direct the agent.
+
+        Does not raise: an exception of the supervisor ends the run in order.
+        """
+        try:
+            return self._poll(ranks, exits)
+        except Exception as error:  # noqa: BLE001 - the ranks must be stopped and the failure reported, whatever it is
+            return self._end_after_failure(error, ranks)
+
+    def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
         for reason in self._stop.take_noted():
             self.request_stop(reason)
@@ -173,7 +195,12 @@ class Supervisor:
         self._write_commit(slots)
         self._live.read_ranks()
         if self._drains is not None:
-            self._drains.poll()
+            try:
+                self._drains.poll()
+            except OSError as error:
+                self._reporter.warn_once(
+                    0, "drains", f"snapshots cannot be written to disk at present: {error}"
+                )
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
@@ -184,6 +211,8 @@ class Supervisor:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
             return Directive.stopped
+        if self._stop.requested and nothing_to_save(self.attempt.committed, slots):
+            return self._end(RunEvent.stopped, EXIT_STOPPED)
         return self._check_for_hangs(ranks, slots)
 
     # ---- the end of a run from outside ----
@@ -198,9 +227,10 @@ class Supervisor:
             return
         self.board.request_stop()
         self._reporter.write("stop_requested", why=reason)
-        self._reporter.notify(
-            f"{reason}: stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
-        )
+        how = "stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
+        if not self.has_ranks or nothing_to_save(self.attempt.committed, self.attempt.read_slots(self.board)):
+            how = "stopping at once, because no step has been finished since the ranks were started"
+        self._reporter.notify(f"{reason}: {how}")
         self.lifecycle.fire(RunEvent.stop_requested)
 
     def stop_without_ranks(self, reason: str) -> None:
@@ -217,6 +247,17 @@ class Supervisor:
             self._reporter.notify(sentence)
             return
         self._end(RunEvent.gave_up, EXIT_GAVE_UP, sentence)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run after an exception outside `poll`: in the agent, or while an attempt was prepared.
+
+        The agent has terminated the ranks.
+        """
+        self._end_after_failure(error, None)
+
+    def note_thread_failure(self, name: str, error: BaseException) -> None:
+        """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
+        self._last_resort.report_thread(name, error, step=self.attempt.committed[1])
 
     def status(self) -> RunStatus:
         """Return the status of the run from memory. Called by the metrics server in its own thread."""
@@ -272,6 +313,7 @@ class Supervisor:
     def _handle_fault(
         self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
     ) -> Directive:
+        self._reserve.release()  # until the ranks of the next attempt are running
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding),
             slots,
@@ -312,6 +354,35 @@ class Supervisor:
         )
         self._live.journal.sync()
         return Directive.finished if exit_code == EXIT_FINISHED else Directive.terminate
+
+    def _end_after_failure(self, error: BaseException, ranks: RankGroup | None) -> Directive:
+        """The supervisor has failed: report it, let the ranks save and stop, and end the run.
+
+        A run that has ended already keeps its exit code.
+        """
+        step = self.attempt.committed[1]
+        sentence = self._last_resort.report(error, step=step)
+        if self.exit_code is None:
+            stopped = ranks is not None and self._last_resort.attempt(
+                "the joint stop", lambda: self._stop_jointly(ranks)
+            )
+            self.exit_code = self._last_resort.end(
+                sentence, stopped=bool(stopped), step=step, drains=self._drains
+            )
+            self.sentence = sentence
+        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
+
+    def _stop_jointly(self, ranks: RankGroup) -> bool:
+        """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
+        slots = self.attempt.read_slots(self.board)
+        if self.attempt.exits.failed or nothing_to_save(self.attempt.committed, slots):
+            return False
+        if not self._stop.requested:
+            self.request_stop("failure of the supervisor")
+        seconds = self.config.timeouts.stop_seconds
+        return last_resort.stop_jointly(
+            ranks, self.board, seconds=seconds, interrupted=lambda: bool(self._stop.take_noted())
+        )
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -77,25 +78,62 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
 
 
-def test_second_signal_stops_at_once(runs: Callable[..., Run], tmp_path: Path) -> None:
+SLOW = (
+    "--nproc-per-node", "1", str(SCRIPTS / "sft.py"), "--output-dir", "ours", "--max-steps", "4", "--save-steps", "4",
+    "--step-seconds", "10",
+)  # fmt: skip
+"""A run whose steps take longer than the test waits for a stop."""
+
+
+def test_second_signal_stops_at_once(runs: Callable[..., Run]) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
-    (tmp_path / "stuck.py").write_text("import time\nprint('stuck', flush=True)\ntime.sleep(300)\n")
-    run = runs("--nproc-per-node", "1", "stuck.py").start()
-    run.until(lambda events: any(e["event"] == "rank_started" for e in events))
+    run = runs(*SLOW).start()
+    run.until_step(1)
     assert run.process is not None
     pid = run.pid(0)
     run.process.send_signal(signal.SIGTERM)
     run.until(lambda events: any(e["event"] == "stop_requested" for e in events))
+    assert alive([pid]) == [pid]
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(20) == 75, run.tail()
     assert alive([pid]) == []
 
 
-def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Callable[..., Run]) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
+    run = runs("--stop-timeout", "0.5", *SLOW).start()
+    run.until_step(1)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 75, run.tail()
+
+
+def test_a_stop_before_the_first_step_does_not_wait(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """There is nothing to save: one signal is enough."""
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(300)\n")
-    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", "stuck.py").start()
+    run = runs("--nproc-per-node", "1", "stuck.py").start()
     run.until(lambda events: any(e["event"] == "rank_started" for e in events))
+    assert run.process is not None
+    pid = run.pid(0)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 75, run.tail()
+    assert alive([pid]) == []
+    assert run.events("incident") == []
+    assert "SIGTERM: stopping at once, because no step has been finished" in run.tail()
+
+
+@pytest.mark.full
+def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Torch waits for it in C++, where no signal handler runs."""
+    (tmp_path / "train.py").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    run = runs(
+        "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
+    ).start()
+    run.until(lambda events: any(e["event"] == "run_started" for e in events))
+    time.sleep(1.0)  # the agent has entered the rendezvous
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(20) == 75, run.tail()

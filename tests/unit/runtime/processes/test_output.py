@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_run.runtime.processes import output as output_module
 from grpo_run.runtime.processes.output import (
     MAX_LINE_BYTES,
     MAX_READ_BYTES,
@@ -185,3 +186,32 @@ def test_stopping_prints_what_remains(
     append(log, b"the very last line\n")
     output.stop()
     assert shown == [(0, "the very last line")]
+
+
+def test_output_far_behind_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that prints 600 MB must not cost the supervisor as much: only the end is printed."""
+    monkeypatch.setattr(output_module, "MAX_BEHIND_BYTES", 1000)
+    path = tmp_path / "rank0.log"
+    path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    printed: list[str] = []
+    follower = OutputFollower(lambda rank, line: printed.append(line))
+    follower.follow({0: path})
+    follower.drain()
+    assert printed[0] == f"... 1 MB of output are in {path} only"
+    assert printed[1:] == [f"line {number}" for number in range(100_000 - len(printed) + 1, 100_000)]
+    assert len(printed) < 100
+
+
+def test_a_follower_without_descriptors_reads_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost, and its thread does not end."""
+    path = tmp_path / "rank0.log"
+    path.write_text("first\n")
+    follower = FileFollower(path)
+    with monkeypatch.context() as patched:
+
+        def refuse(*arguments: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        patched.setattr("builtins.open", refuse)
+        assert follower.read() == []
+    assert follower.read() == ["first"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -164,6 +165,7 @@ def test_no_rank_remains_if_one_cannot_be_started(
         return made[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
+    monkeypatch.setattr(ranks, "RETRY_SECONDS", 0.0)
     with pytest.raises(ProcessError, match="rank 1 could not be started"):
         RankGroup([spec(0, 0), spec(1, 1)], entry="m:f", preloaded=False)
     assert [process.code for process in made] == [-9]
@@ -255,3 +257,36 @@ def test_processes_that_a_rank_started_are_killed_with_it(
     killed = {pid for function, pid, number in signals if function is os.kill and number == signal.SIGKILL}
     assert killed == {104, 106, 2001, 2002, 2003}
     assert asked == [{104, 105, 106}]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_rank_is_started_once_the_machine_permits(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], number: int
+) -> None:
+    """Memory, processes or descriptors are released a moment after ranks were killed."""
+    tries = 0
+
+    def start(spec: RankSpec, entry: str, preloaded: bool) -> FakeProcess:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(number, os.strerror(number))
+        return FakeProcess(100 + spec.rank)
+
+    monkeypatch.setattr(ranks, "_start", start)
+    monkeypatch.setattr(ranks, "RETRY_EVERY_SECONDS", 0.0)
+    assert RankGroup([spec(0, 0)], entry="a:b", preloaded=True).pids == {0: 100}
+    assert tries == 3
+
+
+def test_ranks_are_killed_without_descriptors(
+    monkeypatch: pytest.MonkeyPatch, group: RankGroup, made: list[FakeProcess], sent: list[tuple[int, int]]
+) -> None:
+    """/proc cannot be listed then; their process groups are killed."""
+
+    def listed(sessions: object) -> dict[int, list[int]]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(ranks, "members_by_session", listed)
+    group.kill()
+    assert {pid for pid, _ in sent} >= {process.pid for process in made}

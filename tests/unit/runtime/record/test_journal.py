@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_run.runtime.record import journal as journal_module
 from grpo_run.runtime.record.journal import EVENTS, MAX_LINE_BYTES, Journal, JournalReader, read_journal
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -298,3 +299,36 @@ def test_a_line_nested_too_deeply_is_skipped(tmp_path: Path) -> None:
     event = '{"event":"warning"}\n'
     path.write_text(event + "[" * 10**6 + "\n" + event)
     assert len(list(read_journal(path))) == 2
+
+
+def test_a_long_journal_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a part ends, no event is lost or read twice."""
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path, "run-1")
+    for step in range(50):
+        writer.write("step_committed", step=step)
+    for size in (1, 7, 100, 1000):
+        monkeypatch.setattr(journal_module, "READ_BYTES", size)
+        assert [record["step"] for record in read_journal(path)] == list(range(50))
+
+
+def test_a_file_without_newlines_is_not_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a line that is too long to be an event is enough."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"x" * 10 * MAX_LINE_BYTES)
+    reader = JournalReader(path)
+    assert list(reader.new()) == []
+    assert len(reader._partial_line) <= 2 * MAX_LINE_BYTES
+
+
+def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
+    """It has no part in the run."""
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path, "run-1")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if writer.write("warning", text="from the child") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert list(read_journal(path)) == []

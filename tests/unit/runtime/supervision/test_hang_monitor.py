@@ -11,10 +11,10 @@ import pytest
 from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision import hang_monitor
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
-from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.durations import Durations
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision.notices import (
     warn_of_blind_spots,
     warn_of_busy_rank,
     warn_of_stragglers,
     warn_of_suspension,
 )
-from grpo_run.runtime.supervision.reporter import Reporter
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations

@@ -412,6 +412,8 @@ def test_ranks_that_do_not_stop_are_terminated_after_evidence_is_written(
 ) -> None:
     """The second request terminates them at once; earlier checkpoints remain."""
     run = start()
+    run.vote(1)
+    run.poll()
     run.supervisor.request_stop("SIGTERM")
     assert run.poll() is Directive.monitor
     run.supervisor.request_stop("SIGTERM")
@@ -686,6 +688,8 @@ def test_a_verdict_and_the_reason_to_give_up_are_two_sentences(
 def test_a_second_stop_states_how_long_the_ranks_had(start: Callable[..., SupervisedRun]) -> None:
     """The full timeout has not passed."""
     run = start()
+    run.vote(1)
+    run.poll()
     run.supervisor.request_stop("SIGINT")
     run.supervisor.request_stop("SIGINT")
     run.poll()
@@ -748,3 +752,147 @@ def test_giving_up_before_the_first_rank_writes_one_lifecycle_event(
     run = start()
     run.supervisor.give_up("RendezvousTimeoutError: no second node")
     assert [record["because"] for record in run.events("state_changed")] == ["gave_up"]
+
+
+@pytest.mark.parametrize("where", ["starting", "first step", "first step, resumed"])
+def test_a_stop_before_the_first_step_ends_the_run_at_once(
+    start: Callable[..., SupervisedRun], where: str
+) -> None:
+    """There is nothing to save, so there is nothing to wait for."""
+    run = start()
+    if where != "starting":
+        run.train(step=5 if "resumed" in where else 0)
+    run.poll()
+    run.supervisor.note_stop("SIGTERM")
+    assert run.poll() is Directive.terminate
+    assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
+    assert run.events("incident") == []
+
+
+@pytest.mark.parametrize(
+    "where", ["after a step", "between two calls", "second call", "after a restored call"]
+)
+def test_a_stop_later_waits_for_the_ranks(start: Callable[..., SupervisedRun], where: str) -> None:
+    """They may be about to save."""
+    run = start()
+    run.train(step=0)
+    if where == "after a step":
+        run.vote(1)
+    for slot in run.slots.values():
+        if where == "after a restored call":
+            slot.step = slot.resumed_step = 100
+        if where == "second call":
+            slot.train_call = 2
+        elif where != "after a step":
+            slot.state = RankState.between
+        slot.publish()
+    run.poll()
+    run.supervisor.note_stop("SIGTERM")
+    assert run.poll() is Directive.monitor
+
+
+def break_detector(run: SupervisedRun, error: Exception) -> None:
+    """Let the next poll fail."""
+
+    def scan(slots: object) -> None:
+        raise error
+
+    run.supervisor.detector.scan = scan  # type: ignore[method-assign, assignment]
+
+
+def test_a_failure_of_the_supervisor_stops_the_ranks_in_order(start: Callable[..., SupervisedRun]) -> None:
+    """The ranks save; the report has the traceback; one line names it; the run can be resumed."""
+    run = start()
+    run.vote(3)
+    run.poll()
+    run.ranks.later = [run.ranks.exit(0, code=75), run.ranks.exit(1, code=75)]
+    Journal(run.directory.journal, "run-1").write(
+        "checkpoint_published", step=3, path="checkpoint-3", verified=True
+    )
+    break_detector(run, KeyError("rank"))
+    run.ranks.alive = dict(run.ranks.pids)
+
+    def wait(seconds: float) -> list[Exit]:
+        assert run.supervisor.board.requests[0]
+        run.ranks.alive.clear()
+        return run.ranks.later
+
+    run.ranks.wait = wait  # type: ignore[method-assign]
+    assert run.poll() is Directive.terminate
+    assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
+    (line,) = [text for text in run.messages if "itself failed" in text]
+    assert "KeyError: 'rank' (test_supervisor.py:" in line
+    assert "\n" not in line
+    report = json.loads(Path(line.partition("Report: ")[2]).read_text())
+    assert "Traceback (most recent call last)" in report["traceback"]
+    assert report["cause"] == "unknown"
+    assert run.events("run_ended")[-1]["exit_code"] == 75
+
+
+@pytest.mark.parametrize("why", ["no step", "no new checkpoint", "a rank has failed"])
+def test_a_failure_of_the_supervisor_without_progress_gives_the_run_up(
+    start: Callable[..., SupervisedRun], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command could fail in the same way for ever."""
+    run = start()
+    if why != "no step":
+        run.vote(3)
+        run.poll()
+    if why == "a rank has failed":
+        monkeypatch.setattr(incident, "diagnose_exits", lambda *arguments, **options: 1 // 0)
+        directive = run.poll(run.ranks.exit(1, signal=9))
+    else:
+        exits = [run.ranks.exit(0, code=75), run.ranks.exit(1, code=75)]
+        run.ranks.later = exits
+        break_detector(run, MemoryError())
+        directive = run.poll()
+    assert directive is Directive.terminate
+    assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
+    assert len([text for text in run.messages if "itself failed" in text]) == 1
+
+
+def test_a_lack_of_descriptors_costs_one_warning(start: Callable[..., SupervisedRun]) -> None:
+    """What is not observed is no reason to act."""
+    run = start()
+    run.vote(3)
+    run.poll()
+    break_detector(run, OSError(errno.EMFILE, "Too many open files"))
+    for _ in range(5):
+        assert run.poll() is Directive.monitor
+    assert [text for text in run.messages if "Too many open files" in text] == [
+        "the watchdog cannot observe the ranks at present: [Errno 24] Too many open files"
+    ]
+
+
+def test_a_report_that_cannot_be_written_is_printed(start: Callable[..., SupervisedRun]) -> None:
+    """The traceback is not lost, and the run still ends in order."""
+    run = start()
+    run.directory.incidents.rmdir()
+    break_detector(run, ValueError("broken"))
+    assert run.poll() is Directive.terminate
+    assert run.supervisor.exit_code == 93
+    (text,) = [text for text in run.messages if "itself failed" in text]
+    assert "not written (No such file or directory)" in text
+    assert "Traceback" in text
+
+
+def test_a_failed_thread_is_reported_and_the_run_goes_on(start: Callable[..., SupervisedRun]) -> None:
+    """Its traceback is in a file; one line names it."""
+    run = start()
+    run.supervisor.note_thread_failure("grpo-run-output", RuntimeError("no memory"))
+    assert run.poll() is Directive.monitor
+    (text,) = run.messages
+    assert text.startswith(
+        "grpo-run-output has failed, and the run goes on without it: RuntimeError: no memory"
+    )
+    assert Path(text.partition("Report: ")[2]).exists()
+
+
+def test_an_exception_of_the_agent_ends_the_run_with_a_report(start: Callable[..., SupervisedRun]) -> None:
+    """The agent has terminated the ranks; a run that has ended keeps its exit code."""
+    run = start()
+    run.supervisor.fail(AttributeError("torch has changed"))
+    assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
+    run.supervisor.fail(AttributeError("once more"))
+    assert run.supervisor.exit_code == 93
+    assert len(run.events("run_ended")) == 1
