@@ -32,11 +32,11 @@ def line_of(kind: str) -> int:
 
 
 def stuck_run(
-    runs: Callable[..., Run], place: str, kind: str, *words: str
+    runs: Callable[..., Run], place: str, kind: str, *words: str, ranks: int = 2
 ) -> tuple[Run, dict[str, Any], float]:
     """Run the script; return the run, its only verdict, and the seconds from the hang to its detection."""
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", "8", "--save-steps", "2",
+        "--nproc-per-node", str(ranks), str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", "8", "--save-steps", "2",
         "--place", place, "--kind", kind, *words,
     ).start()  # fmt: skip
     assert run.wait(150) == 0, run.tail()
@@ -91,6 +91,20 @@ def test_every_hang_is_proved_at_every_place(
     assert verdict["culprits"] == [1], verdict["sentence"]
     assert run.status()["attempts"] == (1 if place == "exit" else 2)
     assert seconds <= (20.0 if kind == "stopped-child" else 15.0)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("ranks", "hanging"), [(1, (0,)), (2, (0, 1)), (4, (2,))])
+def test_any_number_of_ranks_may_be_stuck(
+    runs: Callable[..., Run], ranks: int, hanging: tuple[int, ...]
+) -> None:
+    """A single rank, all ranks at the same place, and one of four."""
+    words = ("--ranks", *map(str, hanging), "--settings", '{"disable_tqdm": false}')
+    _, verdict, seconds = stuck_run(runs, "callback", "lock", *words, ranks=ranks)
+    assert (verdict["confidence"], verdict["culprits"]) == ("proved", list(hanging)), verdict["sentence"]
+    assert WHAT["lock"].removeprefix("waits") in verdict["sentence"]
+    assert seconds <= 15.0
 
 
 @pytest.mark.full

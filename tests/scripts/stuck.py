@@ -1,4 +1,4 @@
-"""A plain TRL GRPO script in which rank 1 hangs once, in a chosen way at a chosen place."""
+"""A plain TRL GRPO script in which some ranks hang once, in a chosen way at a chosen place."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ def main() -> None:
     tiny.rollout_arguments(parser)
     parser.add_argument("--place", choices=PLACES, required=True)
     parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="the ranks that hang")
     parser.add_argument("--workers", type=int, default=0, help="processes of the data loader")
     arguments = parser.parse_args()
     tiny.check_rollout_boundaries(arguments)
     tiny.use_test_shims()
     rank = int(os.environ["RANK"])
-    once = Path("once")
+    once = Path(f"once-{rank}")
     step = 0
 
     def hang_at(place: str) -> None:
-        if place == arguments.place and rank == 1 and not once.exists():
+        if place == arguments.place and rank in arguments.ranks and not once.exists():
             once.touch()
             hang(arguments.kind)
 
