@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from grpo_run.watchdog.socket_tables import unix_peers
+
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 """Part of /proc/net/tcp that is read: about 50,000 connections."""
-DIAG_SECONDS = 1.0
 _ESTABLISHED = "01"
-# linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
-_DONE, _ERROR, _SHOW_PEER, _PEER = 3, 2, 4, 2
-_HEADER = struct.Struct("=LHHLL")
-_UNIX_REQUEST = struct.Struct("=BBHLLLLL")
-_UNIX_ANSWER = struct.Struct("=BBBBLLL")
-_ATTRIBUTE = struct.Struct("=HH")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +63,10 @@ def other_ends(links: Collection[str], pid: int) -> OtherEnds:
     """
     sockets = {int(link[8:-1]): link for link in links if link.startswith("socket:")}
     ends = {link for link in links if link.startswith("pipe:")}
-    unix = _unix_peers()
+    try:
+        unix: dict[int, int] | None = unix_peers()
+    except OSError:
+        unix = None  # not permitted, or not supported by this kernel
     ends |= {f"socket:[{peer}]" for own, peer in (unix or {}).items() if own in sockets}
     remote = False
     connections = _tcp_connections(pid)
@@ -90,51 +86,6 @@ def holders(links: Collection[str], among: Iterable[int]) -> list[int]:
     """Return which of these processes hold one of the descriptors."""
     wanted = frozenset(links)
     return [pid for pid in among if wanted & open_links(pid)]
-
-
-def _unix_peers() -> dict[int, int] | None:
-    """Return the peer of each connected unix socket, by inode; None if the kernel does not answer."""
-    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
-    header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
-    peers: dict[int, int] = {}
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
-            diag.settimeout(DIAG_SECONDS)
-            diag.send(header + request)
-            while True:
-                if not _parse_unix(diag.recv(256 * 1024), peers):
-                    return peers
-    except (OSError, struct.error):
-        return None  # not permitted, or not supported by this kernel
-
-
-def _parse_unix(data: bytes, peers: dict[int, int]) -> bool:
-    """Add the peers in one answer. Return whether more answers follow.
-
-    Raises:
-        OSError: the kernel refuses the request.
-    """
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, at)
-        if kind == _DONE:
-            return False
-        if kind == _ERROR or length < _HEADER.size:
-            raise OSError("sock_diag was refused")
-        body, end = at + _HEADER.size, at + length
-        inode = _UNIX_ANSWER.unpack_from(data, body)[4]
-        attribute = body + _UNIX_ANSWER.size
-        while attribute + _ATTRIBUTE.size <= end:
-            size, name = _ATTRIBUTE.unpack_from(data, attribute)
-            if size < _ATTRIBUTE.size:
-                break
-            if name == _PEER:
-                peer: int = struct.unpack_from("=L", data, attribute + _ATTRIBUTE.size)[0]
-                if peer:  # 0 is one that nobody holds any more
-                    peers[inode] = peer
-            attribute += (size + 3) & ~3
-        at += (length + 3) & ~3
-    return True
 
 
 def _tcp_connections(pid: int) -> list[tuple[str, str, int]]:

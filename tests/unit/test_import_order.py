@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diagnosis", "remaining"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
-            "causes", "cgroups", "observation", "peers", "process_tree", "processes",
+            "causes", "cgroups", "observation", "peers", "process_tree", "processes", "socket_tables",
             "rank_names", "verdict",
         ),
     ),

@@ -14,25 +14,15 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-TIMEOUT_SECONDS = 1.0
-MAX_DUMP_BYTES = 32 * 2**20
-"""Larger socket tables (some 100,000 connections) are not read."""
+from grpo_run.watchdog.socket_tables import attributes, dump, unix_peers
+
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
 """Descriptors of devices that work without the CPU."""
 
-_SOCK_DIAG = 4  # linux/netlink.h: NETLINK_SOCK_DIAG
-_BY_FAMILY = 20  # linux/sock_diag.h: SOCK_DIAG_BY_FAMILY
-_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_ERROR, _DONE = 2, 3
 _CONNECTED_STATES = 1 << 1 | 1 << 2  # established, SYN sent
 _INFO = 2  # INET_DIAG_INFO
-_PEER = 2  # UNIX_DIAG_PEER
-_SHOW_PEER = 4  # UDIAG_SHOW_PEER
 _BYTES_AT = 120  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info, since Linux 4.1
-_HEADER = struct.Struct("=IHHII")
 _INET_REQUEST = struct.Struct("=BBBBI48s")
-_UNIX_REQUEST = struct.Struct("=BBHIIIII")
-_ATTRIBUTE = struct.Struct("=HH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,40 +125,12 @@ def read_socket_tables() -> SocketTables | None:
             request = _INET_REQUEST.pack(
                 family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _CONNECTED_STATES, bytes(48)
             )
-            for message in _dump(request):
+            for message in dump(request):
                 tcp.update(_parse_tcp(message))
-        request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 1 << 1, 0, _SHOW_PEER, 0, 0)
-        peers = dict(peer for message in _dump(request) for peer in _parse_unix(message))
+        peers = unix_peers()
     except (OSError, struct.error):
         return None
     return SocketTables(tcp=tcp, unix_peers=peers)
-
-
-def _dump(request: bytes) -> Iterator[bytes]:
-    """The payloads of the messages that answer one request.
-
-    Raises:
-        OSError: the kernel refuses, or does not answer in full within the limits.
-    """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
-        link.settimeout(TIMEOUT_SECONDS)
-        link.sendto(
-            _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0)
-        )
-        received = 0
-        while received < MAX_DUMP_BYTES:
-            chunk = link.recv(1 << 17)
-            received += len(chunk)
-            at = 0
-            while at + _HEADER.size <= len(chunk):
-                size, kind, *_ = _HEADER.unpack_from(chunk, at)
-                if kind == _DONE:
-                    return
-                if kind == _ERROR or size < _HEADER.size:
-                    raise OSError("the kernel refused a socket dump")
-                yield chunk[at + _HEADER.size : at + size]
-                at += size + (-size & 3)
-        raise OSError("the socket table is too large")
 
 
 def _parse_tcp(message: bytes) -> Iterator[tuple[int, TcpSocket]]:
@@ -177,7 +139,7 @@ def _parse_tcp(message: bytes) -> Iterator[tuple[int, TcpSocket]]:
     ports = message[4:6], message[6:8]
     local, remote = _address(message[8:24], family), _address(message[24:40], family)
     (inode,) = struct.unpack_from("=I", message, 68)
-    info = dict(_attributes(message, 72)).get(_INFO, b"")
+    info = dict(attributes(message, 72)).get(_INFO, b"")
     traffic = sum(struct.unpack_from("=QQ", info, _BYTES_AT)) if len(info) >= _BYTES_AT + 16 else 0
     yield inode, TcpSocket((local + ports[0], remote + ports[1]), traffic)
 
@@ -187,19 +149,3 @@ def _address(raw: bytes, family: int) -> bytes:
     if family == socket.AF_INET:
         return raw[:4]
     return raw[12:] if raw[:12] == bytes(10) + b"\xff\xff" else raw
-
-
-def _parse_unix(message: bytes) -> Iterator[tuple[int, int]]:
-    (inode,) = struct.unpack_from("=I", message, 4)
-    peer = dict(_attributes(message, 16)).get(_PEER)
-    if peer is not None:
-        yield inode, struct.unpack("=I", peer[:4])[0]
-
-
-def _attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    while at + _ATTRIBUTE.size <= len(message):
-        size, kind = _ATTRIBUTE.unpack_from(message, at)
-        if size < _ATTRIBUTE.size:
-            return
-        yield kind, message[at + _ATTRIBUTE.size : at + size]
-        at += size + (-size & 3)

@@ -8,11 +8,13 @@ pipe leads elsewhere, and so does everything that cannot be identified. Does not
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Mapping
 
 from grpo_run.runtime.detection.waits.processes import all_processes
-from grpo_run.runtime.detection.waits.unix_sockets import connected_pairs, has_time_limit
+from grpo_run.runtime.detection.waits.time_limits import has_time_limit
 from grpo_run.watchdog.processes import read_file
+from grpo_run.watchdog.socket_tables import unix_peers
 from grpo_run.watchdog.waits.looks import Channels, Look, Thread
 from grpo_run.watchdog.waits.proof import threads_on_descriptors
 
@@ -29,7 +31,7 @@ def read_channels(look: Look) -> Channels:
         for thread in threads:
             links = _links(pid, thread)
             if links and any(link.startswith("socket:") for link in links):
-                pairs = connected_pairs() if pairs is None else pairs
+                pairs = _connected_pairs() if pairs is None else pairs
             ends = _both_ends(links, pairs or {}) if links else None
             if ends:
                 wanted[thread.tid] = ends
@@ -79,6 +81,14 @@ def _members_of_epoll(folder: str, descriptor: int) -> list[str] | None:
             return None
         links.append(link)
     return links
+
+
+def _connected_pairs() -> dict[int, int]:
+    """The peer of each unix socket to which only its peer can send; none if the kernel does not say."""
+    try:
+        return unix_peers({socket.SOCK_STREAM, socket.SOCK_SEQPACKET})
+    except OSError:
+        return {}
 
 
 def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str] | None:
