@@ -164,15 +164,17 @@ def _position_of(slot: Slot | None, step: int) -> str:
         return position(step, None)
     outer = {one.phase for one in slot.phases[:-1]}
     inside_step = bool(_STEP_ITSELF & outer) or slot.callback.endswith(".on_step_begin")
-    return position(slot.step, slot.phase.name if slot.phase is not None else None, inside_step=inside_step)
+    phase = slot.phase.name if slot.phase is not None else None
+    return position(slot.step, phase, callback=slot.callback, inside_step=inside_step)
 
 
-def position(step: int, phase: str | None, *, inside_step: bool = False) -> str:
+def position(step: int, phase: str | None, *, callback: str = "", inside_step: bool = False) -> str:
     """Return where training was, as users and `--inject` count steps: step 7 lasts until it is completed.
 
     Args:
         step: the last optimizer step that the rank completed.
         phase: what the rank was doing; None if it is not known.
+        callback: class and event of the user's callback that was running; "" outside callbacks.
         inside_step: the phase is part of the computation of the next step, whatever phase it is.
     """
     if phase is None or phase == Phase.startup.name:
@@ -180,7 +182,7 @@ def position(step: int, phase: str | None, *, inside_step: bool = False) -> str:
     where = f"in step {step + 1}"
     if Phase[phase] in PHASES_AFTER_STEP and not inside_step:
         where = f"after step {step}" if step else "before the first step"
-    return f"{where} (phase {phase})"
+    return f"{where} (callback {callback})" if callback else f"{where} (phase {phase})"
 
 
 def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:

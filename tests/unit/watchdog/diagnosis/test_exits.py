@@ -438,7 +438,7 @@ def test_a_callback_at_the_beginning_of_a_step_belongs_to_the_step(
     )
     slots = {0: make_slot(0, step=7, phases=phases)}
     verdict = diagnose_exits([make_exit(0, signal=signal.SIGKILL)], slots, best_position=(1, 7))
-    assert verdict.sentence == f"Rank 0 was killed by SIGKILL {place} (phase callback)."
+    assert verdict.sentence == f"Rank 0 was killed by SIGKILL {place} (callback {callback})."
 
 
 def test_an_exception_is_blamed_before_an_exit_without_one(
