@@ -225,8 +225,11 @@ def _supervise(
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     finally:
-        output.stop()
-        terminal.stop()
+        for part in (output.stop, terminal.stop):
+            try:
+                part()
+            except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
+                supervisor.note_thread_failure(part.__qualname__, error)
     if supervisor.exit_code is None:
         supervisor.give_up("another node closed the rendezvous before this node had ranks")
     assert supervisor.exit_code is not None

@@ -94,7 +94,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self._stop = StopRequest(config.timeouts.stop_seconds)
-        self._reserve = DescriptorReserve()
+        self._reserve = DescriptorReserve(local_world_size)
         self._last_resort = LastResort(
             run.incidents,
             live=self._live,
@@ -164,7 +164,6 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
-        self._reserve.fill()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         for rank, pid in pids.items():
@@ -280,6 +279,7 @@ class Supervisor:
         commit = self.attempt.new_commit(slots)
         if commit is None:
             return
+        self._reserve.fill()  # the ranks are connected
         self.lifecycle.fire(RunEvent.step_committed)
         self._reporter.write(
             "step_committed",
@@ -313,7 +313,7 @@ class Supervisor:
     def _handle_fault(
         self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
     ) -> Directive:
-        self._reserve.release()  # until the ranks of the next attempt are running
+        self._reserve.release()  # until the ranks of the next attempt have committed a step
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding),
             slots,

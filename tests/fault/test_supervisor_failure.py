@@ -1,0 +1,91 @@
+"""Failures of the supervisor itself: the ranks save and stop, and a report names the cause."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
+
+FAILING = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "failing_launch.py"))
+GRPO = (
+    "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24", "--save-steps", "8",
+    "--step-seconds", "0.05",
+)  # fmt: skip
+
+
+def reported(run: Run) -> dict[str, str]:
+    """Return the report that the one line on the terminal names."""
+    (line,) = [line for line in run.output.read_text().splitlines() if "Report: " in line]
+    report: dict[str, str] = json.loads(Path(line.partition("Report: ")[2].strip()).read_text())
+    assert "Traceback" not in run.output.read_text()
+    return report
+
+
+def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The ranks save at an agreed step: code 75, equal weights in the end."""
+    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "poll"}).start()
+    run.until_step(3)
+    (tmp_path / "fail").touch()
+    assert run.wait() == 75, run.tail()
+    report = reported(run)
+    assert report["sentence"].startswith("grpo-run itself failed, in the supervisor: KeyError")
+    assert "Traceback" in report["traceback"]
+    status = run.status()
+    assert status["checkpoint"]["step"] >= 3
+    assert status["state"] == "stopped"
+    (tmp_path / "fail").unlink()
+    assert run.start().wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+
+
+@pytest.mark.full
+def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Callable[..., Run]) -> None:
+    """No rank is running: code 93, a report, and no traceback on the terminal."""
+    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "start"}).start()
+    run.until_step(3)
+    run.kill(1)
+    assert run.wait() == 93, run.tail()
+    assert "PermissionError" in reported(run)["sentence"]
+
+
+@pytest.mark.full
+def test_a_thread_that_fails_costs_its_function_only(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The run finishes; one line says what is missing."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(1)\n")
+    run = runs(
+        "--nproc-per-node",
+        "1",
+        str(tmp_path / "train.py"),
+        program=FAILING,
+        environment={"TEST_FAILURE": "thread"},
+    ).start()
+    assert run.wait() == 0, run.tail()
+    report = reported(run)
+    assert "in the thread grpo-run-output: MemoryError" in report["sentence"]
+
+
+def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The descriptors in reserve are enough for the evidence and the next attempt; equal weights."""
+    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "descriptors"}).start()
+    run.until_step(3)
+    (tmp_path / "fail").touch()
+    run.until(lambda events: "no descriptors" in run.output.read_text())
+    run.kill(1)
+    run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
+    run.until_step(12)
+    (tmp_path / "recover").touch()
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+    (event,) = run.events("incident")
+    assert (event["cause"], event["rank"]) == ("signal", 1)
+    printed = [line.partition(" ")[2] for line in run.output.read_text().splitlines() if "WARN" in line]
+    assert len(printed) == len(set(printed))

@@ -1,0 +1,95 @@
+"""`grpo-run` whose supervisor fails on request, so that tests see what becomes of the ranks.
+
+TEST_FAILURE='poll' python -P tests/support/failing_launch.py launch …
+
+    poll         an exception in the hang detector once a file `fail` exists
+    start        an exception while the second attempt is prepared
+    thread       an exception in the thread that follows the ranks' output
+    descriptors  no file descriptor is left from when a file `fail` exists until a file `recover` does
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def fail_in_poll() -> None:
+    """Let the detector raise once."""
+    from grpo_run.runtime.detection.detector import HangDetector
+
+    scan = HangDetector.scan
+
+    def failing(self: HangDetector, slots: object) -> object:
+        if Path("fail").exists():
+            raise KeyError("a rank that is not there")
+        return scan(self, slots)  # type: ignore[arg-type]
+
+    HangDetector.scan = failing  # type: ignore[method-assign, assignment]
+
+
+def fail_in_start() -> None:
+    """Let the preparation of the second attempt raise."""
+    from grpo_run.runtime.supervision.attempt import Attempt
+
+    make_files = Attempt.make_files
+
+    def failing(self: Attempt, notify: object) -> None:
+        if self.number == 1:
+            raise PermissionError(13, "Permission denied")
+        make_files(self, notify)  # type: ignore[arg-type]
+
+    Attempt.make_files = failing  # type: ignore[method-assign, assignment]
+
+
+def fail_in_thread() -> None:
+    """Let the thread that follows output raise."""
+    from grpo_run.runtime.processes.output import FileFollower
+
+    read = FileFollower.read
+
+    def failing(self: FileFollower) -> list[str]:
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError
+        return read(self)
+
+    FileFollower.read = failing  # type: ignore[method-assign]
+
+
+def exhaust_descriptors() -> None:
+    """Take every free descriptor for a while, again and again, as a leak would."""
+
+    def run() -> None:
+        while not Path("fail").exists():
+            time.sleep(0.02)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        taken = []
+        try:
+            while True:
+                taken.append(os.dup(0))
+        except OSError:
+            os.write(1, b"no descriptors\n")
+        while os.stat(".").st_nlink and not os.access("recover", os.F_OK):
+            time.sleep(0.02)
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+if __name__ == "__main__":
+    from grpo_run.cli.main import main
+
+    {
+        "poll": fail_in_poll,
+        "start": fail_in_start,
+        "thread": fail_in_thread,
+        "descriptors": exhaust_descriptors,
+    }[os.environ["TEST_FAILURE"]]()
+    sys.exit(main())
