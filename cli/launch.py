@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from grpo_run.cli.elastic import build_agent
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
-from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.record.history import History
@@ -45,9 +45,6 @@ AWAIT_SCRAPE_AFTER = (EXIT_FINISHED, EXIT_GAVE_UP)
 """How a run has ended if a regular scraper should know. After a stop the node may be taken away at any time."""
 UNNOTICED_SECONDS = 2.0
 """A longer wait at the end is announced."""
-SHOWN_CHANGES = 4
-PARALLELISM = ("ACCELERATE_", "FSDP_")
-"""Variables by which an accelerate configuration file changes training."""
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -95,44 +92,6 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
         return EXIT_FINISHED
     directory.write_run({**config.as_json(), "typed": list(launch.typed), "inputs": inputs.as_json()})
     return _supervise(launch, directory, history, listener)
-
-
-def inputs_of(launch: LaunchCommand) -> Inputs:
-    """Read what the result of the run depends on besides its command."""
-    config = launch.config
-    settings = {f"--generation {name}": value for name, value in config.generation.items()}
-    parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
-    return collect(launch.source, config.arguments, os.environ, {**settings, **parallelism})
-
-
-def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: History, inputs: Inputs) -> None:
-    """Refuse to continue a run whose inputs have changed, unless the user accepts it.
-
-    Raises:
-        UsageError: something that may change the training has changed, or the checkpoint of a finished run is gone.
-    """
-    run_id = launch.config.run_id
-    checkpoint = history.checkpoint
-    if history.finished and checkpoint is not None and not Path(checkpoint.path).exists():
-        raise UsageError(
-            f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to train again"
-        )
-    recorded = Inputs.from_json(directory.read_run().get("inputs")) if directory.run_json.is_file() else None
-    if recorded is None:
-        return
-    changes = changes_of_training(recorded, inputs)
-    nothing_to_lose = checkpoint is None and history.snapshot_step is None and not history.finished
-    if changes and not launch.accept_change and not nothing_to_lose:
-        done = "has finished" if history.finished else f"is at step {history.step} of {history.target_steps}"
-        more = f" and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
-        ways = (
-            "use --fresh" if history.finished else "continue with --accept-change, or start over with --fresh"
-        )
-        raise UsageError(
-            f"run {run_id} {done}, and since it began {', '.join(changes[:SHOWN_CHANGES])}{more}; {ways}"
-        )
-    for change in [*changes, *changes_of_versions(recorded, inputs)]:
-        print(f"grpo-run: changed since the run began: {change}")
 
 
 def open_listener(launch: LaunchCommand) -> Listener | None:

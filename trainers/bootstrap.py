@@ -85,6 +85,7 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
             # sys.exit(0) during training leaves the peers behind; the report says where it was called
             error.__traceback__ = user_traceback(error, __file__)
             write_error(session, error)
+            return 0, False
         return code & 0xFF, code == 0
     except UsageError as error:
         print(f"grpo-run: {error}", file=sys.stderr)

@@ -60,7 +60,9 @@ class Exits:
                 self._warn(
                     exit.rank, f"rank {exit.rank} {how} after its script had completed; its work is not lost"
                 )
-            completed = done or exit.exit_code == EXIT_FINISHED
+            # a script may end with os._exit(0) after its last train() call, but not inside one
+            training = slot is not None and slot.state is RankState.training
+            completed = done or (exit.exit_code == EXIT_FINISHED and not training)
             self.seen.append(replace(exit, completed=completed, error=self._files.read_error(exit.rank)))
 
     def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:

@@ -185,3 +185,34 @@ def test_no_process_of_a_rank_outlives_the_run(runs: Callable[..., Run], tmp_pat
     assert run.wait() == 93, run.tail()
     children = [int((tmp_path / f"child{rank}.pid").read_text()) for rank in (0, 1)]
     assert alive(children) == []
+
+
+LEAVE = """
+import os, pathlib, sys, tiny, transformers
+
+class Leave(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5 and not pathlib.Path("left").exists():
+            pathlib.Path("left").touch()
+            HOW
+"""
+"""Exits without an error in a callback, once."""
+
+
+@pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)"])
+def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
+    how: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It is a fault with its line or position, not "Finished at step 4 of 12"."""
+    source = (SCRIPTS / "grpo.py").read_text()
+    assert "tiny.callbacks(arguments)" in source
+    source = source.replace("tiny.callbacks(arguments)", "[Leave()]").replace("import tiny\n", LEAVE, 1)
+    (tmp_path / "leaves.py").write_text(source.replace("HOW", how))
+    run = runs(
+        "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)}
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    (incident,) = run.events("incident")
+    assert incident["cause"] == "rank_exited_early"
+    assert "exited with code 0 in step 5" in incident["sentence"]
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 8, ranks=1)

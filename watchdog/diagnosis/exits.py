@@ -147,6 +147,8 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
         return Cause.signal
     if culprit.error is not None and culprit.error.type == "ConsensusError":
         return Cause.collective_mismatch
+    if culprit.exit_code == 0:
+        return Cause.rank_exited_early
     slot = slots.get(culprit.rank)
     if slot is None or (slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0):
         return Cause.startup_failure
@@ -213,6 +215,8 @@ def _signature(culprit: Exit, step: int) -> str:
 def _advice(culprit: Exit, best_position: tuple[int, int]) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
         return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
+    if culprit.exit_code == 0:
+        return ("To end training early, set control.should_training_stop in a callback.",)
     if culprit.error is not None and best_position == (0, 0):
         return ("The script failed before its first step; a restart would fail again.",)
     return ()

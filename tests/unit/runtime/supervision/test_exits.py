@@ -78,13 +78,20 @@ def test_there_are_no_exits_at_first(exits: Exits) -> None:
 def test_a_rank_that_exits_before_its_script_completes_has_failed(
     exits: Exits, slots: Slots, warnings: Warnings
 ) -> None:
-    """Exits keep the order in which they were observed; code 0 means that the script completed."""
+    """Exits keep the order in which they were observed. Code 0 inside a `train()` call does not complete the script."""
     training = slots(RankState.training, RankState.training, RankState.training)
     exits.add([exited(1)], training)
     exits.add([exited(0, exit_code=EXIT_FINISHED), killed(2)], training)
-    assert [(exit.rank, exit.completed) for exit in exits.seen] == [(1, False), (0, True), (2, False)]
-    assert [exit.rank for exit in exits.failed] == [1, 2]
+    assert [(exit.rank, exit.completed) for exit in exits.seen] == [(1, False), (0, False), (2, False)]
+    assert [exit.rank for exit in exits.failed] == [1, 0, 2]
     assert warnings == []
+
+
+@pytest.mark.parametrize("state", [RankState.starting, RankState.between, RankState.done])
+def test_code_0_outside_training_completes_the_script(exits: Exits, slots: Slots, state: RankState) -> None:
+    """Many scripts end with `os._exit(0)`; a script without a trainer never trains."""
+    exits.add([exited(0, exit_code=EXIT_FINISHED)], slots(state))
+    assert exits.failed == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""The inputs of a run at its launch: read, and compared with those that the run began with.
+
+Called by `launch.py` before a run starts or continues. Starts no process and writes no file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grpo_run.cli.launch_options.parse import LaunchCommand
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.run_directory import RunDirectory
+
+SHOWN_CHANGES = 4
+PARALLELISM = ("ACCELERATE_", "FSDP_")
+"""Variables by which an accelerate configuration file changes training."""
+
+
+def inputs_of(launch: LaunchCommand) -> Inputs:
+    """Read what the result of the run depends on besides its command."""
+    config = launch.config
+    settings = {f"--generation {name}": value for name, value in config.generation.items()}
+    parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
+    return collect(launch.source, config.arguments, os.environ, {**settings, **parallelism})
+
+
+def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: History, inputs: Inputs) -> None:
+    """Refuse to continue a run whose inputs have changed, unless the user accepts it.
+
+    Raises:
+        UsageError: something that may change the training has changed, or the checkpoint of a finished run is gone.
+    """
+    run_id = launch.config.run_id
+    checkpoint = history.checkpoint
+    if history.finished and checkpoint is not None and not Path(checkpoint.path).exists():
+        raise UsageError(
+            f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to train again"
+        )
+    recorded = Inputs.from_json(directory.read_run().get("inputs")) if directory.run_json.is_file() else None
+    if recorded is None:
+        return
+    changes = changes_of_training(recorded, inputs)
+    nothing_to_lose = checkpoint is None and history.snapshot_step is None and not history.finished
+    if changes and not launch.accept_change and not nothing_to_lose:
+        done = "has finished" if history.finished else f"is at step {history.step} of {history.target_steps}"
+        more = f" and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
+        ways = (
+            "use --fresh" if history.finished else "continue with --accept-change, or start over with --fresh"
+        )
+        raise UsageError(
+            f"run {run_id} {done}, and since it began {', '.join(changes[:SHOWN_CHANGES])}{more}; {ways}"
+        )
+    for change in [*changes, *changes_of_versions(recorded, inputs)]:
+        print(f"grpo-run: changed since the run began: {change}")
