@@ -108,8 +108,9 @@ class HangDetector:
         stuck = self._waits.scan(slots, now)
         if stuck is not None:
             assert stuck.stall is not None
-            if stuck.stall.deadline_seconds:  # the deadline is certain to pass; treat it as if it had
-                self.phase_durations.record_end(stuck.stall.key, stuck.stall.deadline_seconds)
+            # the deadline is certain to pass; the next attempt waits for the end, unless there is none in sight
+            if stuck.stall.lasts_seconds <= self._settings.ceiling_seconds:
+                self.phase_durations.record_end(stuck.stall.key, stuck.stall.lasts_seconds)
             return stuck
         return self._stalls.scan(slots, now, self._deadlocks.last_poll)
 

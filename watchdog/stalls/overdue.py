@@ -20,7 +20,7 @@ from grpo_run.watchdog.stalls.deadlines import (
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 
-RECENT_SECONDS = 5.0
+RECENT_SECONDS = 10.0
 """A rank that has computed within this time is expected to continue."""
 
 

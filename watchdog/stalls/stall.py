@@ -49,7 +49,8 @@ class Stall:
 
     `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit
     is in uninterruptible sleep and cannot be killed, so a restart would not help. `callback` names the user's
-    callback in which the first culprit is, "" outside callbacks.
+    callback in which the first culprit is, "" outside callbacks. `lasts_seconds` is how long the phase is known to
+    last without progress; 0 if that is unknown, infinity for a hang that cannot end.
     """
 
     cause: Cause
@@ -62,6 +63,7 @@ class Stall:
     uninterruptible: bool = False
     confidence: str = "deadline"
     callback: str = ""
+    lasts_seconds: float = 0.0
 
     @property
     def key(self) -> PhaseKey:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from grpo_run.watchdog.processes import TICKS_PER_SECOND, read_file, read_io_bytes
+from grpo_run.watchdog.processes import TICKS_PER_SECOND, read_file
 
 MAX_THREADS = 1024
 """Threads of one family that are read; a family with more is unknown."""
@@ -80,7 +80,7 @@ def read_family(members: Collection[int]) -> FamilyUsage | None:
         fields = _stat_fields(f"/proc/{pid}/stat")
         if fields is None or fields[_STATE] == b"Z":
             continue  # exited since it was listed
-        member_bytes = read_io_bytes(pid)
+        member_bytes = _read_io_bytes(pid)
         if member_bytes is None:
             if os.path.exists(f"/proc/{pid}"):
                 return None
@@ -120,6 +120,16 @@ def read_threads(members: Collection[int]) -> dict[int, Thread] | None:
                 cpu_seconds=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / TICKS_PER_SECOND,
             )
     return threads
+
+
+def _read_io_bytes(pid: int) -> int | None:
+    """Bytes read and written, and those that page faults have read, as of a mapped file on a slow disk."""
+    content = read_file(f"/proc/{pid}/io")
+    if content is None:
+        return None
+    names = (b"rchar:", b"wchar:", b"read_bytes:")
+    numbers = [int(line.split()[1]) for line in content.splitlines() if line.startswith(names)]
+    return sum(numbers) if len(numbers) == len(names) else None
 
 
 def _parent(pid: int) -> int | None:

@@ -184,6 +184,7 @@ class WaitDetector:
                 callback=missed.callback if missed is not None else _callback(slot),
                 deadline_seconds=missed.deadline_seconds if missed is not None else 0.0,
                 waited_seconds=now - began[first],
+                lasts_seconds=stuck[first].until_seconds - (missed.since_seconds if missed else began[first]),
                 sentence=describe_stuck(stuck, now=now, exiting=all(_is_done(slots[rank]) for rank in stuck)),
                 confidence="proved",
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from grpo_run.watchdog.processes import MainThread, SessionUsage
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
+from grpo_run.watchdog.stalls.stall import Stall
 
 TIGHT = DeadlineSettings(
     floor_seconds=4, first_floor_seconds=20, first_seconds=20, startup_seconds=20, evaluation_seconds=20,
@@ -1012,6 +1014,25 @@ def test_a_suspicion_does_not_extend_a_deadline(world: World) -> None:
     assert world.watch.phase_durations.merged()[Phase.reward].ended_seconds == 0.0
     assert world.advance(1.0) is not None
     assert world.watch.phase_durations.merged()[Phase.reward].ended_seconds > 4.0
+
+
+@pytest.mark.parametrize(
+    ("lasts", "remembered"), [(200.0, 200.0), (3600.0, 3600.0), (1e6, 0.0), (math.inf, 0.0)]
+)
+def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
+    world: World, monkeypatch: pytest.MonkeyPatch, lasts: float, remembered: float
+) -> None:
+    """The next attempt waits for it. One that lasts for days would make all later deadlines useless."""
+    world.watch._settings = DeadlineSettings()
+    sleeping = Stall(
+        cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.callback, callback="Upload.on_save",
+        deadline_seconds=60.0, waited_seconds=7.0, lasts_seconds=lasts, sentence="It sleeps.", confidence="proved",
+    )  # fmt: skip
+    found = Finding(stall=sleeping, began_at_seconds=world.now)
+    monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
+    assert world.scan() is found
+    learned = world.watch.phase_durations.merged().get("Upload.on_save", Durations())
+    assert learned.ended_seconds == remembered
 
 
 # quiet and frozen ranks

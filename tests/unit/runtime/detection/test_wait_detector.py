@@ -241,6 +241,7 @@ def test_a_sleep_is_reported_only_if_it_lasts_beyond_the_deadline(world: World) 
     assert found is not None
     assert found.stall is not None
     assert (found.stall.deadline_seconds, found.stall.confidence) == (60.0, "proved")
+    assert found.stall.lasts_seconds == pytest.approx(8000.0, abs=100.0)
 
 
 def test_all_ranks_stuck_are_named_together(world: World) -> None:
