@@ -13,6 +13,7 @@ from dataclasses import replace
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis.exits import is_victim
+from grpo_run.watchdog.evidence.source import is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.stall import Stall
@@ -74,6 +75,10 @@ def diagnose_stall(
         sentence = sentence.replace(ANOTHER_THREAD, names.pop())
     if place is not None:
         sentence = f"{sentence.rstrip('.')}, at {place.short}."
+    if culprit is not None and stall.confidence == "proved":
+        beside = _other_thread(stacks.get(culprit, ()), place)
+        if beside is not None:
+            sentence = f"{sentence.rstrip('.')}; another of its threads is at {beside.short}."
     return Verdict(
         cause=stall.cause,
         culprits=stall.culprits,
@@ -151,6 +156,15 @@ def _name_lock(threads: Sequence[Stack]) -> str:
     if main is None or not main.frames:
         return ANOTHER_THREAD
     return name_lock((frame.file, frame.function) for frame in main.frames)
+
+
+def _other_thread(threads: Sequence[Stack], place: Location | None) -> Location | None:
+    """The line of user code that a thread beside the main thread is in, if it is another one."""
+    for stack in threads:
+        found = user_location(stack) if not stack.main else None
+        if found is not None and found != place and is_user_file(found.file):
+            return found
+    return None
 
 
 def _with_full_paths(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Slot
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location
+from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD
 
 MakeSlot = Callable[..., Slot]
 MakeExit = Callable[..., Exit]
@@ -92,6 +94,26 @@ def test_a_rank_that_cannot_be_killed_stays_marked(
     """The policy depends on it."""
     verdict = hangs.diagnose_stall(stall(uninterruptible=uninterruptible), slots, {})
     assert verdict.uninterruptible is uninterruptible
+
+
+def test_a_proved_wait_names_what_is_waited_for_and_where(slots: dict[int, Slot | None]) -> None:
+    """The calls of the standard library tell a queue from a lock; another thread's line may be the cause."""
+    proved = stall(sentence=f"Rank 1 waits for {ANOTHER_THREAD}.", confidence="proved", deadline_seconds=0.0)
+    waiting = Frame(f"{sysconfig.get_path('stdlib')}/queue.py", 171, "get")
+    main = Stack("MainThread", (waiting, Frame("/home/user/train.py", 88, "reward")), main=True)
+    verdict = hangs.diagnose_stall(proved, slots, {1: [main]})
+    assert verdict.confidence == "proved"
+    assert (
+        verdict.sentence
+        == "Rank 1 waits for a queue that no running thread can feed, at train.py:88 in reward."
+    )
+    beside = hangs.diagnose_stall(proved, slots, {1: [stack(12, main=False), main]})
+    assert beside.sentence.endswith(
+        "at train.py:88 in reward; another of its threads is at train.py:12 in reward."
+    )
+    assert beside.location == verdict.location
+    unknown = hangs.diagnose_stall(proved, slots, {})
+    assert unknown.sentence == proved.sentence
 
 
 def test_a_stall_without_a_line_keeps_its_sentence(slots: dict[int, Slot | None]) -> None:
