@@ -99,8 +99,15 @@ class HangDetector:
             self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
             stuck = self._waits.scan(slots, now)
             stall = self._exit_hangs.scan(slots, self._ranks.pids, self._ranks.sockets, now)
-            if stuck is not None or stall is None:
+            # a rank that works on is not ended for the sake of one that is stuck: nobody waits for that one
+            if (
+                stuck is not None
+                and stuck.stall is not None
+                and {*self._ranks.pids} <= {*stuck.stall.culprits}
+            ):
                 return stuck
+            if stall is None:
+                return None
             return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
         deadlock = self._deadlocks.scan(slots, now)
         if deadlock is not None:

@@ -16,7 +16,14 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.exit_hangs import Activity, ExitFacts, activity, hung_ranks, limit_seconds
+from grpo_run.watchdog.stalls.exit_hangs import (
+    Activity,
+    ExitFacts,
+    activity,
+    frozen_ranks,
+    hung_ranks,
+    limit_seconds,
+)
 from grpo_run.watchdog.stalls.stall import Stall
 
 CHECK_SECONDS = 2.0
@@ -59,7 +66,7 @@ class ExitHangDetector:
     def restart(self) -> None:
         """Start the clock again, after a pause of the supervisor."""
         self._inactive_since: tuple[float, ExitFacts] | None = None
-        self._own_active_at = self._progress_at = 0.0
+        self._own_active_at = self._progress_at = self._observed_since = 0.0
 
     def scan(
         self,
@@ -88,9 +95,14 @@ class ExitHangDetector:
             return None
         if self._inactive_since is None:
             self._inactive_since = (now, facts)
-            self._own_active_at = self._progress_at = now
+            self._own_active_at = self._progress_at = self._observed_since = now
             return None
-        return self._judge(facts, now)
+        silent = {
+            rank: now - max(slot.heartbeat_seconds, self._observed_since)
+            for rank, slot in slots.items()
+            if slot is not None
+        }
+        return self._judge(facts, silent, now)
 
     def _facts(self, pids: Mapping[int, int], sockets: Mapping[int, str], now: float) -> ExitFacts | None:
         since = self._inactive_since
@@ -101,7 +113,7 @@ class ExitHangDetector:
             self._next_connections_at = now + CONNECTIONS_SECONDS
         return self._observe(pids, sockets, connections=connections)
 
-    def _judge(self, facts: ExitFacts, now: float) -> Stall | None:
+    def _judge(self, facts: ExitFacts, silent: Mapping[int, float], now: float) -> Stall | None:
         assert self._inactive_since is not None
         _, before = self._inactive_since
         ceiling = self._settings.ceiling_seconds
@@ -115,6 +127,14 @@ class ExitHangDetector:
         ranks = hung_ranks(facts)
         if not ranks:
             return None
+        if seen is not Activity.progress and frozen_ranks(
+            facts, silent, self._settings, local_ranks=len(silent)
+        ):
+            waited = min(silent[rank] for rank in ranks)
+            what = "ran no Python code"
+            return _stall(
+                ranks, waited, self._settings.frozen_limit_seconds, what, (), Cause.interpreter_stuck
+            )
         if now - self._progress_at >= ceiling and seen is Activity.cpu:
             return _stall(
                 ranks, now - self._progress_at, ceiling, "used the CPU without any input or output", ()
@@ -128,11 +148,16 @@ class ExitHangDetector:
 
 
 def _stall(
-    ranks: tuple[int, ...], waited_seconds: float, deadline_seconds: float, what: str, alive: tuple[str, ...]
+    ranks: tuple[int, ...],
+    waited_seconds: float,
+    deadline_seconds: float,
+    what: str,
+    alive: tuple[str, ...],
+    cause: Cause = Cause.no_progress,
 ) -> Stall:
     while_alive = f" while {', '.join(alive)} was there to wait for" if alive else ""
     return Stall(
-        cause=Cause.no_progress,
+        cause=cause,
         culprits=ranks,
         waiters=(),
         phase=Phase.idle,

@@ -18,6 +18,8 @@ QUIET_BYTES = 64 * 1024
 QUIET_CPU_FRACTION = 0.01
 """Share of one core that the threads of an idle interpreter may use."""
 
+STOPPED_STATES = ("T", "t")
+
 Usages = Mapping[tuple[int, int], "ProcessUsage"]
 """By pid and start time."""
 
@@ -84,6 +86,26 @@ def limit_seconds(facts: ExitFacts, settings: DeadlineSettings) -> float:
 def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
     """Return the ranks that remain; one that has exited and is not yet reaped does not."""
     return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
+
+
+def frozen_ranks(
+    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings, *, local_ranks: int
+) -> tuple[int, ...]:
+    """Return the ranks that remain if the interpreter of none of them has run for too long, else nothing.
+
+    Args:
+        silent_seconds: by rank, how long ago its heartbeat was written.
+        local_ranks: number of ranks of this node, including those that have exited.
+    """
+    ranks = hung_ranks(facts)
+    stopped = all(facts.states[rank] in STOPPED_STATES for rank in ranks)
+    suspended = stopped and len(ranks) == local_ranks  # as by a scheduler that preempts the job
+    limit = settings.suspended_seconds if suspended else settings.frozen_limit_seconds
+    frozen = all(
+        facts.states[rank] in (*STOPPED_STATES, "R") and silent_seconds.get(rank, 0.0) >= limit
+        for rank in ranks
+    )
+    return ranks if frozen else ()
 
 
 def _did_io(before: Usages, now: Usages) -> bool:

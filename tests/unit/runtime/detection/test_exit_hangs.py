@@ -78,7 +78,7 @@ def end(tmp_path: Path) -> End:
     writer.publish()
     slot = board.read(0)
     assert slot is not None
-    return End(slot)
+    return End(replace(slot, heartbeat_seconds=0.0))
 
 
 def test_inactive_processes_are_found_after_the_deadline(end: End) -> None:
@@ -124,6 +124,17 @@ def test_a_process_that_works_or_is_unknown_is_no_hang(end: End, what: str) -> N
     elif what == "no slot":
         end.slots[1] = None
     assert end.wait(400.0, busy=901 if what == "cpu" else None, writing=901 if what == "io" else None) is None
+
+
+def test_a_stopped_rank_is_found_early(end: End) -> None:
+    """Its heartbeat is as old as its stop; the other rank has exited."""
+    del end.pids[0]
+    end.state = "T"
+    assert end.wait(20.0) is None
+    stall = end.wait(3 * CHECK_SECONDS)
+    assert stall is not None
+    assert (stall.cause, stall.culprits) == (Cause.interpreter_stuck, (1,))
+    assert "ran no Python code for 2" in stall.sentence
 
 
 def test_inactivity_is_counted_from_the_last_activity(end: End) -> None:

@@ -11,6 +11,7 @@ from grpo_run.watchdog.stalls.exit_hangs import (
     ExitFacts,
     ProcessUsage,
     activity,
+    frozen_ranks,
     hung_ranks,
     limit_seconds,
 )
@@ -70,3 +71,24 @@ def test_a_process_that_may_wait_has_the_longer_limit() -> None:
 def test_a_rank_that_has_exited_and_is_not_reaped_does_not_hang() -> None:
     """The supervisor reaps it at its next poll."""
     assert hung_ranks(ExitFacts(states={1: "S", 0: "Z", 3: "T", 2: "D"}, own={}, awaited={})) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("states", "silent", "local_ranks", "expected"),
+    [
+        ({1: "T"}, {1: 20.0}, 2, (1,)),
+        ({1: "R"}, {1: 20.0}, 2, (1,)),
+        ({1: "T"}, {1: 19.9}, 2, ()),
+        ({1: "S"}, {1: 100.0}, 2, ()),
+        ({0: "S", 1: "T"}, {0: 0.5, 1: 100.0}, 2, ()),
+        ({0: "R", 1: "T"}, {0: 20.0, 1: 20.0}, 2, (0, 1)),
+        ({0: "T", 1: "T"}, {0: 299.0, 1: 299.0}, 2, ()),
+        ({0: "T", 1: "T"}, {0: 300.0, 1: 300.0}, 2, (0, 1)),
+    ],
+)
+def test_frozen_interpreters_are_found_if_no_other_rank_works(
+    states: dict[int, str], silent: dict[int, float], local_ranks: int, expected: tuple[int, ...]
+) -> None:
+    """Stopped, or at work without running Python. If all are stopped, a scheduler may have preempted the job."""
+    facts = ExitFacts(states=states, own={}, awaited={})
+    assert frozen_ranks(facts, silent, DeadlineSettings(), local_ranks=local_ranks) == expected
