@@ -59,7 +59,7 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("disk", fields["checkpoint_trouble"])
     console.print(facts)
     for rank in fields["ranks"]:
-        console.print(f"  {_rank_line(rank)}")
+        console.print(f"  {_rank_line(rank, status.state)}")
     for number, recovery in enumerate(status.history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")
         details = [
@@ -85,9 +85,10 @@ def _steps(status: RunStatus) -> str:
     return ", ".join(texts)
 
 
-def _rank_line(rank: Mapping[str, Any]) -> str:
+def _rank_line(rank: Mapping[str, Any], state: str) -> str:
     if not rank["observable"]:
-        return f"local rank {rank['local_rank']}: cannot be observed"
+        why = "has not started yet" if state == "starting" else "cannot be observed"
+        return f"local rank {rank['local_rank']}: {why}"
     phase = rank["phase"]
     if rank["callback"] is not None:
         phase = (

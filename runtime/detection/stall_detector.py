@@ -92,7 +92,7 @@ class StallDetector:
             return None
         facts = self._activity.scan(slots, self._ranks.pids, still, now)
         self._note_suspension(slots, facts, now)
-        self.awaited = self._find_awaited(slots, still, facts, now)
+        self.awaited = self._find_awaited(slots, still, facts, last_poll, now)
         # the first check assumes that a rank works unless it is known to wait; it fetches nothing
         if not self._may_be_overdue(slots, facts, now) or self._find(slots, now, facts, still, None) is None:
             self.suspicion = None
@@ -203,11 +203,18 @@ class StallDetector:
         slots: Mapping[int, Slot | None],
         still: Mapping[int, float],
         facts: Mapping[int, ProcessFacts | None],
+        last_poll: Poll | None,
         now: float,
     ) -> AwaitedRank | None:
         if max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
             return None
-        waiting = {rank: self._records.is_blocked(rank, slot, None) for rank, slot in slots.items()}
+        # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has moved since
+        unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(slots)
+        recorded = _recorded(last_poll) if unmoved else None
+        waiting = {
+            rank: self._records.is_blocked(rank, slot, recorded.get(rank) if recorded is not None else None)
+            for rank, slot in slots.items()
+        }
         known = {rank: waits for rank, waits in waiting.items() if waits is not None}
         nobody_works = nobody_works_seconds(slots, facts, known, still, self._exited(slots))
         return find_awaited_rank(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 SHORTEST_SECONDS = 5.0
@@ -83,6 +84,17 @@ def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: flo
     since = max(max(slot.last_progress_seconds, slot.last_work_seconds) for slot in seen)
     if now - since < max(SHORTEST_SILENCE_SECONDS, 2 * (step_seconds or 0.0)):
         return None
-    phases = {slot.phase.name for slot in seen if slot.phase is not None}
-    where = f" in {phases.pop()}" if len(phases) == 1 else ""
-    return Wait(text=f"no progress for {duration_text(now - since)}{where}", key=("silence", since))
+    return Wait(text=f"no progress for {duration_text(now - since)}{_places(seen)}", key=("silence", since))
+
+
+def _places(slots: Sequence[Slot]) -> str:
+    """Where ranks are that do not move, as far as it fits into a line."""
+    ranks: dict[str, list[int]] = {}
+    for slot in slots:
+        if slot.phase is not None:
+            ranks.setdefault(_name(slot.phase), []).append(slot.rank)
+    if len(ranks) == 1:
+        return f" in {next(iter(ranks))}"
+    if len(ranks) != 2:
+        return ""
+    return ": " + ", ".join(f"{rank_names(listed)} in {phase}" for phase, listed in ranks.items())

@@ -148,3 +148,15 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert 360.0 <= waiting["seconds"] < 420.0
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None
+
+
+def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
+    """Fresh interpreters import for many seconds."""
+    journal = Journal(run.journal, "night")
+    journal.write("state_changed", to="starting")
+    journal.close()
+    lock = run.acquire()
+    Board.create(run.board, 1)
+    main(["status"])
+    os.close(lock)
+    assert "  local rank 0: has not started yet" in capsys.readouterr().out.splitlines()

@@ -106,7 +106,9 @@ def slot() -> Callable[..., Slot]:
     ("phases", "text"),
     [
         ((Phase.reward, Phase.reward), "no progress for 41 s in reward"),
-        ((Phase.reward, Phase.data), "no progress for 41 s"),
+        ((Phase.reward, Phase.data), "no progress for 41 s: rank 0 in reward, rank 1 in data"),
+        ((Phase.reward, Phase.data, Phase.eval), "no progress for 41 s"),
+        ((Phase.reward, None), "no progress for 41 s in reward"),
         ((None, None), "no progress for 41 s"),
     ],
 )
@@ -114,7 +116,9 @@ def test_silence_of_all_ranks_is_shown(
     slot: Callable[..., Slot], phases: tuple[Phase | None, ...], text: str
 ) -> None:
     """It is not known which of them waits for which."""
-    wait = find_wait(None, [slot(phase) for phase in phases], now=1041.0, step_seconds=20.0)
+    wait = find_wait(
+        None, [slot(phase, rank=rank) for rank, phase in enumerate(phases)], now=1041.0, step_seconds=20.0
+    )
     assert wait is not None
     assert wait.text == text
 
