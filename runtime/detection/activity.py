@@ -34,6 +34,8 @@ STILL_SECONDS = 4.0
 """The family of a rank is read once its slot has not changed for this long."""
 READ_SECONDS = 2.0
 """Interval between two readings of families, which cost a scan of /proc."""
+LOOKS_PER_FLOOR = 12
+"""Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
 RECENT_SECONDS = 5.0
 """A rank was active recently within this time."""
 WAITING_THREADS = frozenset({"gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_workerserver"})
@@ -53,7 +55,9 @@ class RankActivity:
         self._observed_since = now
         self._still_seconds = min(STILL_SECONDS, floor_seconds / 4)
         self._read_seconds = min(READ_SECONDS, floor_seconds / 8)
-        self._look_closer_seconds = floor_seconds / 4
+        self._look_after_seconds = floor_seconds / 4
+        self._look_seconds = floor_seconds / LOOKS_PER_FLOOR
+        self._next_look_at = 0.0
         self._long_seconds = floor_seconds / 2
         self._next_reading_at = 0.0
         self._collectives_issued: dict[int, int] = {}
@@ -183,11 +187,15 @@ class RankActivity:
         # also of ranks that are at work: a connection to one of them is inside the job
         found = families.find_families(pids.values())
         usages = {rank: families.read_family(found[pid]) for pid, rank in leaders.items()}
-        closer = {
-            rank: found[pid]
-            for pid, rank in leaders.items()
-            if now - (self._quiet.get(rank, QuietClock()).since_seconds or now) >= self._look_closer_seconds
-        }
+        closer: dict[int, list[int]] = {}
+        if now >= self._next_look_at:
+            self._next_look_at = now + self._look_seconds
+            closer = {
+                rank: found[pid]
+                for pid, rank in leaders.items()
+                if now - (self._quiet.get(rank, QuietClock()).since_seconds or now)
+                >= self._look_after_seconds
+            }
         tables = _read_connections({rank: found[pid] for rank, pid in pids.items()}) if closer else {}
         for rank, usage in usages.items():
             slot = slots[rank]
@@ -233,18 +241,21 @@ def _reading(
 ) -> FamilyReading | None:
     if usage is None:
         return None
-    threads = families.read_threads(closer or ())
-    if threads is None or any(thread.state == "t" for thread in threads.values()):
-        return None  # a debugger holds a thread: whoever uses it decides
+    runnable = None
+    if closer is not None:
+        threads = families.read_threads(closer)
+        if threads is None or any(thread.state == "t" for thread in threads.values()):
+            return None  # a debugger holds a thread: whoever uses it decides
+        runnable = frozenset(
+            number
+            for number, thread in threads.items()
+            if thread.state == "R" and thread.name not in WAITING_THREADS
+        )
     return FamilyReading(
         members=usage.members,
         cpu_seconds=usage.cpu_seconds,
         io_bytes=usage.io_bytes,
-        runnable=frozenset(
-            number
-            for number, thread in threads.items()
-            if thread.state == "R" and thread.name not in WAITING_THREADS
-        ),
+        runnable=runnable,
         connected=connected.outside if connected is not None else None,
         traffic_bytes=connected.traffic_bytes if connected is not None else None,
     )

@@ -17,8 +17,8 @@ TOLERATED_CPU_SECONDS = 0.05
 TOLERATED_BYTES = 64 * 1024
 """I/O, and traffic of sockets, that an idle rank may cause: a logger writes less, a shard or a response more."""
 OFTEN_RUNNABLE_FRACTION = 0.25
-"""A thread that is runnable in this share of the readings works, or would if it got a CPU."""
-OFTEN_RUNNABLE_READINGS = 2
+"""A thread that is runnable in this share of the looks works, or would if it got a CPU."""
+OFTEN_RUNNABLE_LOOKS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,13 +27,13 @@ class FamilyReading:
 
     `cpu_seconds` includes children that have exited. `io_bytes` and `traffic_bytes` (of TCP sockets) are sums over
     the members. `runnable` are the ids of threads that run or wait for a CPU. `connected`: a connection to a process
-    outside the job, or a device, is open; None if this reading did not look.
+    outside the job, or a device, is open. These three are None if this reading did not look.
     """
 
     members: frozenset[int]
     cpu_seconds: float
     io_bytes: int
-    runnable: frozenset[int] = frozenset()
+    runnable: frozenset[int] | None = None
     connected: bool | None = None
     traffic_bytes: int | None = None
 
@@ -50,7 +50,7 @@ class QuietClock:
     connected: bool | None = None
     began: FamilyReading | None = None
     began_traffic_bytes: int | None = None
-    readings: int = 0
+    looks: int = 0
     runnable: Mapping[int, int] = field(default_factory=dict)
 
     def after(self, reading: FamilyReading | None, now: float) -> QuietClock:
@@ -63,11 +63,11 @@ class QuietClock:
                 connected=reading.connected,
                 began=reading,
                 began_traffic_bytes=reading.traffic_bytes,
-                readings=1,
-                runnable=dict.fromkeys(reading.runnable, 1),
+                looks=int(reading.runnable is not None),
+                runnable=dict.fromkeys(reading.runnable or (), 1),
             )
         counts = dict(self.runnable)
-        for thread in reading.runnable:
+        for thread in reading.runnable or ():
             counts[thread] = counts.get(thread, 0) + 1
         connected = self.connected
         if reading.connected is not None:
@@ -78,7 +78,7 @@ class QuietClock:
             connected=connected,
             began=self.began,
             began_traffic_bytes=reading.traffic_bytes if began_traffic is None else began_traffic,
-            readings=self.readings + 1,
+            looks=self.looks + (reading.runnable is not None),
             runnable=counts,
         )
 
@@ -89,11 +89,8 @@ class QuietClock:
         if reading.traffic_bytes is not None and self.began_traffic_bytes is not None:
             moved = max(moved, abs(reading.traffic_bytes - self.began_traffic_bytes))
         tolerated = TOLERATED_CPU_SECONDS + TOLERATED_CPU_FRACTION * (now - self.since_seconds)
-        starved = any(
-            self.runnable.get(thread, 0) + 1
-            >= max(OFTEN_RUNNABLE_READINGS, OFTEN_RUNNABLE_FRACTION * (self.readings + 1))
-            for thread in reading.runnable
-        )
+        often = max(OFTEN_RUNNABLE_LOOKS, OFTEN_RUNNABLE_FRACTION * (self.looks + 1))
+        starved = any(self.runnable.get(thread, 0) + 1 >= often for thread in reading.runnable or ())
         return reading.members != began.members or used > tolerated or moved > TOLERATED_BYTES or starved
 
 
