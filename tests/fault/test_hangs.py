@@ -89,6 +89,52 @@ def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_defau
     assert found["time"] - verdict["event"]["failed_at"] <= 30.0
 
 
+POLLING_CALLBACK = """    import time
+    from pathlib import Path
+
+    from transformers import TrainerCallback
+
+    class Publisher(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            once = Path("once")
+            if state.global_step == 6 and args.process_index == 1 and not once.exists():
+                once.touch()
+                while True:
+                    time.sleep(0.5)
+
+    trainer.add_callback(Publisher())
+    tiny.train(trainer, arguments)
+"""
+
+
+def test_a_callback_that_waits_for_nothing_is_ended_and_named(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It polls without an end, so nothing proves that it hangs; it does nothing while the other rank waits.
+
+    The next attempt remembers how long it waited.
+    """
+    training = "    tiny.train(trainer, arguments)\n"
+    source = (SCRIPTS / "grpo.py").read_text()
+    assert training in source
+    (tmp_path / "polling.py").write_text(source.replace(training, POLLING_CALLBACK))
+    run = runs(
+        "--deadline-floor", "6", "--nproc-per-node", "2", "polling.py", "--output-dir", "out", "--max-steps", "8",
+        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    (verdict,) = verdicts(run)
+    assert (verdict["culprits"], verdict["waiters"], verdict["phase"]) == ([1], [0], "callback")
+    assert verdict["sentence"].startswith("Rank 1 has been in callback Publisher.on_step_end for ")
+    assert verdict["location"]["function"] == "on_step_end"
+    ended = [
+        event["durations"].get("ended_seconds")
+        for event in run.events("phase_learned")
+        if event.get("callback") == "Publisher.on_step_end"
+    ]
+    assert ended[-1] >= 6.0
+
+
 def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
