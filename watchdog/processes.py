@@ -1,8 +1,7 @@
 """Facts about processes from /proc: state and CPU time of the main thread, CPU time and I/O of a session.
 
 Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the
-evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these, so it reads connections
-only. A rank leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an exception and never a zero. Does not judge.
+evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these. A rank leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an exception and never a zero. Does not judge.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 MAX_READ_BYTES = 64 * 1024
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -111,30 +109,6 @@ def members_by_session(sessions: Collection[int]) -> dict[int, list[int]]:
         if session in members:
             members[session].append(int(name))
     return members
-
-
-def has_remote_connection(pid: int) -> bool:
-    """Whether a process of the session that `pid` leads has an established TCP connection to another machine.
-
-    A connection that cannot be read counts as none.
-    """
-    import psutil  # here, because only exit hangs need it and ranks import this module
-
-    for member in session_members(pid):
-        try:
-            connections = psutil.Process(member).net_connections(kind="tcp")
-        except (psutil.Error, OSError):
-            continue
-        for connection in connections:
-            if connection.status == psutil.CONN_ESTABLISHED and not _is_loopback(connection.raddr.ip):
-                return True
-    return False
-
-
-def _is_loopback(address: str) -> bool:
-    parsed = ip_address(address)
-    mapped = getattr(parsed, "ipv4_mapped", None)  # ::ffff:127.0.0.1
-    return bool((mapped or parsed).is_loopback)
 
 
 def read_file(path: str) -> bytes | None:

@@ -63,9 +63,9 @@ class HangMonitor:
         """Scan once and report. Returns a confirmed hang, or None."""
         try:
             finding = self.detector.scan(slots)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             # no descriptors or no memory: what is not observed is unknown, and no reason to act
-            text = f"the watchdog cannot observe the ranks at present: {error}"
+            text = f"the watchdog cannot observe the ranks at present: {error or type(error).__name__}"
             self._reporter.warn_once(0, "not observed", text)
             return None
         if self._board is not None:

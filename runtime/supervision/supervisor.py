@@ -196,7 +196,7 @@ class Supervisor:
         if self._drains is not None:
             try:
                 self._drains.poll()
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._reporter.warn_once(
                     0, "drains", f"snapshots cannot be written to disk at present: {error}"
                 )

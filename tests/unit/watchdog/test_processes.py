@@ -1,14 +1,11 @@
-"""Process facts from /proc and psutil: this process, missing processes, and unusual names."""
+"""Process facts from /proc: this process, missing processes, and unusual names."""
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from grpo_run.watchdog import processes
@@ -90,93 +87,3 @@ def test_a_file_that_may_not_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch)
     assert processes.read_wchan(ME) is None
     assert processes.read_io_bytes(ME) is None
     assert processes.read_state(ME) is None
-
-
-NEAR = ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"]
-FAR = ["192.168.1.10", "10.0.0.127", "2001:db8::1", "::ffff:192.168.1.10"]
-LEADER, CHILD = 7, 8
-"""The processes of one session."""
-
-
-def connection(remote: str, status: str = psutil.CONN_ESTABLISHED) -> SimpleNamespace:
-    """A TCP connection as psutil reports it."""
-    return SimpleNamespace(status=status, raddr=SimpleNamespace(ip=remote, port=443) if remote else ())
-
-
-@pytest.fixture
-def connections(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[SimpleNamespace]]:
-    """Connections by process of a session with two processes."""
-    found: dict[int, list[SimpleNamespace]] = {LEADER: [], CHILD: []}
-
-    def process(pid: int) -> SimpleNamespace:
-        return SimpleNamespace(net_connections=lambda kind: found[pid])
-
-    monkeypatch.setattr(psutil, "Process", process)
-    monkeypatch.setattr(processes, "session_members", lambda pid: [LEADER, CHILD] if pid == LEADER else [])
-    return found
-
-
-@pytest.mark.parametrize("pid", [LEADER, CHILD])
-@pytest.mark.parametrize("remote", FAR)
-def test_a_connection_to_another_machine_is_found(
-    connections: dict[int, list[SimpleNamespace]], remote: str, pid: int
-) -> None:
-    """In any process of the session, in either address family."""
-    connections[LEADER].append(connection(NEAR[0]))
-    connections[pid].append(connection(remote))
-    assert processes.has_remote_connection(LEADER)
-
-
-@pytest.mark.parametrize("remote", NEAR)
-def test_a_loopback_connection_is_not_remote(
-    connections: dict[int, list[SimpleNamespace]], remote: str
-) -> None:
-    """127.0.0.0/8 and ::1, also as an IPv4-mapped IPv6 address."""
-    connections[LEADER].append(connection(remote))
-    assert not processes.has_remote_connection(LEADER)
-
-
-@pytest.mark.parametrize(
-    "status", [psutil.CONN_SYN_SENT, psutil.CONN_TIME_WAIT, psutil.CONN_CLOSE_WAIT, psutil.CONN_LISTEN]
-)
-def test_a_connection_that_is_not_established_does_not_count(
-    connections: dict[int, list[SimpleNamespace]], status: str
-) -> None:
-    """A connection being opened, closed or half closed, and a listener, which has no remote address."""
-    connections[LEADER].append(connection("" if status == psutil.CONN_LISTEN else FAR[0], status))
-    assert not processes.has_remote_connection(LEADER)
-
-
-@pytest.mark.parametrize("error", [psutil.NoSuchProcess(CHILD), psutil.AccessDenied(CHILD), OSError()])
-def test_connections_that_cannot_be_read_count_as_none(
-    connections: dict[int, list[SimpleNamespace]], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """The other processes of the session are still read."""
-    known = psutil.Process
-
-    def process(pid: int) -> SimpleNamespace:
-        if pid == LEADER:
-            raise error
-        return known(pid)  # type: ignore[return-value]
-
-    monkeypatch.setattr(psutil, "Process", process)
-    assert not processes.has_remote_connection(LEADER)
-    connections[CHILD].append(connection(FAR[0]))
-    assert processes.has_remote_connection(LEADER)
-
-
-def test_a_process_that_is_gone_has_no_connection() -> None:
-    """No session member is left to read."""
-    assert not processes.has_remote_connection(MISSING_PID)
-
-
-def test_a_loopback_connection_of_this_process_is_not_remote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test opens a real connection, which psutil lists."""
-    monkeypatch.setattr(processes, "session_members", lambda pid: [pid])
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-    ):
-        listed = [one.laddr for one in psutil.Process(ME).net_connections("tcp") if one.raddr]
-        assert client.getsockname() in listed
-        assert not processes.has_remote_connection(ME)

@@ -89,7 +89,7 @@ def test_a_child_in_a_session_of_its_own_is_the_ranks(start: Callable[..., Rank]
     """Loggers start their helpers so. One that has exited is nothing to wait for."""
     rank = start(
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        "gone = subprocess.Popen(['true'])\nprint(child.pid)"
+        "gone = subprocess.Popen(['true'])\nos.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)\nprint(child.pid)"
     )
     child = int(rank.lines[0])
     assert rank.own() == {rank.pid, child}
