@@ -52,7 +52,7 @@ class GroupFacts:
     counting: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class LoggedCall:
     """A collective that is about to be issued: its log entry, and the sequence number that it should get."""
 
@@ -259,8 +259,9 @@ class Recorder:
         tensors = _tensors(args[inputs]) if len(args) > inputs else []
         if tensors:
             on_host = tensors[0].device.type == "cpu"
-        options = [*args[inputs:], *kwargs.values()]
+        options = (*args[-1:], *kwargs.values()) if kwargs else args[-1:]
         limited = any(_is_limit(option) for option in options)
+        roots = [facts.ranks[option.rootRank] for option in options if hasattr(option, "rootRank")]
         sequence = upstream.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
             group.group_name,
@@ -268,9 +269,7 @@ class Recorder:
             operation,
             tensors,
             facts.members,
-            root=next(
-                (facts.ranks[option.rootRank] for option in options if hasattr(option, "rootRank")), -1
-            ),
+            root=roots[0] if roots else -1,
             on_device=not on_host,
             limited=limited,
             # sequence numbers of several backends are not comparable, as with point-to-point operations
