@@ -11,6 +11,7 @@ import pytest
 
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.slot_movement import SlotMovement
@@ -21,7 +22,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
-from grpo_run.watchdog.stalls.deadlines import Occurrence
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 from grpo_run.watchdog.waits.looks import Channels, Look, Process, Thread, Wait, WaitKind
 
@@ -269,3 +270,56 @@ def test_a_refusal_of_the_kernel_is_named(world: World) -> None:
     """What cannot be read is never a reason to act."""
     world.refused = {1: "may not be read"}
     assert world.detector.unavailable == {1: "no wait states of its threads: may not be read"}
+
+
+def scan_until(watch: HangDetector, world: World, seconds: float) -> Finding | None:
+    """Scan with the whole detector; stop at the first finding."""
+    until = world.now + seconds
+    while world.now < until:
+        world.now += 0.1
+        for writer in world.writers:
+            writer.heartbeat()
+        found = watch.scan(dict(enumerate(world.board.read_all())))
+        if found is not None:
+            return found
+    return None
+
+
+def whole_detector(world: World) -> HangDetector:
+    """The detector of hangs with the default deadlines."""
+    watch = HangDetector(world.board, DeadlineSettings(), clock=lambda: world.now)
+    watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {}, 2)
+    return watch
+
+
+def test_the_length_of_a_sleep_is_remembered_unless_no_end_is_in_sight(world: World) -> None:
+    """The next attempt waits for the end of a long pause; a lock leaves nothing to remember."""
+    for wait, remembered in (
+        (FUTEX, []),
+        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=1_000_000.0), []),
+        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=4_000.0), [Phase.reward]),
+    ):
+        watch = whole_detector(world)
+        world.ranks[1].waits = [wait]
+        found = scan_until(watch, world, 10.0)
+        assert found is not None
+        assert found.stall is not None
+        assert found.stall.confidence == "proved"
+        assert list(watch.phase_durations.merged()) == remembered
+
+
+def test_a_rank_that_is_stuck_after_its_last_line_did_not_exit(world: World) -> None:
+    """A proof does not wait for the deadline of exit hangs, but for the ranks that still exit."""
+    watch = whole_detector(world)
+    for writer in world.writers:
+        writer.leave(Phase.reward)
+        writer.state = RankState.done
+        writer.publish()
+    world.ranks[1].waits = [FUTEX]
+    assert scan_until(watch, world, 10.0) is None
+    watch.rank_exited(0)
+    found = scan_until(watch, world, 10.0)
+    assert found is not None
+    assert found.stall is not None
+    assert (found.stall.culprits, found.stall.confidence) == ((1,), "proved")
+    assert found.stall.sentence.startswith("Rank 1 did not exit after the script's last line and waits for")
