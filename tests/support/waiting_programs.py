@@ -404,6 +404,36 @@ def listening_unix_socket() -> None:
         listener.accept()
 
 
+def _in_flight(end: int) -> None:
+    """Send a descriptor to a child that is busy, close it, and leave nobody else with it."""
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"x"], [end])
+    os.close(end)
+
+    def take_later() -> None:
+        os.closerange(3, receiver.fileno())  # it holds no other end either
+        os.closerange(receiver.fileno() + 1, 1000)
+        time.sleep(SHORT_SECONDS)
+        os.write(socket.recv_fds(receiver, 1, 1)[1][0], b"x")
+
+    _fork(take_later)
+    receiver.close()
+
+
+@_program(ALIVE)
+def socket_in_flight() -> None:
+    ours, theirs = socket.socketpair()
+    _in_flight(theirs.detach())
+    ours.recv(1)
+
+
+@_program(ALIVE)
+def pipe_in_flight() -> None:
+    reading, writing = os.pipe()
+    _in_flight(writing)
+    os.read(reading, 1)
+
+
 @_program(ALIVE)
 def datagrams() -> None:
     pair = socket.socketpair(type=socket.SOCK_DGRAM)

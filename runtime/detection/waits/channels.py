@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterable, Mapping
 
 from grpo_run.runtime.detection.waits.processes import all_processes
@@ -18,6 +19,7 @@ from grpo_run.watchdog.socket_tables import unix_peers
 from grpo_run.watchdog.waits.looks import Channels, Look, Thread
 from grpo_run.watchdog.waits.proof import threads_on_descriptors
 
+_PIPE_ENDS = {stat.S_IRUSR: "read", stat.S_IWUSR: "write"}
 _POLLING = frozenset({"poll", "ppoll", "select", "pselect6"})
 _FLAGS_FIELD, _STARTED_FIELD = 6, 19  # of /proc/PID/stat after the command name
 _KERNEL_THREAD = 0x00200000
@@ -40,10 +42,13 @@ def read_channels(look: Look) -> Channels:
     holding = _holders(frozenset().union(*wanted.values()), look)
     if holding is None:
         return Channels()
+    found = frozenset().union(*holding.values())
+    # a thread waits only while both ends exist: an end that nobody holds is on its way through a unix socket
     return Channels(
         holders={
             tid: frozenset(pid for pid, held in holding.items() if held & ends)
             for tid, ends in wanted.items()
+            if ends <= found
         }
     )
 
@@ -92,7 +97,10 @@ def _connected_pairs() -> dict[int, int]:
 
 
 def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str] | None:
-    """The inodes whose holders can end the wait; None if any descriptor is neither a pipe nor a connected pair."""
+    """The ends whose holders can end the wait; None if any descriptor is neither a pipe nor a connected pair.
+
+    A socket's end is its inode. Both ends of a pipe have one inode, and differ in what they permit.
+    """
     ends: set[str] = set()
     for link in links:
         kind, _, inode = link.rstrip("]").partition(":[")
@@ -100,15 +108,16 @@ def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str]
             peer = pairs.get(int(inode))
             if not peer or pairs.get(peer) != int(inode):
                 return None
-            ends.add(f"socket:[{peer}]")
-        elif kind != "pipe":
+            ends |= {link, f"socket:[{peer}]"}
+        elif kind == "pipe":
+            ends |= {f"{link} {access}" for access in _PIPE_ENDS.values()}
+        else:
             return None
-        ends.add(link)
     return frozenset(ends)
 
 
 def _holders(ends: frozenset[str], look: Look) -> dict[int, frozenset[str]] | None:
-    """Which processes hold which of these inodes; None if a process that may hold one cannot be read."""
+    """Which processes hold which of these ends; None if a process that may hold one cannot be read."""
     began = _stat(look.pid)
     if began is None:
         return None
@@ -116,9 +125,9 @@ def _holders(ends: frozenset[str], look: Look) -> dict[int, frozenset[str]] | No
     for pid in all_processes():
         held = _held(pid, ends)
         if held is None:
-            stat = _stat(pid)
+            status = _stat(pid)
             # a process that is older than the rank inherited nothing from it
-            if stat is not None and (pid in look.processes or stat[1] >= began[1]) and not stat[0]:
+            if status is not None and (pid in look.processes or status[1] >= began[1]) and not status[0]:
                 return None
         elif held:
             holding[pid] = held
@@ -131,7 +140,23 @@ def _held(pid: int, ends: frozenset[str]) -> frozenset[str] | None:
         names = os.listdir(folder)
     except OSError:
         return None
-    return frozenset(link for name in names if (link := _read_link(f"{folder}/{name}")) in ends)
+    held: set[str] = set()
+    for name in names:
+        link = _read_link(f"{folder}/{name}")
+        if link is not None and link.startswith("pipe:"):
+            held |= {f"{link} {access}" for access in _accesses(f"{folder}/{name}")} & ends
+        elif link in ends:
+            held.add(link)
+    return frozenset(held)
+
+
+def _accesses(path: str) -> list[str]:
+    """What an open descriptor permits: the permissions of its link in /proc say so."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return []
+    return [access for bit, access in _PIPE_ENDS.items() if mode & bit]
 
 
 def _stat(pid: int) -> tuple[bool, int] | None:
