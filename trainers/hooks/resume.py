@@ -104,19 +104,23 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def end_stopped_call(trainer: Any, script_stopped: Callable[[], bool]) -> Iterator[None]:
+def end_stopped_call(trainer: Any, all_stopped: Callable[[], bool]) -> Iterator[None]:
     """Make `train()` end without another step if the script had ended the call at the restored step.
 
     A callback may end a call early (early stopping). If a rank is killed after the checkpoint of that step, the
     callback is not asked again: it would take one step more than the undisturbed call.
 
     Args:
-        script_stopped: whether the restored checkpoint is of such a step; known when the first epoch begins.
+        all_stopped: whether the script had ended the call on every rank. A call that it had ended on some ranks
+            only is a fault, which a restart must not repeat. Called once, on every rank, when the first epoch begins.
     """
     run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+    answers: list[bool] = []
 
     def run_or_end(*args: Any, **kwargs: Any) -> Any:
-        if not script_stopped():
+        if not answers:
+            answers.append(all_stopped())
+        if not answers[0]:
             return run_epoch(*args, **kwargs)
         trainer.control.should_training_stop = True
         if not float(trainer.state.epoch or 0).is_integer():  # else the checkpoint was saved after this event

@@ -7,6 +7,7 @@ copied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -63,6 +64,7 @@ def run_train_call(
         )
         hooks.enter_context(saver.installed())
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
+        resumed_from = resumed_directory(resume.argument, call)
         callback = GuardCallback(
             session,
             call.ordinal,
@@ -70,11 +72,13 @@ def run_train_call(
             saver.cadence,
             exact,
             restoring=resume.finished and not resume.foreign,
-            resumed_from=resumed_directory(resume.argument, call),
+            resumed_from=resumed_from,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)
-        hooks.enter_context(end_stopped_call(trainer, lambda: exact.script_stopped))
+        if resumed_from is not None:
+            stopped_everywhere = functools.partial(_stopped_everywhere, session, exact)
+            hooks.enter_context(end_stopped_call(trainer, stopped_everywhere))
         if resume.finished:
             hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
         result = original(trainer, resume.argument, None, *args, **kwargs)
@@ -86,6 +90,11 @@ def run_train_call(
     session.slot.replace(Phase.idle)
     session.slot.publish()
     return result
+
+
+def _stopped_everywhere(session: Session, exact: ExactState) -> bool:
+    """Whether the restored checkpoint says on every rank that the script had ended the call. Collective."""
+    return session.votes.maximum(int(not exact.script_stopped)) == 0
 
 
 def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> None:
