@@ -1,0 +1,53 @@
+"""A hang is found wherever it sits: cause, rank and line are right, in time, and the weights are unchanged.
+
+Every run has the defaults and a plain script, `tests/scripts/hangs.py`. A few cells run in `make test`; the
+matrix is a campaign. Its rows are appended to `build/hang_matrix.jsonl`, from which
+`python -m support.hang_matrix` prints the table. Run it with two workers at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.hang_matrix import HANGS, SITUATIONS, Cell, append, cell, check, launch_words
+from support.runs import Run
+
+ROWS = Path(__file__).parents[2] / "build" / "hang_matrix.jsonl"
+REPRESENTATIVE = (
+    cell("startup", "sleep"),
+    cell("callback", "lock", rank=0),
+    cell("evaluation", "queue"),
+    cell("exit-handler", "join"),
+)
+MATRIX = [
+    Cell(situation=situation, hang=hang, rank=rank)
+    for hang in HANGS
+    for number, situation in enumerate(SITUATIONS)
+    for rank in situation.ranks
+    if hang.in_table or rank == situation.ranks[number % len(situation.ranks)]
+]
+"""The ways of the table on both ranks, the further ones on one rank for each situation."""
+
+
+def prove(one: Cell, runs: Callable[..., Run]) -> None:
+    """Run a cell, keep its row, and fail if anything is wrong with it."""
+    row = check(one, runs(*launch_words(one)))
+    append(row, ROWS)
+    assert row.wrong == (), row
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("one", REPRESENTATIVE, ids=str)
+def test_hang_is_found(one: Cell, runs: Callable[..., Run]) -> None:
+    """Four ways that can be proved, before, in and after training."""
+    prove(one, runs)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("one", MATRIX, ids=str)
+def test_the_matrix_of_hangs(one: Cell, runs: Callable[..., Run]) -> None:
+    """Every situation and way to hang."""
+    prove(one, runs)

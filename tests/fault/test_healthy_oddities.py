@@ -1,0 +1,45 @@
+"""Nothing healthy is ended: real runs with long pauses, odd communication and odd conditions, under the defaults.
+
+Each run must end with 0, without an incident or a warning, and mostly with the weights of an undisturbed run.
+Two short runs are in `make test`; the rest is a campaign of 200 runs, whose results are appended to
+`build/oddities.jsonl`. `python -m support.oddities` prints them as a table. Run it with two workers at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.oddities import append, check, unsupported
+from support.oddity_scenarios import LONG, QUICK, Scenario, generated, others, pauses
+from support.runs import Run
+
+RESULTS = Path(__file__).parents[2] / "build" / "oddities.jsonl"
+RUNS = 200
+NAMED = [*pauses(), *others(), *LONG]
+CAMPAIGN = [*NAMED, *(generated(number) for number in range(RUNS - len(NAMED)))]
+
+
+def prove(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Run a scenario, keep its result, and fail if anything is wrong with it."""
+    if reason := unsupported(scenario):
+        pytest.skip(reason)
+    result = check(scenario, runs, tmp_path)
+    append(result, RESULTS)
+    assert result.wrong == (), result
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("scenario", QUICK, ids=str)
+def test_healthy_run_is_left_alone(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Waits that end from outside, and communication in which threads and non-members take part."""
+    prove(scenario, runs, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scenario", CAMPAIGN, ids=str)
+def test_the_campaign_of_oddities(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Pauses of 5, 12, 30 and 50 s at every place, groups, conditions, and combinations drawn at random."""
+    prove(scenario, runs, tmp_path)

@@ -1,0 +1,419 @@
+"""Legitimate waits that a user's code may contain: each takes the seconds after which it returns.
+
+Used by `oddities.py` beside it. Something alive ends every wait: here the process itself, its threads, timers
+and children; in `outside_waits.py`, processes outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ctypes
+import itertools
+import multiprocessing
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+FOREVER = 100_000
+FORK = multiprocessing.get_context("fork")
+
+
+Wait = Callable[[float], None]
+WAITS: dict[str, Wait] = {}
+
+
+def legitimate(function: Wait) -> Wait:
+    """Register a wait by its name."""
+    WAITS[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+class WokenUp(Exception):
+    """Raised by a signal handler out of a wait without an end of its own."""
+
+
+@legitimate
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@legitimate
+def _compute(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    all(time.monotonic() < end for _ in itertools.count())
+
+
+@legitimate
+def _child(seconds: float) -> None:
+    subprocess.run(["sleep", str(seconds)], check=True)
+
+
+@legitimate
+def _child_output(seconds: float) -> None:
+    subprocess.check_output(["sh", "-c", f"sleep {seconds}; echo done"])
+
+
+@legitimate
+def _raw_fork(seconds: float) -> None:
+    if not (pid := os.fork()):
+        time.sleep(seconds)
+        sys.exit(0)  # as the user wrote it, not os._exit
+    os.waitpid(pid, 0)
+
+
+@legitimate
+def _lock(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Timer(seconds, lock.release).start()
+    lock.acquire()
+
+
+@legitimate
+def _lock_behind_native_sleep(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+
+    def release() -> None:
+        ctypes.CDLL(None).usleep(int(seconds * 1e6))
+        lock.release()
+
+    threading.Thread(target=release).start()
+    lock.acquire()
+
+
+@legitimate
+def _queue(seconds: float) -> None:
+    fed: queue.Queue[int] = queue.Queue()
+    threading.Timer(seconds, fed.put, (1,)).start()
+    fed.get()
+
+
+@legitimate
+def _chain_of_threads(seconds: float) -> None:
+    first, second = threading.Event(), threading.Event()
+    threading.Thread(target=lambda: (first.wait(), second.set())).start()
+    threading.Thread(target=lambda: (_child(seconds), first.set())).start()
+    second.wait()
+
+
+@legitimate
+def _event_after_compute(seconds: float) -> None:
+    done = threading.Event()
+    threading.Thread(target=lambda: (_compute(seconds), done.set())).start()
+    done.wait()
+
+
+@legitimate
+def _join(seconds: float) -> None:
+    thread = threading.Thread(target=time.sleep, args=(seconds,))
+    thread.start()
+    thread.join()
+
+
+@legitimate
+def _condition(seconds: float) -> None:
+    condition, end = threading.Condition(), time.monotonic() + seconds
+    with condition:
+        while time.monotonic() < end:
+            condition.wait(0.5)
+
+
+@legitimate
+def _asyncio(seconds: float) -> None:
+    asyncio.run(asyncio.sleep(seconds))
+
+
+@legitimate
+def _asyncio_to_thread(seconds: float) -> None:
+    asyncio.run(asyncio.to_thread(time.sleep, seconds))
+
+
+@legitimate
+def _asyncio_child(seconds: float) -> None:
+    async def run() -> None:
+        child = await asyncio.create_subprocess_exec("sleep", str(seconds))
+        await child.wait()
+
+    asyncio.run(run())
+
+
+@legitimate
+def _sandbox(seconds: float) -> None:
+    for part in (0.5, 0.3, 0.2):  # killed and retried twice, then given up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", str(FOREVER)], timeout=seconds * part, check=True)
+
+
+@legitimate
+def _process_pool(seconds: float) -> None:
+    with FORK.Pool(2) as pool:
+        pool.map(time.sleep, [seconds, seconds / 2])
+
+
+@legitimate
+def _process_executor(seconds: float) -> None:
+    with concurrent.futures.ProcessPoolExecutor(1, FORK) as pool:
+        pool.submit(time.sleep, seconds).result()
+
+
+@legitimate
+def _process_event(seconds: float) -> None:
+    event = FORK.Event()
+
+    def child() -> None:
+        time.sleep(seconds)
+        event.set()
+
+    process = FORK.Process(target=child)
+    process.start()
+    event.wait()
+    process.join()
+
+
+@legitimate
+def _process_lock(seconds: float) -> None:
+    lock, held = FORK.Lock(), FORK.Event()
+
+    def child() -> None:
+        with lock:
+            held.set()
+            time.sleep(seconds)
+
+    process = FORK.Process(target=child)
+    process.start()
+    held.wait()
+    lock.acquire()
+    process.join()
+
+
+@legitimate
+def _process_connection(seconds: float) -> None:
+    ours, theirs = FORK.Pipe()
+
+    def child(connection: Any) -> None:
+        time.sleep(seconds)
+        connection.send(1)
+
+    process = FORK.Process(target=child, args=(theirs,))
+    process.start()
+    ours.recv()
+    process.join()
+
+
+@contextlib.contextmanager
+def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def wake_up(*_: Any) -> None:
+    raise WokenUp
+
+
+def _alarmed(wait: Callable[[], object], seconds: float) -> None:
+    """Leave a wait by an alarm, as reward functions limit the time of a parser."""
+    with handling(signal.SIGALRM, wake_up):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with contextlib.suppress(WokenUp):
+            wait()
+
+
+@legitimate
+def _alarm_in_lock(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    _alarmed(lock.acquire, seconds)
+
+
+@legitimate
+def _alarm_in_queue(seconds: float) -> None:
+    _alarmed(queue.Queue[int]().get, seconds)
+
+
+@legitimate
+def _alarm_in_sleep(seconds: float) -> None:
+    _alarmed(lambda: time.sleep(FOREVER), seconds)
+
+
+@legitimate
+def _alarm_in_pause(seconds: float) -> None:
+    _alarmed(signal.pause, seconds)
+
+
+@legitimate
+def _alarm_in_regex(seconds: float) -> None:
+    _alarmed(lambda: re.match(r"(a+)+$", "a" * 100 + "b"), seconds)
+
+
+@legitimate
+def _child_signal_in_lock(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    with handling(signal.SIGCHLD, wake_up):
+        child = None
+        with contextlib.suppress(WokenUp):
+            child = subprocess.Popen(["sleep", str(seconds)])
+            lock.acquire()
+    if child is not None:
+        child.wait()
+
+
+@legitimate
+def _timer_in_pause(seconds: float) -> None:
+    with handling(signal.SIGUSR1, lambda *_: None):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        signal.pause()
+
+
+@legitimate
+def _signal_wait(seconds: float) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+    signal.sigwait({signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+@legitimate
+def _event_descriptor(seconds: float) -> None:
+    descriptor = ctypes.CDLL(None).eventfd(0, 0)
+    threading.Timer(seconds, os.write, (descriptor, (1).to_bytes(8, sys.byteorder))).start()
+    os.read(descriptor, 8)
+    os.close(descriptor)
+
+
+class _TimerSpecification(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+
+@legitimate
+def _timer_descriptor(seconds: float) -> None:
+    library = ctypes.CDLL(None)
+    descriptor = library.timerfd_create(time.CLOCK_MONOTONIC, 0)
+    when = _TimerSpecification(0, 0, int(seconds), int(seconds % 1 * 1e9))
+    assert library.timerfd_settime(descriptor, 0, ctypes.byref(when), None) == 0
+    os.read(descriptor, 8)
+    os.close(descriptor)
+
+
+@legitimate
+def _posix_timer(seconds: float) -> None:
+    library = ctypes.CDLL(None)
+    timer = ctypes.c_void_p()
+    with handling(signal.SIGALRM, lambda *_: None):
+        assert library.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0
+        when = _TimerSpecification(0, 0, int(seconds), int(seconds % 1 * 1e9))
+        assert library.timer_settime(timer, 0, ctypes.byref(when), None) == 0
+        signal.pause()
+        library.timer_delete(timer)
+
+
+@legitimate
+def _hold_interpreter(seconds: float) -> None:
+    count = 5_000_000
+    began = time.monotonic()
+    sum(itertools.repeat(1, count))
+    per_second = count / (time.monotonic() - began)
+    sum(itertools.repeat(1, int(per_second * seconds)))
+
+
+@legitimate
+def _terminal_of_child(seconds: float) -> None:
+    controlling, terminal = os.openpty()
+    child = subprocess.Popen(
+        ["sh", "-c", f"sleep {seconds}; echo done"], stdout=terminal, start_new_session=True
+    )
+    os.close(terminal)
+    assert os.read(controlling, 10)
+    child.wait()
+    os.close(controlling)
+
+
+@legitimate
+def _child_signal_in_sleep(seconds: float) -> None:
+    child = None
+    with handling(signal.SIGCHLD, wake_up), contextlib.suppress(WokenUp):
+        child = subprocess.Popen(["sleep", str(seconds)])
+        time.sleep(FOREVER)
+    assert child is not None
+    child.wait()
+
+
+@legitimate
+def _socket_in_flight(seconds: float) -> None:
+    """The only other end of a socket pair lies unread in another one, until a timer's thread takes it."""
+    ours, theirs = socket.socketpair()
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"x"], [theirs.fileno()])
+    theirs.close()
+
+    def take() -> None:
+        descriptor = socket.recv_fds(receiver, 1, 1)[1][0]
+        os.write(descriptor, b"x")
+        os.close(descriptor)
+
+    threading.Timer(seconds, take).start()
+    assert ours.recv(1)
+    for each in (ours, sender, receiver):
+        each.close()
+
+
+@legitimate
+def _child_left_running(seconds: float) -> None:
+    subprocess.Popen(["sleep", str(seconds)])
+
+
+@legitimate
+def _threads_left_waiting(seconds: float) -> None:
+    """Threads of a library that wait for ever, beside a child that ends."""
+    lock = threading.Lock()
+    lock.acquire()
+    for wait in (lock.acquire, queue.Queue[int]().get, threading.Event().wait):
+        threading.Thread(target=wait, daemon=True).start()
+    _child(seconds)
+
+
+@legitimate
+def _recompilation(seconds: float) -> None:
+    """Compile a function for two shapes; takes as long as the compiler takes."""
+    import torch
+
+    compiled = torch.compile(lambda value: (value * 2 + 1).relu().sum(), dynamic=False)
+    for size in (3, 5):
+        compiled(torch.ones(size))
+
+
+@legitimate
+def _slow_reader_of_child(seconds: float) -> None:
+    """The child has filled a pipe and waits for a thread of ours, which waits before it reads on."""
+    child = subprocess.Popen(["sh", "-c", "head -c 200000 /dev/zero"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+
+    def read() -> None:
+        time.sleep(seconds)
+        child.stdout.read()
+
+    threading.Thread(target=read).start()
+    child.wait()
+
+
+@legitimate
+def _sandbox_of_namespaces(seconds: float) -> None:
+    """A child in a process namespace of its own, where that is permitted."""
+    command = ["sleep", str(seconds)]
+    if subprocess.run(["unshare", "-pf", "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+        command = ["unshare", "-pf", *command]
+    subprocess.run(command, check=True)

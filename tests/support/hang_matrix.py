@@ -1,0 +1,342 @@
+"""The hang matrix: a plain TRL script hangs at one place in one way, under the defaults; one row for each cell.
+
+A cell is a situation and a fault. Its latency runs from the time that the script wrote just before it hung to
+the event of the incident, whose verdict is then on disk. `tests/fault/test_hang_matrix.py` runs the cells;
+`python -m support.hang_matrix ROWS` prints the table for `docs/campaigns.md` from the file that it appends to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from support import references
+from support.runs import SCRIPTS, Run, digest
+
+SCRIPT = "hangs.py"
+STEPS = 16
+BUSY_SECONDS = 75.0
+"""How long a busy loop is watched: it must not be ended within this time."""
+RUN_SECONDS = 110.0
+"""Start, training and recovery of a run, on a machine that is used by others too."""
+GONE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """A place of the script.
+
+    Args:
+        where: the script's `--where`.
+        title: for the table.
+        causes: acceptable where the interpreter still runs.
+        ranks: on which the place is reached.
+        arguments: further ones of the script.
+    """
+
+    where: str
+    title: str
+    causes: frozenset[str] = frozenset({"no_progress"})
+    ranks: tuple[int, ...] = (1, 0)
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def after_the_script(self) -> bool:
+        """Whether the script has done its work, so that nothing is repeated."""
+        return self.where in ("exit-handler", "left-thread")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A way to hang; `seconds` is the longest time in which it must be found, None for never."""
+
+    how: str
+    title: str
+    seconds: float | None
+    causes: frozenset[str] = frozenset()
+    in_table: bool = True
+
+
+def causes(*names: str) -> frozenset[str]:
+    """Return the acceptable causes of a place."""
+    return frozenset({"no_progress", *names})
+
+
+SITUATIONS = (
+    Situation(where="startup", title="start-up"),
+    Situation(where="map", title="data set `map`", causes=causes("data_stall")),
+    Situation(where="first", title="first step", causes=causes("reward_stall")),
+    Situation(where="callback", title="callback at step end"),
+    Situation(where="save", title="callback at save", causes=causes("checkpoint_stall")),
+    Situation(where="evaluation", title="evaluation", causes=causes("reward_stall")),
+    Situation(where="reward", title="reward", causes=causes("reward_stall")),
+    Situation(where="data", title="data", causes=causes("data_stall")),
+    Situation(where="generate", title="generate", causes=causes("generation_stall")),
+    Situation(where="save-model", title="`save_model`", causes=causes("checkpoint_stall"), ranks=(0,)),
+    Situation(where="own-save", title="own save", causes=causes("checkpoint_stall")),
+    Situation(where="between", title="between two calls", arguments=("--calls", "2")),
+    Situation(where="thread", title="thread of the user's"),
+    Situation(where="exit-handler", title="exit handler"),
+    Situation(where="left-thread", title="thread after the last line"),
+)
+STUCK = frozenset({"interpreter_stuck"})
+HANGS = (
+    Hang(how="sleep", title="endless sleep", seconds=15.0),
+    Hang(how="lock", title="lock", seconds=15.0),
+    Hang(how="stop", title="SIGSTOP", seconds=30.0, causes=STUCK),
+    Hang(how="regex", title="regex with the GIL", seconds=30.0, causes=STUCK),
+    Hang(how="busy", title="busy loop", seconds=None),
+    Hang(how="queue", title="`queue.get`", seconds=15.0),
+    Hang(how="child", title="endless child", seconds=75.0),
+    Hang(how="join", title="join", seconds=15.0, in_table=False),
+    Hang(how="crossed", title="crossed locks", seconds=15.0, in_table=False),
+    Hang(how="future", title="future", seconds=15.0, in_table=False),
+    Hang(how="pool", title="thread pool", seconds=15.0, in_table=False),
+    Hang(how="asyncio", title="asyncio", seconds=15.0, in_table=False),
+    Hang(how="pipe", title="own pipe", seconds=15.0, in_table=False),
+    Hang(how="forked-lock", title="lock in a fork", seconds=15.0, in_table=False),
+    Hang(how="full-pipe", title="child with a full pipe", seconds=15.0, in_table=False),
+    Hang(how="flock", title="own `flock`", seconds=75.0, in_table=False),
+    Hang(how="poll", title="endless polling", seconds=75.0, in_table=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell of the matrix, on one rank."""
+
+    situation: Situation
+    hang: Hang
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.situation.where}-{self.hang.how}-rank{self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The result of a cell; `wrong` names what is not as it must be, `seconds` is None if nothing was found."""
+
+    where: str
+    how: str
+    rank: int
+    seconds: float | None
+    sentence: str
+    wrong: tuple[str, ...]
+
+
+def cell(where: str, how: str, rank: int = 1) -> Cell:
+    """Return the cell of these names."""
+    (situation,) = (one for one in SITUATIONS if one.where == where)
+    (hang,) = (one for one in HANGS if one.how == how)
+    return Cell(situation=situation, hang=hang, rank=rank if rank in situation.ranks else situation.ranks[0])
+
+
+def line_of(how: str, script: str = SCRIPT) -> tuple[str, int]:
+    """Return the file and the number of the line that hangs in this way."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"# FAULT: {how}"))
+    return script, number
+
+
+def words(one: Cell | None, arguments: Sequence[str] = ()) -> list[str]:
+    """Return the script and its arguments; without a cell, those of the undisturbed run."""
+    found = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", *arguments]
+    if one is None:
+        return [*found, "--output-dir", "out"]
+    fault = ["--where", one.situation.where, "--how", one.hang.how, "--fault-rank", str(one.rank)]
+    return [*found, *one.situation.arguments, *fault, "--output-dir", "ours"]
+
+
+def undisturbed(arguments: Sequence[str]) -> str:
+    """Return the digest of the weights of the script without a fault; run once per session and arguments."""
+    name = hashlib.sha256(repr(tuple(arguments)).encode()).hexdigest()[:12]
+    folder = references.cache / f"{SCRIPT}-{name}"
+    with open(f"{folder}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "out" / "weights.sha256").exists():
+            folder.mkdir(exist_ok=True)
+            references.plain_ranks(folder, words(None, arguments), ranks=2)
+    return digest(folder / "out")
+
+
+def check(one: Cell, run: Run) -> Row:
+    """Run a cell and return its row.
+
+    Args:
+        run: not started, with the arguments of `launch_words`.
+    """
+    expected = undisturbed(one.situation.arguments)
+    run.start()
+    if one.hang.seconds is None:
+        return _watch_busy_loop(one, run)
+    wrong = []
+    try:
+        code = run.wait(RUN_SECONDS + 2 * one.hang.seconds)
+    except AssertionError as error:
+        code = None
+        wrong.append(f"the run did not end: {str(error).splitlines()[0]}")
+    if not (run.folder / "fault.json").exists():
+        return _row(one, None, "", [f"the fault did not happen; exit code {code}"])
+    if code not in (0, None):
+        wrong.append(f"exit code {code}")
+    wrong += _left_behind(run.folder)
+    incidents = run.events("incident")
+    if not incidents:
+        return _row(one, None, "", [*wrong, "no incident"])
+    if len(incidents) > 1:
+        wrong.append(f"{len(incidents)} incidents: {[event['sentence'] for event in incidents[1:]]}")
+    verdict = json.loads((Path(incidents[0]["incident"]) / "verdict.json").read_text())
+    wrong += _wrong_in(verdict, one)
+    seconds = incidents[0]["time"] - json.loads((run.folder / "fault.json").read_text())["time"]
+    if seconds > one.hang.seconds:
+        wrong.append(f"{seconds:.1f} s, more than {one.hang.seconds:.0f} s")
+    if code == 0 and digest(run.folder / "ours") != expected:
+        wrong.append("the weights differ from the undisturbed run's")
+    if code == 0 and run.status()["attempts"] != (1 if one.situation.after_the_script else 2):
+        wrong.append(f"{run.status()['attempts']} attempts")
+    return _row(one, seconds, verdict["sentence"], wrong)
+
+
+def launch_words(one: Cell) -> list[str]:
+    """Return the arguments of `grpo-run launch`: the defaults."""
+    return ["--nproc-per-node", "2", *words(one)]
+
+
+def _wrong_in(verdict: dict[str, Any], one: Cell) -> list[str]:
+    """Compare cause, rank and line of a verdict with the fault."""
+    wrong = []
+    expected = one.hang.causes or one.situation.causes
+    if verdict["cause"] not in expected:
+        wrong.append(f"cause {verdict['cause']}, not {' or '.join(sorted(expected))}")
+    if verdict["culprits"] != [one.rank]:
+        wrong.append(f"culprits {verdict['culprits']}, not [{one.rank}]")
+    location = verdict["location"] or {"file": "none", "line": 0}
+    found = (Path(location["file"]).name, location["line"])
+    lines = [line_of(one.hang.how)]
+    if one.situation.where == "thread":
+        lines.append(line_of("thread", "places.py"))  # where the main thread waits for it
+    if found not in lines:
+        wrong.append(f"line {found}, not one of {lines}")
+    return wrong
+
+
+def _watch_busy_loop(one: Cell, run: Run) -> Row:
+    """A busy loop is not ended, but it is said who is waited for and until when."""
+    marker = run.folder / "fault.json"
+    deadline = time.monotonic() + RUN_SECONDS
+    while not marker.exists():
+        if time.monotonic() > deadline or (run.process is not None and run.process.poll() is not None):
+            return _row(one, None, "", [f"the fault did not happen: {run.tail(500)}"])
+        time.sleep(0.1)
+    while time.time() < json.loads(marker.read_text() or '{"time": 0}')["time"] + BUSY_SECONDS:
+        if run.events("incident") or (run.process is not None and run.process.poll() is not None):
+            break
+        time.sleep(0.5)
+    incidents = run.events("incident")
+    status = run.status()
+    wrong = [f"incident: {event['sentence']}" for event in incidents]
+    sentence = str(status["sentence"])
+    if f"rank {one.rank}" not in sentence or "deadline" not in sentence:
+        wrong.append(f"status does not say who is waited for until when: {sentence}")
+    run.close()
+    wrong += _left_behind(run.folder)
+    return _row(one, None, sentence, wrong)
+
+
+def _left_behind(folder: Path) -> list[str]:
+    """Name processes in the run's working directory that outlive it."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := _processes_in(folder):
+        if time.monotonic() > deadline:
+            return [f"left behind: {left}"]
+        time.sleep(0.1)
+    return []
+
+
+def _processes_in(folder: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:60]}")
+        except (psutil.Error, OSError):  # it has exited, or it is another user's
+            continue
+    return found
+
+
+def _row(one: Cell, seconds: float | None, sentence: str, wrong: Sequence[str]) -> Row:
+    return Row(
+        where=one.situation.where,
+        how=one.hang.how,
+        rank=one.rank,
+        seconds=seconds,
+        sentence=sentence,
+        wrong=tuple(wrong),
+    )
+
+
+def append(row: Row, path: Path) -> None:
+    """Append a row to a file that several workers share."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(asdict(row)) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """Return the last row of each cell in a file."""
+    rows = {}
+    for line in path.read_text().splitlines():
+        fields = json.loads(line)
+        fields["wrong"] = tuple(fields["wrong"])
+        rows[fields["where"], fields["how"], fields["rank"]] = Row(**fields)
+    return list(rows.values())
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Return the table of situations and faults in markdown, and a line for each cell that is not right.
+
+    A cell shows the latency in seconds, the larger one if both ranks were tried; `!` if something is wrong.
+    """
+    hangs = [hang for hang in HANGS if any(row.how == hang.how for row in rows)]
+    lines = [
+        f"| situation | {' | '.join(hang.title for hang in hangs)} |",
+        f"|---|{'---|' * len(hangs)}",
+    ]
+    for situation in SITUATIONS:
+        there = [row for row in rows if row.where == situation.where]
+        if there:
+            shown = [_show([row for row in there if row.how == hang.how]) for hang in hangs]
+            lines.append(f"| {situation.title} | {' | '.join(shown)} |")
+    wrong = [
+        f"- {row.where}, {row.how}, rank {row.rank}: {'; '.join(row.wrong)}" for row in rows if row.wrong
+    ]
+    return "\n".join([*lines, "", *wrong]).rstrip() + "\n"
+
+
+def _show(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    text = (
+        f"{max(seconds):.1f}" if seconds else "named" if not any(row.wrong for row in rows) else "not found"
+    )
+    return f"{text} !" if any(row.wrong for row in rows) else text
+
+
+def main() -> None:
+    print(render(read(Path(sys.argv[1]))), end="")
+
+
+if __name__ == "__main__":
+    main()

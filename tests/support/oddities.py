@@ -1,0 +1,285 @@
+"""Run healthy runs with oddities and collect their results; the scenarios are in `oddity_scenarios.py`.
+
+`tests/fault/test_healthy_oddities.py` runs them; `python -m support.oddities RESULTS` prints the table for
+`docs/campaigns.md` from the file that it appends to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.server
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from support import references
+from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
+from support.runs import SCRIPTS, Run, descendants, digest
+
+SCRIPT = "oddities.py"
+STEPS = 16
+FREEZE_AT_STEP = 5
+HOUR = 3600
+CLOCK_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+"""Of Debian's package libfaketime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a scenario came to; `wrong` names what is not as it must be."""
+
+    name: str
+    parts: tuple[str, ...]
+    seconds: float
+    incidents: int
+    warnings: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+
+class SlowServer(http.server.ThreadingHTTPServer):
+    """A server outside the job that answers `GET /<seconds>` after so many seconds."""
+
+    daemon_threads = True
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        """Waits, then answers."""
+
+        def do_GET(self) -> None:
+            time.sleep(float(self.path[1:]))
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the client has gone
+                self.wfile.write(b"done")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), self.Answer)
+
+
+@contextlib.contextmanager
+def slow_server() -> Iterator[str]:
+    """Serve for the length of the block; gives host and port."""
+    with SlowServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def _burn(parent: int) -> None:
+    while os.getppid() == parent:
+        sum(range(10_000))
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """Keep every core busy for the length of the block."""
+    context = multiprocessing.get_context("spawn")
+    cores = range(os.cpu_count() or 2)
+    burners = [context.Process(target=_burn, args=(os.getpid(),), daemon=True) for _ in cores]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.join(10)
+
+
+def unsupported(scenario: Scenario) -> str | None:
+    """Return why a scenario cannot be run here, or None."""
+    if {"forward", "back"} & set(scenario.conditions) and not CLOCK_LIBRARY.exists():
+        return f"no {CLOCK_LIBRARY}, which moves the clock of a process"
+    return None
+
+
+def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
+    """Run a scenario and return its result."""
+    if scenario.compare:
+        expected = _undisturbed(scenario)
+    with slow_server() as address, load() if "load" in scenario.conditions else contextlib.nullcontext():
+        environment = {"SLOW_SERVER": address}
+        if moved := {"forward", "back"} & set(scenario.conditions):
+            environment |= _clock(folder)
+        run = runs(
+            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment, cold=True if moved else None,
+        )  # fmt: skip
+        began = time.monotonic()
+        run.start()
+        assert run.process is not None
+        if "nice" in scenario.conditions:
+            os.setpriority(os.PRIO_PROCESS, run.process.pid, 19)
+        wrong = []
+        try:
+            for condition, (who, frozen_seconds) in FREEZES.items():
+                if condition in scenario.conditions:
+                    _freeze(run, who, frozen_seconds)
+            if moved:
+                run.until_step(FREEZE_AT_STEP, timeout_seconds=120)
+                (folder / "clock").write_text(f"{'+' if 'forward' in moved else '-'}{HOUR}\n")
+            code = run.wait(600 if scenario.ranks == 8 else 300)
+        except AssertionError as error:
+            wrong.append(f"did not end: {str(error).splitlines()[0]}")
+            code = 0
+    seconds = time.monotonic() - began
+    incidents = run.events("incident")
+    if code != 0:
+        wrong.append(f"exit code {code}: {run.tail(600)}")
+    if len(incidents) > scenario.most_incidents:
+        wrong += [f"incident: {event['sentence']}" for event in incidents]
+    wrong += [
+        f"did not happen: {word}"
+        for word in (*scenario.oddities, *scenario.groups)
+        if not _happened(word, run)
+    ]
+    if scenario.compare and code == 0 and not wrong and digest(folder / "ours") != expected:
+        wrong.append("the weights differ from the undisturbed run's")
+    return Result(
+        name=scenario.name,
+        parts=tuple(scenario.parts),
+        seconds=seconds,
+        incidents=len(incidents),
+        warnings=tuple(event["text"] for event in run.events("warning")),
+        wrong=tuple(wrong),
+    )
+
+
+def _words(scenario: Scenario, output: str, *, disturbed: bool = True) -> list[str]:
+    words = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", "--output-dir", output]
+    if disturbed:
+        words += [word for text in scenario.oddities for word in ("--oddity", text)]
+        words += [word for text in scenario.groups for word in ("--group-oddity", text)]
+    return [*words, *scenario.arguments]
+
+
+def _undisturbed(scenario: Scenario) -> str:
+    """Return the digest of a run without oddities; each is run once per session."""
+    name = hashlib.sha256(repr((scenario.ranks, scenario.arguments)).encode()).hexdigest()[:12]
+    folder = references.cache / f"{SCRIPT}-{name}"
+    with open(f"{folder}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "out" / "weights.sha256").exists():
+            folder.mkdir(exist_ok=True)
+            references.plain_ranks(folder, _words(scenario, "out", disturbed=False), ranks=scenario.ranks)
+    return digest(folder / "out")
+
+
+def _happened(word: str, run: Run) -> bool:
+    """Whether a wait has ended, by what the rank printed."""
+    name, _, place = re.split("[:@]", word)[:3]
+    end = f": {name} done" if place.isdigit() else f": {name} at {place} took"
+    logs = run.directory.glob("attempts/*/rank*.log")
+    return any(end in log.read_text(errors="replace") for log in logs)
+
+
+def _freeze(run: Run, who: str, seconds: float) -> None:
+    """Stop processes of a run for a time, as a suspended machine, a terminal or a debugger does."""
+    run.until_step(FREEZE_AT_STEP, timeout_seconds=120)
+    assert run.process is not None
+    supervisor = run.process.pid
+    everyone = [supervisor, *descendants(supervisor)]
+    pids = {"everyone": everyone, "supervisor": [supervisor], "rank": [run.pid(1)]}[who]
+    for pid in pids:
+        _signal(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in pids:
+        _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _clock(folder: Path) -> dict[str, str]:
+    """Return variables by which the wall clock of all processes of a run follows the file `clock`."""
+    (folder / "clock").write_text("+0\n")
+    return {
+        "LD_PRELOAD": str(CLOCK_LIBRARY),
+        "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def append(result: Result, path: Path) -> None:
+    """Append a result to a file that several workers share."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(asdict(result)) + "\n")
+
+
+def read(path: Path) -> list[Result]:
+    """Return the last result of each scenario in a file."""
+    found = {}
+    for line in path.read_text().splitlines():
+        fields = json.loads(line)
+        found[fields["name"]] = Result(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        )
+    return list(found.values())
+
+
+def render(results: Sequence[Result]) -> str:
+    """Return a summary, a table of pauses by place and length, and a line for each run that is not right."""
+    pause = re.compile(r"([\w-]+):(\d+)@([\w-]+):")
+    ran: Counter[tuple[str, int]] = Counter()
+    failed: Counter[tuple[str, int]] = Counter()
+    kinds = set()
+    for result in results:
+        kinds |= {re.split("[:@]", part)[0] for part in result.parts if not part.endswith((" ranks", "0.2"))}
+        for part in result.parts:
+            if match := pause.match(part):
+                key = (match[3], int(match[2]))
+                ran[key] += 1
+                failed[key] += bool(result.wrong)
+    lengths = sorted({length for _, length in ran} & set(LENGTHS))
+    bad = [result for result in results if result.wrong]
+    found = sum(result.incidents for result in results)
+    warned = [result for result in results if result.warnings]
+    lines = [
+        f"{len(results)} runs, {len(kinds)} distinct oddities, {found} incidents, {len(bad)} runs are not right.",
+        "",
+        f"| pause at | {' | '.join(f'{length} s' for length in lengths)} |",
+        f"|---|{'---|' * len(lengths)}",
+    ]
+
+    def show(place: str, length: int) -> str:
+        if not ran[place, length]:
+            return ""
+        return f"{ran[place, length]}" + (f", {failed[place, length]} wrong" if failed[place, length] else "")
+
+    lines += [
+        f"| {place} | {' | '.join(map(partial(show, place), lengths))} |"
+        for place in PAUSES
+        if any(ran[place, length] for length in lengths)
+    ]
+    lines += [""] + [
+        f"- {result.name} ({', '.join(result.parts)}): {'; '.join(result.wrong)}" for result in bad
+    ]
+    lines += [f"- {result.name} warned: {'; '.join(result.warnings)}" for result in warned]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    print(render(read(Path(sys.argv[1]))), end="")
+
+
+if __name__ == "__main__":
+    main()
