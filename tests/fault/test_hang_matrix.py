@@ -29,6 +29,17 @@ MATRIX = [
     if hang.in_table or rank == situation.ranks[number % len(situation.ranks)]
 ]
 """The ways of the table on both ranks, the further ones on one rank for each situation."""
+OTHERS = [
+    *(cell("callback", how, None) for how in ("sleep", "lock", "stop", "regex", "queue", "child")),
+    *(cell("startup", how, None) for how in ("lock", "child")),
+    *(cell("reward", how, 0, ranks=1) for how in ("sleep", "lock", "stop", "regex", "queue", "child")),
+    *(cell(place, "lock", 0, ranks=1) for place in ("startup", "evaluation", "exit-handler", "thread")),
+    *(
+        cell(place, how, 2, ranks=4)
+        for place, how in (("callback", "lock"), ("save", "stop"), ("data", "child"))
+    ),
+]
+"""All ranks at once, one rank alone, and one of four."""
 
 
 def prove(one: Cell, runs: Callable[..., Run]) -> None:
@@ -47,7 +58,7 @@ def test_hang_is_found(one: Cell, runs: Callable[..., Run]) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("one", MATRIX, ids=str)
+@pytest.mark.parametrize("one", [*MATRIX, *OTHERS], ids=str)
 def test_the_matrix_of_hangs(one: Cell, runs: Callable[..., Run]) -> None:
     """Every situation and way to hang."""
     prove(one, runs)

@@ -1,7 +1,7 @@
 """A plain TRL GRPO script that hangs once, at the place `--where` and in the way `--how`.
 
-The mistake is in the user's own code, on one rank, and it happens once: just before, the rank creates
-`fault.json` exclusively in the working directory, with the time, so that a restarted script trains normally.
+The mistake is in the user's own code, on one rank or all, and it happens once: just before, the rank creates
+`fault-RANK.json` exclusively in the working directory, with the time, so that a restarted script trains normally.
 It then ends with the weights of an undisturbed run of the same arguments. The line that does not return has
 the comment `FAULT: <how>`, by which tests find its number. The script does not know what launches it.
 """
@@ -25,8 +25,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import places
-
-MARKER = Path("fault.json")
 
 
 def _sleep() -> None:
@@ -143,14 +141,15 @@ class Fault:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.where, self.how, self.step = arguments.where, arguments.how, arguments.fault_step
-        self._here = int(os.environ.get("RANK", "0")) == arguments.fault_rank
+        self._marker = Path(f"fault-{os.environ.get('RANK', '0')}.json")
+        self._here = arguments.fault_rank in (None, int(os.environ.get("RANK", "0")))
 
     def visit(self, place: str, step: int) -> None:
         """Hang if this is the place, the first time that any attempt is here."""
         if place != self.where or not self._here or (place in places.IN_EVERY_STEP and step != self.step):
             return
         try:
-            descriptor = os.open(MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            descriptor = os.open(self._marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             return
         with open(descriptor, "w") as file:
@@ -162,7 +161,7 @@ def main() -> None:
     parser = places.argument_parser(__doc__)
     parser.add_argument("--where", choices=places.PLACES, default=None)
     parser.add_argument("--how", choices=tuple(HANGS), default="sleep")
-    parser.add_argument("--fault-rank", type=int, default=1)
+    parser.add_argument("--fault-rank", type=int, default=None, help="all by default")
     parser.add_argument("--fault-step", type=int, default=12)
     arguments = parser.parse_args()
     places.run(arguments, Fault(arguments).visit)

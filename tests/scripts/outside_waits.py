@@ -1,6 +1,6 @@
 """Legitimate waits that end from outside: by a server, or by a helper that is no descendant of the process.
 
-The second part of `waits.py`, which describes them.
+The third part of `waits.py`, which describes them.
 """
 
 from __future__ import annotations

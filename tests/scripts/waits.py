@@ -1,17 +1,15 @@
 """Legitimate waits that a user's code may contain: each takes the seconds after which it returns.
 
-Used by `oddities.py` beside it. Something alive ends every wait: here the process itself, its threads, timers
-and children; in `outside_waits.py`, processes outside.
+Used by `oddities.py` beside it. Something alive ends every wait: here the process itself, its threads and
+timers; in `child_waits.py` its children; in `outside_waits.py` processes outside.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import ctypes
 import itertools
-import multiprocessing
 import os
 import queue
 import re
@@ -25,7 +23,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 FOREVER = 100_000
-FORK = multiprocessing.get_context("fork")
 
 
 Wait = Callable[[float], None]
@@ -56,19 +53,6 @@ def _compute(seconds: float) -> None:
 @legitimate
 def _child(seconds: float) -> None:
     subprocess.run(["sleep", str(seconds)], check=True)
-
-
-@legitimate
-def _child_output(seconds: float) -> None:
-    subprocess.check_output(["sh", "-c", f"sleep {seconds}; echo done"])
-
-
-@legitimate
-def _raw_fork(seconds: float) -> None:
-    if not (pid := os.fork()):
-        time.sleep(seconds)
-        sys.exit(0)  # as the user wrote it, not os._exit
-    os.waitpid(pid, 0)
 
 
 @legitimate
@@ -139,78 +123,6 @@ def _asyncio_to_thread(seconds: float) -> None:
     asyncio.run(asyncio.to_thread(time.sleep, seconds))
 
 
-@legitimate
-def _asyncio_child(seconds: float) -> None:
-    async def run() -> None:
-        child = await asyncio.create_subprocess_exec("sleep", str(seconds))
-        await child.wait()
-
-    asyncio.run(run())
-
-
-@legitimate
-def _sandbox(seconds: float) -> None:
-    for part in (0.5, 0.3, 0.2):  # killed and retried twice, then given up
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["sleep", str(FOREVER)], timeout=seconds * part, check=True)
-
-
-@legitimate
-def _process_pool(seconds: float) -> None:
-    with FORK.Pool(2) as pool:
-        pool.map(time.sleep, [seconds, seconds / 2])
-
-
-@legitimate
-def _process_executor(seconds: float) -> None:
-    with concurrent.futures.ProcessPoolExecutor(1, FORK) as pool:
-        pool.submit(time.sleep, seconds).result()
-
-
-@legitimate
-def _process_event(seconds: float) -> None:
-    event = FORK.Event()
-
-    def child() -> None:
-        time.sleep(seconds)
-        event.set()
-
-    process = FORK.Process(target=child)
-    process.start()
-    event.wait()
-    process.join()
-
-
-@legitimate
-def _process_lock(seconds: float) -> None:
-    lock, held = FORK.Lock(), FORK.Event()
-
-    def child() -> None:
-        with lock:
-            held.set()
-            time.sleep(seconds)
-
-    process = FORK.Process(target=child)
-    process.start()
-    held.wait()
-    lock.acquire()
-    process.join()
-
-
-@legitimate
-def _process_connection(seconds: float) -> None:
-    ours, theirs = FORK.Pipe()
-
-    def child(connection: Any) -> None:
-        time.sleep(seconds)
-        connection.send(1)
-
-    process = FORK.Process(target=child, args=(theirs,))
-    process.start()
-    ours.recv()
-    process.join()
-
-
 @contextlib.contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
     before = signal.signal(number, handler)
@@ -257,19 +169,6 @@ def _alarm_in_pause(seconds: float) -> None:
 @legitimate
 def _alarm_in_regex(seconds: float) -> None:
     _alarmed(lambda: re.match(r"(a+)+$", "a" * 100 + "b"), seconds)
-
-
-@legitimate
-def _child_signal_in_lock(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    with handling(signal.SIGCHLD, wake_up):
-        child = None
-        with contextlib.suppress(WokenUp):
-            child = subprocess.Popen(["sleep", str(seconds)])
-            lock.acquire()
-    if child is not None:
-        child.wait()
 
 
 @legitimate
@@ -331,28 +230,6 @@ def _hold_interpreter(seconds: float) -> None:
 
 
 @legitimate
-def _terminal_of_child(seconds: float) -> None:
-    controlling, terminal = os.openpty()
-    child = subprocess.Popen(
-        ["sh", "-c", f"sleep {seconds}; echo done"], stdout=terminal, start_new_session=True
-    )
-    os.close(terminal)
-    assert os.read(controlling, 10)
-    child.wait()
-    os.close(controlling)
-
-
-@legitimate
-def _child_signal_in_sleep(seconds: float) -> None:
-    child = None
-    with handling(signal.SIGCHLD, wake_up), contextlib.suppress(WokenUp):
-        child = subprocess.Popen(["sleep", str(seconds)])
-        time.sleep(FOREVER)
-    assert child is not None
-    child.wait()
-
-
-@legitimate
 def _socket_in_flight(seconds: float) -> None:
     """The only other end of a socket pair lies unread in another one, until a timer's thread takes it."""
     ours, theirs = socket.socketpair()
@@ -369,11 +246,6 @@ def _socket_in_flight(seconds: float) -> None:
     assert ours.recv(1)
     for each in (ours, sender, receiver):
         each.close()
-
-
-@legitimate
-def _child_left_running(seconds: float) -> None:
-    subprocess.Popen(["sleep", str(seconds)])
 
 
 @legitimate
@@ -397,23 +269,25 @@ def _recompilation(seconds: float) -> None:
 
 
 @legitimate
-def _slow_reader_of_child(seconds: float) -> None:
-    """The child has filled a pipe and waits for a thread of ours, which waits before it reads on."""
-    child = subprocess.Popen(["sh", "-c", "head -c 200000 /dev/zero"], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-
-    def read() -> None:
-        time.sleep(seconds)
-        child.stdout.read()
-
-    threading.Thread(target=read).start()
-    child.wait()
+def _alarm_releases_lock(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    with handling(signal.SIGALRM, lambda *_: lock.release()):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        lock.acquire()
 
 
 @legitimate
-def _sandbox_of_namespaces(seconds: float) -> None:
-    """A child in a process namespace of its own, where that is permitted."""
-    command = ["sleep", str(seconds)]
-    if subprocess.run(["unshare", "-pf", "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
-        command = ["unshare", "-pf", *command]
-    subprocess.run(command, check=True)
+def _worker_thread_of_library(seconds: float) -> None:
+    """The work is done in a thread that lives longer than the wait, as in an executor of a library."""
+    tasks: queue.Queue[Callable[[], None]] = queue.Queue()
+    done = threading.Event()
+
+    def work() -> None:
+        while True:
+            tasks.get()()
+
+    threading.Thread(target=work, daemon=True).start()
+    tasks.put(lambda: _child(seconds))
+    tasks.put(done.set)
+    done.wait()

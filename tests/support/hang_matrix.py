@@ -41,6 +41,8 @@ class Situation:
         causes: acceptable where the interpreter still runs.
         ranks: on which the place is reached.
         arguments: further ones of the script.
+        name: of the situation, if several have this place.
+        in_worker: whether the code runs in a worker of a data loader, whose stack is not the rank's.
     """
 
     where: str
@@ -48,6 +50,11 @@ class Situation:
     causes: frozenset[str] = frozenset({"no_progress"})
     ranks: tuple[int, ...] = (1, 0)
     arguments: tuple[str, ...] = ()
+    name: str = ""
+    in_worker: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.where)
 
     @property
     def after_the_script(self) -> bool:
@@ -87,6 +94,14 @@ SITUATIONS = (
     Situation(where="thread", title="thread of the user's"),
     Situation(where="exit-handler", title="exit handler"),
     Situation(where="left-thread", title="thread after the last line"),
+    Situation(
+        where="data",
+        name="worker",
+        title="worker of a data loader",
+        causes=causes("data_stall"),
+        arguments=("--settings", '{"dataloader_num_workers": 1}', "--fault-step", "1"),
+        in_worker=True,
+    ),
 )
 STUCK = frozenset({"interpreter_stuck"})
 HANGS = (
@@ -112,33 +127,43 @@ HANGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell of the matrix, on one rank."""
+    """One cell of the matrix: on one rank, or on all if `rank` is None."""
 
     situation: Situation
     hang: Hang
-    rank: int
+    rank: int | None
+    ranks: int = 2
 
     def __str__(self) -> str:
-        return f"{self.situation.where}-{self.hang.how}-rank{self.rank}"
+        who = "all" if self.rank is None else f"rank{self.rank}"
+        return f"{self.situation.name}-{self.hang.how}-{who}" + (
+            f"-of-{self.ranks}" if self.ranks != 2 else ""
+        )
+
+    @property
+    def culprits(self) -> list[int]:
+        """The ranks that must be named."""
+        return list(range(self.ranks)) if self.rank is None else [self.rank]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """The result of a cell; `wrong` names what is not as it must be, `seconds` is None if nothing was found."""
 
-    where: str
+    situation: str
     how: str
-    rank: int
+    rank: int | None
+    ranks: int
     seconds: float | None
     sentence: str
     wrong: tuple[str, ...]
 
 
-def cell(where: str, how: str, rank: int = 1) -> Cell:
+def cell(situation: str, how: str, rank: int | None = 1, *, ranks: int = 2) -> Cell:
     """Return the cell of these names."""
-    (situation,) = (one for one in SITUATIONS if one.where == where)
+    (place,) = (one for one in SITUATIONS if one.name == situation)
     (hang,) = (one for one in HANGS if one.how == how)
-    return Cell(situation=situation, hang=hang, rank=rank if rank in situation.ranks else situation.ranks[0])
+    return Cell(situation=place, hang=hang, rank=rank, ranks=ranks)
 
 
 def line_of(how: str, script: str = SCRIPT) -> tuple[str, int]:
@@ -153,19 +178,21 @@ def words(one: Cell | None, arguments: Sequence[str] = ()) -> list[str]:
     found = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", *arguments]
     if one is None:
         return [*found, "--output-dir", "out"]
-    fault = ["--where", one.situation.where, "--how", one.hang.how, "--fault-rank", str(one.rank)]
+    fault = ["--where", one.situation.where, "--how", one.hang.how]
+    if one.rank is not None:
+        fault += ["--fault-rank", str(one.rank)]
     return [*found, *one.situation.arguments, *fault, "--output-dir", "ours"]
 
 
-def undisturbed(arguments: Sequence[str]) -> str:
+def undisturbed(arguments: Sequence[str], ranks: int) -> str:
     """Return the digest of the weights of the script without a fault; run once per session and arguments."""
-    name = hashlib.sha256(repr(tuple(arguments)).encode()).hexdigest()[:12]
+    name = hashlib.sha256(repr((ranks, *arguments)).encode()).hexdigest()[:12]
     folder = references.cache / f"{SCRIPT}-{name}"
     with open(f"{folder}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "out" / "weights.sha256").exists():
             folder.mkdir(exist_ok=True)
-            references.plain_ranks(folder, words(None, arguments), ranks=2)
+            references.plain_ranks(folder, words(None, arguments), ranks=ranks)
     return digest(folder / "out")
 
 
@@ -175,7 +202,7 @@ def check(one: Cell, run: Run) -> Row:
     Args:
         run: not started, with the arguments of `launch_words`.
     """
-    expected = undisturbed(one.situation.arguments)
+    expected = undisturbed(one.situation.arguments, one.ranks)
     run.start()
     if one.hang.seconds is None:
         return _watch_busy_loop(one, run)
@@ -185,7 +212,8 @@ def check(one: Cell, run: Run) -> Row:
     except AssertionError as error:
         code = None
         wrong.append(f"the run did not end: {str(error).splitlines()[0]}")
-    if not (run.folder / "fault.json").exists():
+    began = _began(run)
+    if began is None:
         return _row(one, None, "", [f"the fault did not happen; exit code {code}"])
     if code not in (0, None):
         wrong.append(f"exit code {code}")
@@ -197,7 +225,7 @@ def check(one: Cell, run: Run) -> Row:
         wrong.append(f"{len(incidents)} incidents: {[event['sentence'] for event in incidents[1:]]}")
     verdict = json.loads((Path(incidents[0]["incident"]) / "verdict.json").read_text())
     wrong += _wrong_in(verdict, one)
-    seconds = incidents[0]["time"] - json.loads((run.folder / "fault.json").read_text())["time"]
+    seconds = incidents[0]["time"] - began
     if seconds > one.hang.seconds:
         wrong.append(f"{seconds:.1f} s, more than {one.hang.seconds:.0f} s")
     if code == 0 and digest(run.folder / "ours") != expected:
@@ -209,7 +237,7 @@ def check(one: Cell, run: Run) -> Row:
 
 def launch_words(one: Cell) -> list[str]:
     """Return the arguments of `grpo-run launch`: the defaults."""
-    return ["--nproc-per-node", "2", *words(one)]
+    return ["--nproc-per-node", str(one.ranks), *words(one)]
 
 
 def _wrong_in(verdict: dict[str, Any], one: Cell) -> list[str]:
@@ -218,27 +246,26 @@ def _wrong_in(verdict: dict[str, Any], one: Cell) -> list[str]:
     expected = one.hang.causes or one.situation.causes
     if verdict["cause"] not in expected:
         wrong.append(f"cause {verdict['cause']}, not {' or '.join(sorted(expected))}")
-    if verdict["culprits"] != [one.rank]:
-        wrong.append(f"culprits {verdict['culprits']}, not [{one.rank}]")
+    if sorted(verdict["culprits"]) != one.culprits:
+        wrong.append(f"culprits {verdict['culprits']}, not {one.culprits}")
     location = verdict["location"] or {"file": "none", "line": 0}
     found = (Path(location["file"]).name, location["line"])
     lines = [line_of(one.hang.how)]
     if one.situation.where == "thread":
         lines.append(line_of("thread", "places.py"))  # where the main thread waits for it
-    if found not in lines:
+    if found not in lines and not one.situation.in_worker:
         wrong.append(f"line {found}, not one of {lines}")
     return wrong
 
 
 def _watch_busy_loop(one: Cell, run: Run) -> Row:
     """A busy loop is not ended, but it is said who is waited for and until when."""
-    marker = run.folder / "fault.json"
     deadline = time.monotonic() + RUN_SECONDS
-    while not marker.exists():
+    while (began := _began(run)) is None:
         if time.monotonic() > deadline or (run.process is not None and run.process.poll() is not None):
             return _row(one, None, "", [f"the fault did not happen: {run.tail(500)}"])
         time.sleep(0.1)
-    while time.time() < json.loads(marker.read_text() or '{"time": 0}')["time"] + BUSY_SECONDS:
+    while time.time() < began + BUSY_SECONDS:
         if run.events("incident") or (run.process is not None and run.process.poll() is not None):
             break
         time.sleep(0.5)
@@ -246,11 +273,17 @@ def _watch_busy_loop(one: Cell, run: Run) -> Row:
     status = run.status()
     wrong = [f"incident: {event['sentence']}" for event in incidents]
     sentence = str(status["sentence"])
-    if f"rank {one.rank}" not in sentence or "deadline" not in sentence:
+    if f"rank {one.culprits[0]}" not in sentence or "deadline" not in sentence:
         wrong.append(f"status does not say who is waited for until when: {sentence}")
     run.close()
     wrong += _left_behind(run.folder)
     return _row(one, None, sentence, wrong)
+
+
+def _began(run: Run) -> float | None:
+    """Return when the hang began, as the script wrote it; None if it has not."""
+    texts = [path.read_text() for path in run.folder.glob("fault-*.json")]
+    return min((json.loads(text)["time"] for text in texts if text), default=None)
 
 
 def _left_behind(folder: Path) -> list[str]:
@@ -276,9 +309,10 @@ def _processes_in(folder: Path) -> list[str]:
 
 def _row(one: Cell, seconds: float | None, sentence: str, wrong: Sequence[str]) -> Row:
     return Row(
-        where=one.situation.where,
+        situation=one.situation.name,
         how=one.hang.how,
         rank=one.rank,
+        ranks=one.ranks,
         seconds=seconds,
         sentence=sentence,
         wrong=tuple(wrong),
@@ -299,7 +333,7 @@ def read(path: Path) -> list[Row]:
     for line in path.read_text().splitlines():
         fields = json.loads(line)
         fields["wrong"] = tuple(fields["wrong"])
-        rows[fields["where"], fields["how"], fields["rank"]] = Row(**fields)
+        rows[fields["situation"], fields["how"], fields["rank"], fields["ranks"]] = Row(**fields)
     return list(rows.values())
 
 
@@ -314,7 +348,7 @@ def render(rows: Sequence[Row]) -> str:
         f"|---|{'---|' * len(hangs)}",
     ]
     for situation in SITUATIONS:
-        there = [row for row in rows if row.where == situation.where]
+        there = [row for row in rows if row.situation == situation.name]
         if there:
             shown = [_show([row for row in there if row.how == hang.how]) for hang in hangs]
             lines.append(f"| {situation.title} | {' | '.join(shown)} |")

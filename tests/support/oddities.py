@@ -32,7 +32,7 @@ SCRIPT = "oddities.py"
 STEPS = 16
 FREEZE_AT_STEP = 5
 HOUR = 3600
-CLOCK_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+CLOCK_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 """Of Debian's package libfaketime."""
 
 

@@ -21,7 +21,7 @@ PAUSES = (
     "save-model", "own-save", "between", "exit-handler", "left-thread",
 )  # fmt: skip
 """Places of the pauses; see `tests/scripts/places.py`."""
-WAITS = ("waits.py", "outside_waits.py")
+WAITS = ("waits.py", "child_waits.py", "outside_waits.py")
 """Scripts with waits."""
 SHORT_ONLY = {"hold-interpreter": 12, "alarm-in-regex": 12}
 """Waits in which no other thread of the interpreter runs, and the longest pause in seconds."""
@@ -145,6 +145,10 @@ def others() -> list[Scenario]:
         Scenario(name="frozen-in-a-pause", oddities=("queue:30@callback:6:1",), conditions=("freeze",)),
         Scenario(name="supervisor-frozen", arguments=slowly, conditions=("freeze-supervisor",)),
         Scenario(name="rank-blinks", arguments=slowly, conditions=("blink",)),
+        Scenario(name="one-rank", ranks=1, oddities=("child:50@reward:6:0", "queue:30@callback:9:0")),
+        Scenario(
+            name="all-wait", oddities=("file-of-helper:80@startup:0:0", "file-of-helper:75@startup:0:1")
+        ),
         Scenario(name="clock-forward", oddities=waiting, arguments=slowly, conditions=("forward",)),
         Scenario(name="clock-back", oddities=waiting, arguments=slowly, conditions=("back",)),
         Scenario(name="loader-workers", oddities=("sleep:12@data:1:1",), arguments=("--settings", loading)),
