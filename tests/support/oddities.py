@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from support import references
+from support import moved_clock, references
 from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
 from support.runs import SCRIPTS, Run, descendants, digest
 
@@ -32,8 +32,6 @@ SCRIPT = "oddities.py"
 STEPS = 16
 FREEZE_AT_STEP = 5
 HOUR = 3600
-CLOCK_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Of Debian's package libfaketime."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +101,7 @@ def load() -> Iterator[None]:
 
 def unsupported(scenario: Scenario) -> str | None:
     """Return why a scenario cannot be run here, or None."""
-    if {"forward", "back"} & set(scenario.conditions) and not CLOCK_LIBRARY.exists():
-        return f"no {CLOCK_LIBRARY}, which moves the clock of a process"
-    return None
+    return moved_clock.unsupported() if {"forward", "back"} & set(scenario.conditions) else None
 
 
 def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
@@ -114,10 +110,12 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
         expected = _undisturbed(scenario)
     with slow_server() as address, load() if "load" in scenario.conditions else contextlib.nullcontext():
         environment = {"SLOW_SERVER": address}
-        if moved := {"forward", "back"} & set(scenario.conditions):
-            environment |= _clock(folder)
+        clock = None
+        if {"forward", "back"} & set(scenario.conditions):
+            clock = moved_clock.MovedClock(folder)
+            environment |= clock.environment
         run = runs(
-            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment, cold=True if moved else None,
+            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment, cold=True if clock else None,
         )  # fmt: skip
         began = time.monotonic()
         run.start()
@@ -129,9 +127,9 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
             for condition, (who, frozen_seconds) in FREEZES.items():
                 if condition in scenario.conditions:
                     _freeze(run, who, frozen_seconds)
-            if moved:
+            if clock is not None:
                 run.until_step(FREEZE_AT_STEP, timeout_seconds=120)
-                (folder / "clock").write_text(f"{'+' if 'forward' in moved else '-'}{HOUR}\n")
+                clock.move(HOUR if "forward" in scenario.conditions else -HOUR)
             code = run.wait(600 if scenario.ranks == 8 else 300)
         except AssertionError as error:
             wrong.append(f"did not end: {str(error).splitlines()[0]}")
@@ -204,17 +202,6 @@ def _freeze(run: Run, who: str, seconds: float) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _clock(folder: Path) -> dict[str, str]:
-    """Return variables by which the wall clock of all processes of a run follows the file `clock`."""
-    (folder / "clock").write_text("+0\n")
-    return {
-        "LD_PRELOAD": str(CLOCK_LIBRARY),
-        "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 def append(result: Result, path: Path) -> None:
