@@ -272,12 +272,12 @@ def _watch_busy_loop(one: Cell, run: Run) -> Row:
     incidents = run.events("incident")
     status = run.status()
     wrong = [f"incident: {event['sentence']}" for event in incidents]
-    sentence = str(status["sentence"])
-    if f"rank {one.culprits[0]}" not in sentence or "deadline" not in sentence:
-        wrong.append(f"status does not say who is waited for until when: {sentence}")
+    waiting = status["waiting"] or {"rank": None, "deadline_seconds": None}
+    if waiting["rank"] not in one.culprits or not waiting["deadline_seconds"]:
+        wrong.append(f"status does not say who is waited for until when: {waiting}")
     run.close()
     wrong += _left_behind(run.folder)
-    return _row(one, None, sentence, wrong)
+    return _row(one, None, str(status["sentence"]), wrong)
 
 
 def _began(run: Run) -> float | None:
