@@ -353,7 +353,10 @@ def render(rows: Sequence[Row]) -> str:
             shown = [_show([row for row in there if row.how == hang.how]) for hang in hangs]
             lines.append(f"| {situation.title} | {' | '.join(shown)} |")
     wrong = [
-        f"- {row.where}, {row.how}, rank {row.rank}: {'; '.join(row.wrong)}" for row in rows if row.wrong
+        f"- {row.situation}, {row.how}, {'all ranks' if row.rank is None else f'rank {row.rank}'} of {row.ranks}:"
+        f" {'; '.join(row.wrong)}"
+        for row in rows
+        if row.wrong
     ]
     return "\n".join([*lines, "", *wrong]).rstrip() + "\n"
 
