@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from waits import FOREVER, WokenUp, handling, legitimate, wake_up
@@ -185,3 +187,17 @@ def _conversation_with_child(seconds: float) -> None:
 def _output_of_grandchild(seconds: float) -> None:
     """The child has ended; its pipe is held by a process that is nobody's child any more."""
     subprocess.check_output(["sh", "-c", f"setsid sleep {seconds} &"])
+
+
+@legitimate
+def _fork_server_that_imports(seconds: float) -> None:
+    """The server imports modules before it takes the descriptors sent to it, which nobody holds until then."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "slow_to_import.py").write_text(f"import time; time.sleep({seconds})")
+        sys.path.insert(0, folder)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["slow_to_import"])
+        process = context.Process(target=time.sleep, args=(0,))
+        process.start()  # waits for the process id, in a pipe
+        process.join()
+        sys.path.remove(folder)

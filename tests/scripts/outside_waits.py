@@ -208,3 +208,22 @@ def _child_waits_for_lock_of_helper(seconds: float) -> None:
     _detached(f"sleep {seconds}; kill -USR1 {child.pid}")
     child.wait()
     child.stdout.close()
+
+
+@legitimate
+def _socket_sent_to_helper(seconds: float) -> None:
+    """The only other end of a socket pair lies unread in a socket of a helper outside, which takes it later."""
+    ours, theirs = socket.socketpair()
+    sender, receiver = socket.socketpair()
+    code = (
+        "import os, socket, time;"
+        f" time.sleep({seconds});"
+        f" os.write(socket.recv_fds(socket.socket(fileno={receiver.fileno()}), 1, 1)[1][0], b'x')"
+    )
+    _detached(f'{sys.executable} -S -c "{code}"', pass_fds=[receiver.fileno()])
+    socket.send_fds(sender, [b"x"], [theirs.fileno()])
+    for each in (theirs, receiver):
+        each.close()
+    assert ours.recv(1)
+    for each in (ours, sender):
+        each.close()

@@ -59,7 +59,7 @@ class Situation:
     @property
     def after_the_script(self) -> bool:
         """Whether the script has done its work, so that nothing is repeated."""
-        return self.where in ("exit-handler", "left-thread")
+        return self.where == "exit-handler"
 
 
 @dataclass(frozen=True, kw_only=True)
