@@ -117,7 +117,9 @@ def pauses() -> list[Scenario]:
             )
             calls = ("--calls", "2") if "between" in (place, other) else ()
             found.append(Scenario(name=f"{place}-{long}-{other}-{short}", oddities=words, arguments=calls))
-    assert not unused, unused
+    for number, wait in enumerate(unused):  # more waits than places
+        words = (oddity(wait, 12, ("callback", "reward", "data")[number % 3], step=6, rank=1),)
+        found.append(Scenario(name=f"further-12-{wait}", oddities=words))
     return found
 
 
