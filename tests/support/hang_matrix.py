@@ -248,13 +248,14 @@ def _wrong_in(verdict: dict[str, Any], one: Cell) -> list[str]:
         wrong.append(f"cause {verdict['cause']}, not {' or '.join(sorted(expected))}")
     if sorted(verdict["culprits"]) != one.culprits:
         wrong.append(f"culprits {verdict['culprits']}, not {one.culprits}")
-    location = verdict["location"] or {"file": "none", "line": 0}
-    found = (Path(location["file"]).name, location["line"])
     lines = [line_of(one.hang.how)]
     if one.situation.where == "thread":
         lines.append(line_of("thread", "places.py"))  # where the main thread waits for it
-    if found not in lines and not one.situation.in_worker:
-        wrong.append(f"line {found}, not one of {lines}")
+    for rank in () if one.situation.in_worker else one.culprits:
+        location = verdict["locations"].get(str(rank)) or {"file": "none", "line": 0}
+        found = (Path(location["file"]).name, location["line"])
+        if found not in lines:
+            wrong.append(f"rank {rank} at line {found}, not one of {lines}")
     return wrong
 
 
