@@ -149,7 +149,9 @@ def others() -> list[Scenario]:
         Scenario(name="rank-blinks", arguments=slowly, conditions=("blink",)),
         Scenario(name="one-rank", ranks=1, oddities=("child:50@reward:6:0", "queue:30@callback:9:0")),
         Scenario(
-            name="all-wait", oddities=("file-of-helper:80@startup:0:0", "file-of-helper:75@startup:0:1")
+            name="all-wait",
+            oddities=("file-of-helper:80@startup:0:0", "file-of-helper:75@startup:0:1"),
+            most_incidents=1,
         ),
         Scenario(name="clock-forward", oddities=waiting, arguments=slowly, conditions=("forward",)),
         Scenario(name="clock-back", oddities=waiting, arguments=slowly, conditions=("back",)),
