@@ -11,9 +11,10 @@ PYTEST := $(BIN)/pytest
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
 
-# Tests marked `alone` measure time or memory, or fill a disk: they run after the others, without a second worker.
+# Three workers on two cores, because most tests wait for processes. Tests marked `alone` measure time or memory: they
+# run after the others, one by one.
 REAL := tests/integration tests/fault tests/browser
-WORKERS := --numprocesses 2
+WORKERS := --numprocesses 3
 EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
 
 test: $(STAMP) system $(EXTENSION)

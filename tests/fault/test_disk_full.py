@@ -27,8 +27,6 @@ from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainPublished,
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.slot import StagingSlot
 
-pytestmark = pytest.mark.alone
-
 DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)
 EVENTS = 60
 RETRY_SECONDS, STALL_SECONDS = 1.0, 20.0

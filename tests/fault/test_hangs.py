@@ -66,7 +66,6 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_default(
     runs: Callable[..., Run], tmp_path: Path

@@ -33,7 +33,6 @@ def descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.alone
 def test_a_run_survives_5000_silent_connections_with_256_descriptors(
     runs: Callable[..., Run], tmp_path: Path, descriptors: None
 ) -> None:

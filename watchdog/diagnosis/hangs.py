@@ -65,6 +65,9 @@ def diagnose_stall(
     Neither is certain to repeat: the next attempt waits longer, and what a rank waits for depends on timing. The
     restart budget ends a run that hangs again and again.
     """
+    at_work = [rank for rank in stall.culprits if not _waits_for_ranks(stacks.get(rank, ()))]
+    if len(at_work) == 1:
+        stall = stall.alone.get(at_work[0], stall)
     locations = stack_locations(stacks)
     culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
     place = locations.get(culprit) if culprit is not None else None
@@ -148,6 +151,16 @@ def last_step(slots: Mapping[int, Slot | None]) -> int:
     """Return the last optimizer step that any rank has completed."""
     readings = [slot for slot in slots.values() if slot is not None]
     return max((slot.step for slot in readings), default=0)
+
+
+def _waits_for_ranks(threads: Sequence[Stack]) -> bool:
+    """Whether the main thread is inside `torch.distributed`, for example in a store while groups are created.
+
+    No record shows such a wait: on the board the rank looks as silent as the rank that it waits for.
+    """
+    main = main_stack(threads)
+    frames = [frame for frame in main.frames if frame.line] if main is not None else []
+    return bool(frames) and "torch/distributed/" in frames[0].file
 
 
 def _name_lock(threads: Sequence[Stack]) -> str:

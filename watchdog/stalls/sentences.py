@@ -74,6 +74,13 @@ def describe_culprits(
         waited_seconds=first.silent_seconds,
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
         uninterruptible=bool(sleeping),
+        alone={
+            one.rank: describe_culprits(
+                (one,), tuple(sorted({*waiters, *blamed} - {one.rank})), processes, durations
+            )
+            for one in culprits
+            if len(culprits) > 1
+        },
     )
 
 

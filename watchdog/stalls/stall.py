@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, PhaseKey
@@ -49,7 +50,8 @@ class Stall:
 
     `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit
     is in uninterruptible sleep and cannot be killed, so a restart would not help. `callback` names the user's
-    callback in which the first culprit is, "" outside callbacks. `lasts_seconds` is how long the phase is known to
+    callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits, the
+    stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the phase is known to
     last without progress; 0 if that is unknown, infinity for a hang that cannot end.
     """
 
@@ -64,6 +66,7 @@ class Stall:
     confidence: str = "deadline"
     callback: str = ""
     lasts_seconds: float = 0.0
+    alone: Mapping[int, Stall] = field(default_factory=dict)
 
     @property
     def key(self) -> PhaseKey:

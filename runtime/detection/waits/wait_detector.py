@@ -2,7 +2,7 @@
 
 A rank is suspected if every local rank has stood still for 3 s, and if it is not blocked in a collective and
 its main thread sleeps without a short time limit. Only then are threads read: three looks within 3 s, or more
-over 8 s if the proof depends on a stopped process. As long as a look proves nothing, the interval grows to
+over 20 s if the proof depends on a stopped process. As long as a look proves nothing, the interval grows to
 5 s. Called by `detector.py` at every scan. Does not decide what proves that a rank is stuck.
 """
 
@@ -32,7 +32,7 @@ CONFIRM_SECONDS = 1.5
 """Interval between looks that agree."""
 CONFIRMED_SECONDS = 3.0
 """Time from the first look to the last one of a proof."""
-STOPPED_SECONDS = 8.0
+STOPPED_SECONDS = 20.0
 """The same if the proof depends on a stopped process, which a debugger or a scheduler may continue."""
 SLOWEST_LOOK_SECONDS = 5.0
 

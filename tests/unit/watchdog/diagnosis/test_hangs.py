@@ -138,6 +138,24 @@ def test_several_culprits_have_no_single_location(
         assert set(verdict.locations) == {0, 1}
 
 
+def test_a_rank_that_waits_for_others_in_a_store_is_cleared_by_its_stack(
+    slots: dict[int, Slot | None],
+) -> None:
+    """While groups are created no record shows who waits. If every rank is inside torch.distributed, none is cleared."""
+    in_store = Stack(
+        "0x1", (Frame("/venv/torch/distributed/rendezvous.py", 200, "_rendezvous"), *stack(88).frames), True
+    )
+    alone = stall(culprits=(1,), waiters=(0,), sentence="Rank 1 has been in startup for 60.4 s.")
+    both = stall(
+        culprits=(0, 1), waiters=(), sentence="Rank 0 …; rank 1 missed its deadline too.", alone={1: alone}
+    )
+    verdict = hangs.diagnose_stall(both, slots, {0: (in_store,), 1: (stack(12),)})
+    assert (verdict.culprits, verdict.waiters) == ((1,), (0,))
+    assert verdict.sentence == "Rank 1 has been in startup for 60.4 s, at train.py:12 in reward."
+    for stacks in ({0: (in_store,), 1: (in_store,)}, {0: (stack(88),), 1: (stack(12),)}):
+        assert hangs.diagnose_stall(both, slots, stacks).culprits == (0, 1)
+
+
 def test_the_line_of_a_record_has_priority_over_the_stack(slots: dict[int, Slot | None]) -> None:
     """The stack supplies lines that the records lack."""
     stacks = {0: (stack(1),), 2: (stack(3),)}

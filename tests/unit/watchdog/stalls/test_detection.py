@@ -169,6 +169,8 @@ def test_a_rank_within_its_deadline_protects_ranks_that_may_wait(make_slot: Make
     assert stall is not None
     assert stall.culprits == (1, 0)
     assert stall.sentence.endswith("; rank 0 missed its deadline too.")
+    assert {rank: one.culprits for rank, one in stall.alone.items()} == {0: (0,), 1: (1,)}
+    assert "too" not in stall.alone[0].sentence
 
 
 def test_the_longest_silent_rank_is_named_first(make_slot: MakeSlot) -> None:
