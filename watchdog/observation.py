@@ -120,6 +120,11 @@ class Slot:
         return self.phases[-1].phase if self.phases else None
 
     @property
+    def began_seconds(self) -> float:
+        """When the outermost open phase began; without any, when the rank last made progress."""
+        return self.phases[0].since_seconds if self.phases else self.last_progress_seconds
+
+    @property
     def callback(self) -> str:
         """The user's callback that is running (`MyCallback.on_step_end`), or "" outside callbacks."""
         return next((one.callback for one in reversed(self.phases) if one.phase is Phase.callback), "")

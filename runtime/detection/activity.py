@@ -176,7 +176,7 @@ class RankActivity:
             and slot is not None
             and (
                 still.get(rank, 0.0) >= self._still_seconds
-                or (_session_counts(slot) and now - _began(slot) >= self._long_seconds)
+                or (_session_counts(slot) and now - slot.began_seconds >= self._long_seconds)
             )
         }
         for known in (self._usage, self._quiet):
@@ -263,10 +263,6 @@ def _reading(
 
 def _session_counts(slot: Slot) -> bool:
     return slot.phase is None or slot.phase in SESSION_PHASES
-
-
-def _began(slot: Slot) -> float:
-    return slot.phases[0].since_seconds if slot.phases else slot.last_progress_seconds
 
 
 def _heartbeat_age(slot: Slot | None, now: float) -> float:

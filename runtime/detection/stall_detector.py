@@ -123,18 +123,7 @@ class StallDetector:
         Args:
             when: monotonic seconds.
         """
-        learned = self._durations.current(when)
-        clocks = phase_clocks(
-            slot,
-            now=when,
-            learned=learned.durations,
-            completed=learned.completed.get(slot.rank, ()),
-            settings=self._settings,
-            progressed_at=self._progressed_at(slot.rank, slot),
-            computing_at=self._activity.computing_at(slot.rank),
-            nested=self._nested,
-        )
-        return next((clock for clock in clocks if clock.overdue), None)
+        return next((clock for clock in self._clocks(slot, when) if clock.overdue), None)
 
     def _may_be_late(self, slots: Mapping[int, Slot | None], still: Mapping[int, float], now: float) -> bool:
         """Whether anything is worth reading: a still rank, a long phase, or a late heartbeat."""
@@ -231,8 +220,17 @@ class StallDetector:
 
     def _clock(self, slot: Slot, facts: ProcessFacts | None, nobody_works: float, now: float) -> PhaseClock:
         """The clock of a rank's innermost phase with the nearest deadline."""
+        usual = self._clocks(slot, now)[0]
+        if not self._ranks.are_whole_world or facts is None or facts.connected is None:
+            return usual  # a rank of another node may be at work, and the connections are not known yet
+        durations = self._durations.current(now).durations.get(usual.key)
+        quiet = quiet_clock(usual, facts, durations, self._settings, nobody_works, now) or usual
+        return min(usual, quiet, key=lambda clock: clock.deadline_at_seconds)
+
+    def _clocks(self, slot: Slot, now: float) -> list[PhaseClock]:
+        """The clocks of a rank's open phases, the innermost first."""
         learned = self._durations.current(now)
-        usual = phase_clocks(
+        return phase_clocks(
             slot,
             now=now,
             learned=learned.durations,
@@ -241,12 +239,7 @@ class StallDetector:
             progressed_at=self._progressed_at(slot.rank, slot),
             computing_at=self._activity.computing_at(slot.rank),
             nested=self._nested,
-        )[0]
-        if not self._ranks.are_whole_world or facts is None or facts.connected is None:
-            return usual  # a rank of another node may be at work, and the connections are not known yet
-        durations = learned.durations.get(usual.key)
-        quiet = quiet_clock(usual, facts, durations, self._settings, nobody_works, now) or usual
-        return min(usual, quiet, key=lambda clock: clock.deadline_at_seconds)
+        )
 
     def _exited(self, slots: Mapping[int, Slot | None]) -> set[int]:
         return slots.keys() - self._ranks.pids.keys()
@@ -257,14 +250,7 @@ class StallDetector:
 
 
 def _oldest_phase(slots: Mapping[int, Slot | None], now: float) -> float:
-    return min(
-        (
-            slot.phases[0].since_seconds if slot.phases else slot.last_progress_seconds
-            for slot in slots.values()
-            if slot is not None
-        ),
-        default=now,
-    )
+    return min((slot.began_seconds for slot in slots.values() if slot is not None), default=now)
 
 
 def _recorded(poll: Poll | None) -> Recorded | None:
