@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.hang_matrix import HANGS, SITUATIONS, Cell, append, cell, check, launch_words
+from support.hang_matrix import HANGS, SITUATIONS, Cell, cell, check, launch_words
+from support.result_rows import append
 from support.runs import Run
 
 ROWS = Path(__file__).parents[2] / "build" / "hang_matrix.jsonl"

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.oddities import append, check, unsupported
+from support.oddities import check, unsupported
 from support.oddity_scenarios import LONG, QUICK, Scenario, generated, others, pauses
+from support.result_rows import append
 from support.runs import Run
 
 RESULTS = Path(__file__).parents[2] / "build" / "oddities.jsonl"

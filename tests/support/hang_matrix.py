@@ -13,13 +13,14 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from support import references
+from support.result_rows import read
 from support.runs import SCRIPTS, Run, digest
 
 SCRIPT = "hangs.py"
@@ -157,6 +158,11 @@ class Row:
     seconds: float | None
     sentence: str
     wrong: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The cell."""
+        return self.situation, self.how, self.rank, self.ranks
 
 
 def cell(situation: str, how: str, rank: int | None = 1, *, ranks: int = 2) -> Cell:
@@ -322,24 +328,6 @@ def _row(one: Cell, seconds: float | None, sentence: str, wrong: Sequence[str]) 
     )
 
 
-def append(row: Row, path: Path) -> None:
-    """Append a row to a file that several workers share."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(asdict(row)) + "\n")
-
-
-def read(path: Path) -> list[Row]:
-    """Return the last row of each cell in a file."""
-    rows = {}
-    for line in path.read_text().splitlines():
-        fields = json.loads(line)
-        fields["wrong"] = tuple(fields["wrong"])
-        rows[fields["situation"], fields["how"], fields["rank"], fields["ranks"]] = Row(**fields)
-    return list(rows.values())
-
-
 def render(rows: Sequence[Row]) -> str:
     """Return the table of situations and faults in markdown, and a line for each cell that is not right.
 
@@ -375,7 +363,7 @@ def _show(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    print(render(read(Path(sys.argv[1]))), end="")
+    print(render(read(Path(sys.argv[1]), Row, lambda row: row.key)), end="")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import http.server
-import json
 import multiprocessing
 import os
 import re
@@ -20,12 +19,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from support import moved_clock, references
 from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
+from support.result_rows import read
 from support.runs import SCRIPTS, Run, descendants, digest
 
 SCRIPT = "oddities.py"
@@ -204,25 +204,6 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def append(result: Result, path: Path) -> None:
-    """Append a result to a file that several workers share."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(asdict(result)) + "\n")
-
-
-def read(path: Path) -> list[Result]:
-    """Return the last result of each scenario in a file."""
-    found = {}
-    for line in path.read_text().splitlines():
-        fields = json.loads(line)
-        found[fields["name"]] = Result(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-        )
-    return list(found.values())
-
-
 def render(results: Sequence[Result]) -> str:
     """Return a summary, a table of pauses by place and length, and a line for each run that is not right."""
     pause = re.compile(r"([\w-]+):(\d+)@([\w-]+):")
@@ -265,7 +246,7 @@ def render(results: Sequence[Result]) -> str:
 
 
 def main() -> None:
-    print(render(read(Path(sys.argv[1]))), end="")
+    print(render(read(Path(sys.argv[1]), Result, lambda result: result.name)), end="")
 
 
 if __name__ == "__main__":
