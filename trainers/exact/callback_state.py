@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
-from grpo_run.trainers.exact.encoding import Decoder, Encoder, UnsupportedValueError, encode
+from grpo_run.trainers.exact.encoding import Decoder, Encoder, UnsupportedValueError, encode, is_stateful
 from grpo_run.trainers.exact.format import CallbackState
 
 LIBRARIES = ("transformers.", "grpo_run.")
@@ -68,7 +68,7 @@ class CallbackStates:
         saved = []
         for callback, at_begin in zip(self._callbacks, self._at_begin, strict=True):
             name = _name(callback)
-            if _is_stateful(callback):
+            if is_stateful(callback):
                 state = encoder(callback.state_dict(), f"the state of callback {name}")
                 saved.append(CallbackState(name=name, state_dict=state))
                 continue
@@ -87,19 +87,13 @@ class CallbackStates:
         Returns:
             None, or a warning about states of callbacks that the script does not have.
         """
-        occurrences: Counter[str] = Counter()
-        present = {}
+        present: defaultdict[str, deque[Any]] = defaultdict(deque)
         for callback in self._callbacks:
-            name = _name(callback)
-            present[name, occurrences[name]] = callback
-            occurrences[name] += 1
-        occurrences.clear()
+            present[_name(callback)].append(callback)
         absent = []
         for state in saved:
-            callback = present.get((state.name, occurrences[state.name]))
-            occurrences[state.name] += 1
-            if callback is not None:
-                _restore(callback, state, decoder)
+            if present[state.name]:
+                _restore(present[state.name].popleft(), state, decoder)
             elif state.state_dict is not None or state.attributes:
                 absent.append(state.name)
         if not absent:
@@ -114,12 +108,6 @@ def _has_state(callback: Any) -> bool:
 
 def _name(callback: Any) -> str:
     return type(callback).__qualname__
-
-
-def _is_stateful(callback: Any) -> bool:
-    return callable(getattr(callback, "state_dict", None)) and callable(
-        getattr(callback, "load_state_dict", None)
-    )
 
 
 def _attributes(callback: Any) -> Iterator[tuple[str, Any]]:
@@ -140,7 +128,7 @@ def _digests(callback: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Return a digest of each attribute that can be saved, and the types of those that cannot."""
     digests: dict[str, str] = {}
     unsupported: dict[str, str] = {}
-    if _is_stateful(callback):
+    if is_stateful(callback):
         return digests, unsupported
     for name, value in _attributes(callback):
         tensors: dict[str, torch.Tensor] = {}
@@ -158,7 +146,7 @@ def _digests(callback: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _restore(callback: Any, saved: CallbackState, decoder: Decoder) -> None:
-    if saved.state_dict is not None and _is_stateful(callback):
+    if saved.state_dict is not None and is_stateful(callback):
         callback.load_state_dict(decoder(saved.state_dict))
     for name, encoded in saved.attributes.items():
         value, present = decoder(encoded), getattr(callback, name, None)

@@ -23,6 +23,11 @@ class UnsupportedValueError(TypeError):
     """A value of a type that cannot be encoded; the message names the value and its type."""
 
 
+def is_stateful(owner: Any) -> bool:
+    """Whether an object of the script decides for itself what its state is."""
+    return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
+
+
 class Encoder:
     """Encode the values of one rank's state. A value that cannot be encoded is reported and saved as None.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.trainers.exact.encoding import Decoder, Encoder
+from grpo_run.trainers.exact.encoding import Decoder, Encoder, is_stateful
 from grpo_run.trainers.exact.format import RewardState
 
 MAX_WRAPPERS = 100
@@ -24,17 +24,11 @@ def stateful_rewards(trainer: Any) -> list[tuple[str, Any]]:
     functions = getattr(trainer, "reward_funcs", None)
     for function in functions if isinstance(functions, list) else []:
         inner, wrappers = function, 0
-        while not _is_stateful(inner) and hasattr(inner, "__wrapped__") and wrappers < MAX_WRAPPERS:
+        while not is_stateful(inner) and hasattr(inner, "__wrapped__") and wrappers < MAX_WRAPPERS:
             inner, wrappers = inner.__wrapped__, wrappers + 1
-        if _is_stateful(inner) and not isinstance(inner, torch.nn.Module):
+        if is_stateful(inner) and not isinstance(inner, torch.nn.Module):
             found.append((getattr(function, "__name__", type(inner).__name__), inner))
     return found
-
-
-def _is_stateful(function: Any) -> bool:
-    return callable(getattr(function, "state_dict", None)) and callable(
-        getattr(function, "load_state_dict", None)
-    )
 
 
 def save(trainer: Any, encoder: Encoder) -> list[RewardState]:
