@@ -13,9 +13,18 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = ("test_prometheus.py", "test_rank_is_torchruns.py", "test_torture.py", "test_torture_files.py")
 """Files of integration and fault tests with expensive module fixtures: one worker runs all their tests."""
 LONGEST_FIRST = (
-    "test_demo", "test_torture.py", "test_hangs_end", "test_an_interpreter_that", "test_parallel_modes.py", "test_deadlocks.py", "test_equality.py",
-    "test_fresh_interpreters", "test_rank_is_torchruns.py", "test_torture_runs.py", "test_prometheus.py",
-)  # fmt: skip
+    "test_demo",
+    "test_torture.py",
+    "test_hangs_end",
+    "test_an_interpreter_that",
+    "test_parallel_modes.py",
+    "test_deadlocks.py",
+    "test_equality.py",
+    "test_fresh_interpreters",
+    "test_rank_is_torchruns.py",
+    "test_torture_runs.py",
+    "test_prometheus.py",
+)
 """Parts of the ids of long tests. They start first, so that no worker waits for one at the end."""
 
 
