@@ -1,7 +1,9 @@
-"""Facts about processes from /proc: state and CPU time of the main thread, CPU time and I/O of a session.
+"""Facts about processes from /proc: /proc/PID/stat, I/O, what a process sleeps in, and the members of sessions.
 
-Called by the hang detector at every poll (state and CPU time of one process take about 15 µs) and for the
-evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these. A rank leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an exception and never a zero. Does not judge.
+The only place that parses /proc/PID/stat. Called by the hang detector at every poll (one process takes about
+15 µs) and for the evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these. A rank
+leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read
+gives None, "unknown": never an exception and never a zero. Does not judge.
 """
 
 from __future__ import annotations
@@ -14,7 +16,38 @@ MAX_READ_BYTES = 64 * 1024
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 # positions in /proc/PID/stat after the command name, which is in parentheses and may contain any character
-_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
+_STATE, _PARENT, _SESSION, _FLAGS = 0, 1, 3, 6
+_USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS, _STARTED = 11, 12, 13, 14, 19
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessStat:
+    """One process, or one thread, as /proc/PID/stat shows it.
+
+    `state` is one letter of proc(5); `cpu_seconds` its user and system time so far, and `children_cpu_seconds`
+    that of children that have exited. A pid may be used again, so (`pid`, `started_ticks`) identifies a process.
+    """
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    cpu_seconds: float
+    children_cpu_seconds: float
+    started_ticks: int
+    kernel_thread: bool
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Pid and start time."""
+        return self.pid, self.started_ticks
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still do anything: a zombie cannot."""
+        return self.state not in ("Z", "X", "x")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,25 +58,38 @@ class MainThread:
     cpu_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SessionUsage:
-    """CPU time and I/O of all processes of a session so far.
+def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
+    """Return a process, with the CPU time of all its threads, or None.
 
-    `cpu_seconds` and `io_bytes` (bytes read and written, without `send` and `recv`) are sums over the running
-    members, so they decrease when a member exits. `io_bytes` is None if that of any member could not be read.
+    Args:
+        pid: of the process.
+        thread: id of one of its threads, which is returned instead, with its own state and CPU time.
     """
-
-    members: tuple[int, ...]
-    cpu_seconds: float
-    io_bytes: int | None
+    content = read_file(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+    if content is None:
+        return None
+    name_end = content.rfind(b")")
+    fields = content[name_end + 2 :].split()
+    if len(fields) <= _STARTED:
+        return None
+    return ProcessStat(
+        pid=pid if thread is None else thread,
+        name=content[content.find(b"(") + 1 : name_end].decode(errors="replace"),
+        state=fields[_STATE].decode(),
+        parent=int(fields[_PARENT]),
+        session=int(fields[_SESSION]),
+        cpu_seconds=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / TICKS_PER_SECOND,
+        children_cpu_seconds=(int(fields[_CHILD_USER_TICKS]) + int(fields[_CHILD_SYSTEM_TICKS]))
+        / TICKS_PER_SECOND,
+        started_ticks=int(fields[_STARTED]),
+        kernel_thread=bool(int(fields[_FLAGS]) & _KERNEL_THREAD),
+    )
 
 
 def read_main_thread(pid: int) -> MainThread | None:
     """Return state and CPU time of a process's main thread, or None."""
-    fields = _stat_fields(f"/proc/{pid}/task/{pid}/stat")
-    if fields is None:
-        return None
-    return MainThread(state=fields[_STATE].decode(), cpu_seconds=_cpu_seconds(fields))
+    stat = read_stat(pid, pid)
+    return MainThread(state=stat.state, cpu_seconds=stat.cpu_seconds) if stat is not None else None
 
 
 def read_state(pid: int) -> str | None:
@@ -70,44 +116,29 @@ def read_io_bytes(pid: int) -> int | None:
     return sum(map(int, numbers)) if len(numbers) == 2 else None
 
 
-def read_session(pid: int, members_of: Collection[int] | None = None) -> SessionUsage | None:
-    """Return the usage of the session that `pid` leads, or None if the session has no process.
+def list_processes() -> list[int]:
+    """Return the ids of all processes that this one can see.
 
-    Args:
-        members_of: the session's processes, if `members_by_session` has listed them already.
+    Raises:
+        OSError: /proc cannot be listed, for example because no file descriptor is left.
     """
-    cpu_seconds, members = 0.0, []
-    io_bytes: int | None = 0
-    for member in session_members(pid) if members_of is None else members_of:
-        fields = _stat_fields(f"/proc/{member}/stat")
-        if fields is None:
-            continue  # exited since it was listed
-        members.append(member)
-        cpu_seconds += _cpu_seconds(fields)
-        member_bytes = read_io_bytes(member)
-        io_bytes = None if io_bytes is None or member_bytes is None else io_bytes + member_bytes
-    if not members:
-        return None
-    return SessionUsage(members=tuple(members), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
-
-
-def session_members(pid: int) -> list[int]:
-    """Return all processes of the session that `pid` leads. Scans all of /proc (about 1 µs per process)."""
-    return members_by_session([pid])[pid]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def members_by_session(sessions: Collection[int]) -> dict[int, list[int]]:
-    """Return the processes of several sessions, with one scan of /proc."""
+    """Return the processes of several sessions, with one scan of /proc (about 1 µs per process).
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
     members: dict[int, list[int]] = {session: [] for session in sessions}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in list_processes():
         try:
-            session = os.getsid(int(name))
+            session = os.getsid(pid)
         except OSError:
             continue  # exited since it was listed, or asking is not permitted
         if session in members:
-            members[session].append(int(name))
+            members[session].append(pid)
     return members
 
 
@@ -123,15 +154,3 @@ def read_file(path: str) -> bytes | None:
         return None  # the process exited between the two calls (ESRCH), or reading is not permitted
     finally:
         os.close(descriptor)
-
-
-def _stat_fields(path: str) -> list[bytes] | None:
-    content = read_file(path)
-    if content is None:
-        return None
-    fields = content[content.rfind(b")") + 2 :].split()
-    return fields if len(fields) > _SYSTEM_TICKS else None
-
-
-def _cpu_seconds(fields: list[bytes]) -> float:
-    return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / TICKS_PER_SECOND

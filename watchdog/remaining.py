@@ -14,8 +14,7 @@ import os
 from collections.abc import Mapping
 
 from grpo_run.watchdog import peers, process_tree
-from grpo_run.watchdog.process_tree import Process
-from grpo_run.watchdog.processes import read_io_bytes
+from grpo_run.watchdog.processes import ProcessStat, read_io_bytes
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
 
 SERVICES = (
@@ -79,8 +78,8 @@ class RemainingProcesses:
         )
 
     def _own_processes(
-        self, table: Mapping[int, Process], pids: Mapping[int, int], sockets: Mapping[int, str]
-    ) -> list[Process]:
+        self, table: Mapping[int, ProcessStat], pids: Mapping[int, int], sockets: Mapping[int, str]
+    ) -> list[ProcessStat]:
         ranks = set(pids.values())
         family = process_tree.descendants(table, ranks)
         marks = [path.encode() for path in sockets.values()]
@@ -102,7 +101,7 @@ class RemainingProcesses:
         return found
 
     def _look_at_connections(
-        self, table: Mapping[int, Process], own: list[Process], pids: Mapping[int, int]
+        self, table: Mapping[int, ProcessStat], own: list[ProcessStat], pids: Mapping[int, int]
     ) -> None:
         own_pids = {process.pid for process in own}
         ours = process_tree.descendants(table, [self._supervisor]) - own_pids
@@ -123,10 +122,10 @@ class RemainingProcesses:
         self._connected_to = tuple(named)
 
 
-def _usage(process: Process) -> ProcessUsage:
+def _usage(process: ProcessStat) -> ProcessUsage:
     return ProcessUsage(cpu_seconds=process.cpu_seconds, io_bytes=read_io_bytes(process.pid) or 0)
 
 
-def _is_service(process: Process) -> bool:
+def _is_service(process: ProcessStat) -> bool:
     arguments = process_tree.read_arguments(process.pid)
     return any(mark in arguments for mark in SERVICES)

@@ -11,13 +11,10 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from grpo_run.watchdog.processes import TICKS_PER_SECOND, read_file
+from grpo_run.watchdog.processes import list_processes, read_file, read_stat
 
 MAX_THREADS = 1024
 """Threads of one family that are read; a family with more is unknown."""
-
-# positions in /proc/PID/stat after the command name
-_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS = 0, 1, 11, 12, 13, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,7 @@ def find_families(leaders: Collection[int]) -> dict[int, list[int]]:
     """Return the processes of each session leader's family, with one scan of /proc."""
     sessions: dict[int, list[int]] = {}
     session_of: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        pid = int(name)
+    for pid in list_processes():
         try:
             session = os.getsid(pid)
         except OSError:
@@ -54,9 +48,9 @@ def find_families(leaders: Collection[int]) -> dict[int, list[int]]:
         sessions.setdefault(session, []).append(pid)
     family_of = {leader: leader for leader in leaders}
     parents = {
-        session: parent
+        session: leader.parent
         for session in sessions
-        if session not in family_of and (parent := _parent(session)) is not None
+        if session not in family_of and (leader := read_stat(session)) is not None
     }
     found = True
     while found:  # a session may be started from a session that was started from the rank
@@ -77,8 +71,8 @@ def read_family(members: Collection[int]) -> FamilyUsage | None:
     """Return what a family has used, or None if a member may not be read or none is left."""
     cpu_seconds, io_bytes, running = 0.0, 0, []
     for pid in members:
-        fields = _stat_fields(f"/proc/{pid}/stat")
-        if fields is None or fields[_STATE] == b"Z":
+        process = read_stat(pid)
+        if process is None or process.state == "Z":
             continue  # exited since it was listed
         member_bytes = _read_io_bytes(pid)
         if member_bytes is None:
@@ -86,8 +80,7 @@ def read_family(members: Collection[int]) -> FamilyUsage | None:
                 return None
             continue
         io_bytes += member_bytes
-        ticks = (_USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS)
-        cpu_seconds += sum(int(fields[place]) for place in ticks) / TICKS_PER_SECOND
+        cpu_seconds += process.cpu_seconds + process.children_cpu_seconds
         running.append(pid)
     if not running:
         return None
@@ -107,18 +100,9 @@ def read_threads(members: Collection[int]) -> dict[int, Thread] | None:
         if len(threads) + len(numbers) > MAX_THREADS:
             return None
         for number in numbers:
-            content = read_file(f"/proc/{pid}/task/{number}/stat")
-            if content is None:
-                continue  # ended since it was listed
-            end = content.rfind(b")")
-            fields = content[end + 2 :].split()
-            if len(fields) <= _SYSTEM_TICKS:
-                continue
-            threads[int(number)] = Thread(
-                name=content[content.find(b"(") + 1 : end].decode(errors="replace"),
-                state=fields[_STATE].decode(),
-                cpu_seconds=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / TICKS_PER_SECOND,
-            )
+            stat = read_stat(pid, int(number))
+            if stat is not None:  # else it ended since it was listed
+                threads[int(number)] = Thread(stat.name, stat.state, stat.cpu_seconds)
     return threads
 
 
@@ -130,16 +114,3 @@ def _read_io_bytes(pid: int) -> int | None:
     names = (b"rchar:", b"wchar:", b"read_bytes:")
     numbers = [int(line.split()[1]) for line in content.splitlines() if line.startswith(names)]
     return sum(numbers) if len(numbers) == len(names) else None
-
-
-def _parent(pid: int) -> int | None:
-    fields = _stat_fields(f"/proc/{pid}/stat")
-    return int(fields[_PARENT]) if fields is not None else None
-
-
-def _stat_fields(path: str) -> list[bytes] | None:
-    content = read_file(path)
-    if content is None:
-        return None
-    fields = content[content.rfind(b")") + 2 :].split()
-    return fields if len(fields) > _CHILD_SYSTEM_TICKS else None

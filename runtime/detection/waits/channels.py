@@ -12,17 +12,14 @@ import socket
 import stat
 from collections.abc import Iterable, Mapping
 
-from grpo_run.runtime.detection.waits.processes import all_processes
 from grpo_run.runtime.detection.waits.time_limits import has_time_limit
-from grpo_run.watchdog.processes import read_file
+from grpo_run.watchdog.processes import list_processes, read_file, read_stat
 from grpo_run.watchdog.socket_tables import unix_peers
 from grpo_run.watchdog.waits.looks import Channels, Look, Thread
 from grpo_run.watchdog.waits.proof import threads_on_descriptors
 
 _PIPE_ENDS = {stat.S_IRUSR: "read", stat.S_IWUSR: "write"}
 _POLLING = frozenset({"poll", "ppoll", "select", "pselect6"})
-_FLAGS_FIELD, _STARTED_FIELD = 6, 19  # of /proc/PID/stat after the command name
-_KERNEL_THREAD = 0x00200000
 
 
 def read_channels(look: Look) -> Channels:
@@ -118,16 +115,18 @@ def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str]
 
 def _holders(ends: frozenset[str], look: Look) -> dict[int, frozenset[str]] | None:
     """Which processes hold which of these ends; None if a process that may hold one cannot be read."""
-    began = _stat(look.pid)
-    if began is None:
+    rank = read_stat(look.pid)
+    if rank is None:
         return None
     holding = {}
-    for pid in all_processes():
+    for pid in list_processes():
         held = _held(pid, ends)
         if held is None:
-            status = _stat(pid)
+            process = read_stat(pid)
+            if process is None or process.kernel_thread:
+                continue
             # a process that is older than the rank inherited nothing from it
-            if status is not None and (pid in look.processes or status[1] >= began[1]) and not status[0]:
+            if pid in look.processes or process.started_ticks >= rank.started_ticks:
                 return None
         elif held:
             holding[pid] = held
@@ -157,15 +156,6 @@ def _accesses(path: str) -> list[str]:
     except OSError:
         return []
     return [access for bit, access in _PIPE_ENDS.items() if mode & bit]
-
-
-def _stat(pid: int) -> tuple[bool, int] | None:
-    """Whether a process is a thread of the kernel, and when it began, in ticks; None if it is gone."""
-    content = read_file(f"/proc/{pid}/stat")
-    if content is None:
-        return None
-    fields = content[content.rfind(b")") + 2 :].split()
-    return bool(int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD), int(fields[_STARTED_FIELD])
 
 
 def _read_link(path: str) -> str | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
+from grpo_run.watchdog import process_tree
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.processes import read_file
 from grpo_run.watchdog.remaining import SERVICES
@@ -26,7 +27,6 @@ _NEEDED = {b"Name", b"State", b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_sw
 _STATUS_FIELD = re.compile(
     rb"^(Name|State|NSpid|SigCgt|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\t?(.*)$", re.MULTILINE
 )
-_PARENT_FIELD = 1  # of /proc/PID/stat after the command name
 
 
 class LookReader:
@@ -50,7 +50,7 @@ class LookReader:
             pids: process ids by rank.
             idle_threads: thread ids by rank, for `Look.idle_threads`.
         """
-        children = _children_by_parent()
+        children = process_tree.children_by_parent(process_tree.read_processes())
         looks = {}
         for rank, pid in pids.items():
             found: dict[int, Process] = {}
@@ -123,7 +123,7 @@ class LookReader:
 
 
 def _is_helper(pid: int) -> bool:
-    arguments = (read_file(f"/proc/{pid}/cmdline") or b"").replace(b"\0", b" ").decode(errors="replace")
+    arguments = process_tree.read_arguments(pid)
     return any(service in arguments for service in SERVICES)
 
 
@@ -175,18 +175,3 @@ def _time_namespace(process: str) -> str | None:
 def _signals(mask: bytes) -> frozenset[int]:
     bits = int(mask or b"0", 16)
     return frozenset(number for number in range(1, 65) if bits >> (number - 1) & 1)
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for pid in all_processes():
-        content = read_file(f"/proc/{pid}/stat")
-        if content is not None:
-            parent = int(content[content.rfind(b")") + 2 :].split()[_PARENT_FIELD])
-            children.setdefault(parent, []).append(pid)
-    return children
-
-
-def all_processes() -> Iterable[int]:
-    """Return the ids of all processes that this one can see."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -38,31 +38,30 @@ def test_a_process_that_is_gone_is_unknown() -> None:
     assert processes.read_main_thread(MISSING_PID) is None
     assert processes.read_wchan(MISSING_PID) is None
     assert processes.read_io_bytes(MISSING_PID) is None
-    assert processes.read_session(MISSING_PID) is None
-    assert processes.session_members(MISSING_PID) == []
+    assert processes.read_stat(MISSING_PID) is None
+    assert processes.members_by_session([MISSING_PID]) == {MISSING_PID: []}
 
 
 def test_this_process_is_a_member_of_its_session() -> None:
-    """One scan serves several sessions; the usage is at least this process's own."""
+    """One scan serves several sessions."""
     session = os.getsid(0)
     found = processes.members_by_session([session, MISSING_PID])
     assert ME in found[session]
     assert found[MISSING_PID] == []
-    usage = processes.read_session(session)
-    own = processes.read_main_thread(ME)
-    assert usage is not None
-    assert own is not None
-    assert ME in usage.members
-    assert usage.cpu_seconds >= own.cpu_seconds
-    assert usage.io_bytes is None or usage.io_bytes > 0
 
 
-def test_io_that_may_not_be_read_makes_the_sum_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partial sum would look complete."""
-    monkeypatch.setattr(processes, "read_io_bytes", lambda pid: None if pid == ME else 5)
-    usage = processes.read_session(os.getsid(0))
-    assert usage is not None
-    assert usage.io_bytes is None
+def test_the_stat_of_this_process_is_what_the_kernel_says() -> None:
+    """Parent, session, CPU time and start time are those of system calls."""
+    stat = processes.read_stat(ME)
+    assert stat is not None
+    assert (stat.pid, stat.parent, stat.session) == (ME, os.getppid(), os.getsid(0))
+    used = os.times()
+    assert stat.cpu_seconds == pytest.approx(used.user + used.system, abs=0.5)
+    assert stat.children_cpu_seconds == pytest.approx(used.children_user + used.children_system, abs=0.5)
+    uptime_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert 0 < stat.started_ticks / processes.TICKS_PER_SECOND < uptime_seconds
+    assert stat.is_alive
+    assert not stat.kernel_thread
 
 
 def test_a_name_with_parentheses_does_not_shift_the_fields() -> None:
@@ -71,8 +70,9 @@ def test_a_name_with_parentheses_does_not_shift_the_fields() -> None:
     before = file.read_text()
     file.write_text(") Z 1 2 (")
     try:
-        assert processes.read_state(ME) == "R"
-        assert ME in processes.session_members(os.getsid(0))
+        stat = processes.read_stat(ME)
+        assert stat is not None
+        assert (stat.name, stat.state, stat.parent) == (") Z 1 2 (", "R", os.getppid())
     finally:
         file.write_text(before.strip())
 

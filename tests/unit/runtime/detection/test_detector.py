@@ -31,7 +31,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
-from grpo_run.watchdog.processes import MainThread, SessionUsage
+from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
@@ -59,7 +59,6 @@ class World:
         monkeypatch.setattr(slot_writer, "time", clock)
         monkeypatch.setattr(flight_recorder, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
-        monkeypatch.setattr(processes, "read_session", self._session)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(remaining.RemainingProcesses, "observe", self._remaining)
         monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
@@ -240,10 +239,6 @@ class World:
         self, members: dict[int, list[int]], supervisor: list[int]
     ) -> dict[int, Connections | None]:
         return {rank: Connections(outside=rank in self.connected, traffic_bytes=0) for rank in members}
-
-    def _session(self, pid: int, members: object = None) -> SessionUsage | None:
-        rank = pid - 100
-        return SessionUsage(members=(pid,), cpu_seconds=self.cpu[rank], io_bytes=self.io[rank])
 
 
 @pytest.fixture
