@@ -2,7 +2,7 @@
 
 Torch's Flight Recorder records every collective, but no source line, and its records are lost when the
 process dies. The collective log has the source line, the step and whether a thread is blocked, and outlives
-the rank. `trainers.rank.recorder` writes it; the hang detector reads it. An entry's number is written last,
+the rank. `trainers.rank.collectives.recorder` writes it; the hang detector reads it. An entry's number is written last,
 so that a reader never accepts an entry that is being written. Does not judge.
 """
 
@@ -12,6 +12,7 @@ import math
 import mmap
 import struct
 import threading
+from dataclasses import dataclass
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, operation_name
 from grpo_run.watchdog.verdict import Location
@@ -21,10 +22,12 @@ ENTRIES = 238
 LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
-_ENTRY = struct.Struct(  # number, sequence, step, progress, flags, detail, line, members, thread, texts
-    "<QIiBBHIQQ40s32s24s32s64s24s"
-)
-assert _ENTRY.size == ENTRY_BYTES
+_HEADER = struct.Struct(
+    "<QIiBBHIQQ"
+)  # number, sequence, step, progress, flags, detail, line, members, thread
+_TEXTS = struct.Struct("<40s32s24s32s64s24s")  # group, operation, dtypes, sizes, file, function
+_ENTRY = struct.Struct(_HEADER.format + _TEXTS.format.removeprefix("<"))
+assert _ENTRY.size == _HEADER.size + _TEXTS.size == ENTRY_BYTES
 _PROGRESS_AT = 16
 _FLAGS_AT = 17
 _DETAIL_AT = 18
@@ -34,9 +37,37 @@ _ON_DEVICE = 2
 _LIMITED = 4
 _VOID = 8
 _DETAIL = struct.Struct("<H")
-_ROOTED = frozenset({"broadcast", "reduce"})
+ROOTED_OPERATIONS = frozenset({"broadcast", "reduce"})
 """Operations whose entries have their root plus one as detail; that of others is how many collectives the
 entry stands for, or 0 for one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """The part of an entry that is the same for every collective of one source line, encoded once."""
+
+    texts: bytes
+    line: int
+
+
+def describe(
+    *, group: str, operation: str, sizes: str, dtypes: str, file: str, line: int, function: str
+) -> Description:
+    """Encode the constant part of an entry.
+
+    Args:
+        sizes: sizes of the inputs: `2,3;7` for two tensors.
+        dtypes: dtypes of the inputs, separated by `;`.
+    """
+    texts = _TEXTS.pack(
+        group.encode()[:40],
+        operation.encode()[:32],
+        _if_it_fits(dtypes, 24),
+        _if_it_fits(sizes, 32),
+        file.encode(errors="replace")[-64:],
+        function.encode(errors="replace")[:24],
+    )
+    return Description(texts=texts, line=line)
 
 
 class CollectiveLogWriter:
@@ -60,62 +91,53 @@ class CollectiveLogWriter:
 
     def add(
         self,
+        description: Description,
         *,
-        group: str,
         sequence: int,
-        operation: str,
-        sizes: str,
-        dtypes: str,
-        file: str,
-        line: int,
-        function: str,
         step: int,
         members: int = 0,
         root: int = -1,
         point_to_point: bool = False,
         on_device: bool = False,
         limited: bool = False,
-        progress: CollectiveProgress = CollectiveProgress.enqueued,
     ) -> int:
         """Write one entry and return its number, for `mark`.
 
         Args:
-            sizes: sizes of the inputs: `2,3;7` for two tensors.
-            dtypes: dtypes of the inputs, separated by `;`.
+            description: what the collective has in common with every other one of its source line.
             members: one bit per global rank of the group; 0 if unknown.
-            root: global rank of a broadcast's source or a reduction's destination; -1 if there is none.
+            root: global rank of a broadcast's source or a reduction's destination; -1 for other operations.
             point_to_point: the sequence number cannot be compared with other ranks'.
             on_device: the collective runs on a device, so the host does not see when it completes.
             limited: the script has given the collective a time limit of its own.
         """
+        flags = (
+            (_POINT_TO_POINT if point_to_point else 0)
+            | (_ON_DEVICE if on_device else 0)
+            | (_LIMITED if limited else 0)
+        )
+        memory = self._memory
         with self._lock:
             self._number += 1
             number = self._number
             at = self._entry_at(number)
-            _NUMBER.pack_into(self._memory, at, 0)
-            _ENTRY.pack_into(
-                self._memory,
+            _NUMBER.pack_into(memory, at, 0)
+            _HEADER.pack_into(
+                memory,
                 at,
                 0,
                 sequence & 0xFFFFFFFF,
                 step,
-                progress,
-                (_POINT_TO_POINT if point_to_point else 0)
-                | (_ON_DEVICE if on_device else 0)
-                | (_LIMITED if limited else 0),
-                root + 1 if operation in _ROOTED else 0,
-                line,
+                CollectiveProgress.enqueued,
+                flags,
+                root + 1,
+                description.line,
                 members,
                 threading.get_ident(),
-                group.encode()[:40],
-                operation.encode()[:32],
-                _if_it_fits(dtypes, 24),
-                _if_it_fits(sizes, 32),
-                file.encode(errors="replace")[-64:],
-                function.encode(errors="replace")[:24],
             )
-            _NUMBER.pack_into(self._memory, at, number)
-            _NUMBER.pack_into(self._memory, self._number_at, self._number)
+            memory[at + _HEADER.size : at + ENTRY_BYTES] = description.texts
+            _NUMBER.pack_into(memory, at, number)
+            _NUMBER.pack_into(memory, self._number_at, number)
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:
@@ -215,7 +237,7 @@ def _decode(fields: tuple[int | bytes, ...]) -> Collective:
         function,
     ) = fields
     operation = operation_name(_text(raw_operation))
-    rooted = operation in _ROOTED
+    rooted = operation in ROOTED_OPERATIONS
     return Collective(
         group=_text(group),
         sequence=int(sequence),

@@ -104,7 +104,7 @@ def _run(rank: int, folder: str) -> None:
     import torch.distributed as dist
     from torch._C import _distributed_c10d
 
-    from grpo_run.trainers.rank.recorder import Recorder
+    from grpo_run.trainers.rank.collectives.recorder import Recorder
     from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 
     slot = Board.open(Path(folder) / "board", writable=True).writer(

@@ -22,9 +22,9 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
-from grpo_run.trainers.rank.recorder import Recorder
 from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 

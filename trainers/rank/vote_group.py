@@ -66,6 +66,8 @@ class VoteGroup:
         self._sequence = 0
         self._group: Any = None
         self._pending: tuple[torch.Tensor, Any] | None = None
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         if world_size > 1:
             self._group = upstream.named_gloo_group(
                 PrefixStore(prefix, store), rank, world_size, name=prefix, timeout_seconds=timeout_seconds
@@ -134,9 +136,7 @@ class VoteGroup:
     def _all_reduce_max(self, vector: torch.Tensor) -> Any:
         if self._group is None:
             return None
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        return self._issued("allreduce", vector, self._group.allreduce([vector], options))
+        return self._issued("allreduce", vector, self._group.allreduce([vector], self._options))
 
     def _issued(self, operation: str, tensor: torch.Tensor, work: Any) -> Any:
         self._sequence += 1

@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from grpo_run.trainers import upstream
-from grpo_run.trainers.rank.recorder import Recorder
+from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 
 NEVER_ISSUE_COLLECTIVES = (

@@ -1,6 +1,6 @@
 """Classification of source files: the user's code, an installed library, a framework, or this project.
 
-Used for stacks (`stacks.py`), for the frames in a rank's collective log (`trainers.rank.recorder`) and for
+Used for stacks (`stacks.py`), for the frames in a rank's collective log (`trainers.rank.collectives.recorder`) and for
 tracebacks (`trainers.bootstrap`), so that one location is named everywhere. Classifies the path as the
 interpreter reports it; does not follow links and opens nothing.
 """

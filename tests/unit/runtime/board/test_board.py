@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.collective_entries import add_entry
 
 from grpo_run.runtime.board import board as board_module
 from grpo_run.runtime.board import slot_writer
@@ -473,10 +474,7 @@ def test_the_collective_log_belongs_to_its_slot(board: Board, writer: SlotWriter
     """The reading has the number of entries; another slot has none; the other fields do not change."""
     before = repr(seen(board)).replace("collectives_issued=0", "collectives_issued=300")
     for sequence in range(1, 301):
-        writer.collective_log.add(
-            group="0", sequence=sequence, operation="allreduce", sizes="3", dtypes="Float", file="t.py",
-            line=1, function="f", step=8,
-        )  # fmt: skip
+        add_entry(writer.collective_log, sequence=sequence)
     assert repr(seen(board)) == before
     assert board.collective_log(1)[-1].sequence == 300
     assert board.collective_log(0) == ()
@@ -491,10 +489,7 @@ def log_collective(
     progress: CollectiveProgress = CollectiveProgress.enqueued,
 ) -> int:
     """Log one collective and return its number."""
-    return writer.collective_log.add(
-        group="0", sequence=1, operation=operation, sizes="3", dtypes="Float", file="t.py", line=1,
-        function="f", step=8, on_device=on_device, progress=progress,
-    )  # fmt: skip
+    return add_entry(writer.collective_log, operation=operation, on_device=on_device, progress=progress)
 
 
 def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> None:
@@ -616,9 +611,7 @@ def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWr
     def fill(writer: SlotWriter) -> None:
         writer.replace(Phase.data)
         writer.replace(Phase.vote)
-        writer.collective_log.add(
-            group="0", sequence=1, operation="allreduce", sizes="", dtypes="", file="", line=0, function="", step=1
-        )  # fmt: skip
+        add_entry(writer.collective_log)
 
     fill(writer)
     fill(board.writer(1, rank=5, pid=4712, attempt=3))

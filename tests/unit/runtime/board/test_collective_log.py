@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.collective_entries import add_entry
 
 from grpo_run.runtime.board.collective_log import (
     ENTRIES,
@@ -43,7 +44,7 @@ def add(writer: CollectiveLogWriter, **changes: Any) -> int:
         "group": "0", "sequence": 41, "operation": "allreduce", "sizes": "2,3;7", "dtypes": "Float;Long",
         "file": "/home/user/train.py", "line": 88, "function": "reward", "step": 8, "members": 0b1011,
     }  # fmt: skip
-    return writer.add(**(fields | changes))
+    return add_entry(writer, **(fields | changes))
 
 
 def test_an_entry_is_read_as_it_was_written(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
@@ -118,7 +119,7 @@ def test_the_waiting_thread_is_recorded_while_it_waits(
         ({"operation": "broadcast", "root": 2}, {"root": 2, "count": 1}),
         ({"operation": "reduce", "root": 0}, {"root": 0}),
         ({"operation": "broadcast"}, {"root": -1}),
-        ({"operation": "allreduce", "root": 2}, {"root": -1, "count": 1}),
+        ({"operation": "allreduce"}, {"root": -1, "count": 1}),
         ({"limited": True}, {"timeout_seconds": 0.0}),
         ({"limited": False}, {"timeout_seconds": math.inf}),
         ({"on_device": True}, {"on_device": True, "point_to_point": False}),
@@ -154,14 +155,14 @@ def test_an_entry_written_during_another_does_not_deadlock(
 ) -> None:
     """A signal handler may issue a collective in the same thread; both entries are complete."""
 
-    class Interrupted(str):
-        """Text whose encoding is interrupted by a signal handler that issues a collective."""
+    class Interrupted:
+        """Members whose conversion is interrupted by a signal handler that issues a collective."""
 
-        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        def __index__(self) -> int:
             add(writer, sequence=42)
-            return super().encode(encoding, errors)
+            return 0b11
 
-    arguments = {"dtypes": Interrupted("Float;Long")}
+    arguments = {"members": Interrupted()}
     thread = threading.Thread(target=add, args=(writer,), kwargs=arguments, daemon=True)
     thread.start()
     thread.join(10)

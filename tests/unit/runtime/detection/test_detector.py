@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.collective_entries import add_entry
 
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
@@ -118,8 +119,8 @@ class World:
         )  # fmt: skip
         if not noted:
             return 0
-        return self.writers[rank].collective_log.add(
-            group=group, sequence=sequence, operation=operation, sizes=str(elements), dtypes="Float",
+        return add_entry(
+            self.writers[rank].collective_log, group=group, sequence=sequence, operation=operation, sizes=str(elements), dtypes="Float",
             file="/home/user/train.py", line=line, function="main", step=8, progress=progress,
         )  # fmt: skip
 
@@ -160,8 +161,8 @@ class World:
     def begin_backward(self, rank: int, group: str = "0") -> None:
         """Let a rank enter a DDP backward pass, of which the log has one entry."""
         self.writers[rank].replace(Phase.forward_backward)
-        self.writers[rank].collective_log.add(
-            group=group, sequence=self.sequences[rank, group] + 1, operation="backward", sizes="", dtypes="",
+        add_entry(
+            self.writers[rank].collective_log, group=group, sequence=self.sequences[rank, group] + 1, operation="backward", sizes="", dtypes="",
             file="/home/user/train.py", line=70, function="main", step=8,
         )  # fmt: skip
 
@@ -472,10 +473,7 @@ def test_recorders_are_fetched_only_when_a_phase_is_overdue(world: World) -> Non
 
 def test_poll_intervals_grow_during_a_long_phase(world: World) -> None:
     """300 scans in 30 s cause at most a dozen polls, at growing intervals."""
-    world.writers[0].collective_log.add(
-        group="0", sequence=1, operation="all_reduce", sizes="3", dtypes="Float", file="t.py", line=1,
-        function="f", step=8, progress=CollectiveProgress.waiting,
-    )  # fmt: skip
+    add_entry(world.writers[0].collective_log, progress=CollectiveProgress.waiting)
     patient = DeadlineSettings()
     world.watch = HangDetector(world.board, patient, clock=lambda: world.now)
     world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)

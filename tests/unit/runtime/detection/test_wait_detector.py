@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.collective_entries import add_entry
 
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
@@ -180,18 +181,7 @@ def test_no_thread_is_read_of_ranks_that_wait_with_a_time_limit(world: World) ->
     """Or in a collective."""
     assert world.advance(60.0) is None
     world.ranks[1].waits = [FUTEX]
-    number = world.writers[1].collective_log.add(
-        group="0",
-        sequence=1,
-        operation="recv",
-        sizes="",
-        dtypes="",
-        file="t.py",
-        line=1,
-        function="f",
-        step=1,
-    )
-    world.writers[1].collective_log.mark(number, CollectiveProgress.waiting)
+    add_entry(world.writers[1].collective_log, operation="recv", progress=CollectiveProgress.waiting)
     assert world.advance(60.0) is None
     assert world.looks == []
 

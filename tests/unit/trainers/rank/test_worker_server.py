@@ -14,8 +14,8 @@ import torch
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
 from grpo_run.trainers.rank import worker_server
+from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
-from grpo_run.trainers.rank.recorder import Recorder
 from grpo_run.trainers.rank.worker_server import report_threads
 from grpo_run.watchdog.deadlocks.threads import ThreadReport
 

@@ -14,42 +14,22 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
+from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
-from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress, dtype_name
-from grpo_run.watchdog.evidence.source import is_outside_frameworks
+from grpo_run.trainers.rank.collectives.call_descriptions import CallDescriptions
+from grpo_run.trainers.rank.collectives.group_facts import GroupFacts, examine
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 
 MAX_TRACKED = 256
 """Number of `Work` handles that are tracked until their `wait`; the oldest are dropped first."""
-MAX_FRAMES = 60
-"""Number of frames that are searched for the caller."""
-MAX_TENSORS = 4
-"""Sizes of more tensors are not logged, because logging hundreds would take longer than the collective."""
-
-
-@dataclass(kw_only=True, slots=True)
-class GroupFacts:
-    """A torch process group, as far as its log entries need it.
-
-    `reference` returns the group, or None once it is gone. `members` are its global ranks as a bit mask (0
-    beyond 64 ranks). `comparable`: its sequence numbers can be compared with other ranks'. `uncounted` is by
-    how many its sequence number is ahead of the Flight Recorder's, and `counting` how many calls are about to
-    change that.
-    """
-
-    reference: Callable[[], Any]
-    ranks: tuple[int, ...]
-    members: int
-    on_host: bool
-    comparable: bool
-    uncounted: int = 0
-    counting: int = 0
+_NO_TIME = timedelta(0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,7 +60,7 @@ class Recorder:
         self._warn = warn
         self._warned = False
         self._log = slot.collective_log
-        self._is_caller: dict[CodeType, bool] = {}
+        self._calls = CallDescriptions()
         self._groups: dict[str, GroupFacts] = {}
         self._own_groups: dict[str, int] = {}
         self._counting_lock = threading.Lock()
@@ -256,12 +236,14 @@ class Recorder:
         facts, reused = self._facts(group)
         on_host = facts.on_host
         inputs = 1 if operation in upstream.OUTPUT_FIRST else 0
-        tensors = _tensors(args[inputs]) if len(args) > inputs else []
+        tensors = _tensors(args[inputs]) if len(args) > inputs else ()
         if tensors:
-            on_host = tensors[0].device.type == "cpu"
-        options = (*args[-1:], *kwargs.values()) if kwargs else args[-1:]
-        limited = any(_is_limit(option) for option in options)
-        roots = [facts.ranks[option.rootRank] for option in options if hasattr(option, "rootRank")]
+            on_host = tensors[0].is_cpu
+        limited, root = False, -1
+        for option in (*args[-1:], *kwargs.values()):
+            limited = limited or _is_limit(option)
+            if operation in ROOTED_OPERATIONS and hasattr(option, "rootRank"):
+                root = facts.ranks[option.rootRank]
         sequence = upstream.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
             group.group_name,
@@ -269,7 +251,7 @@ class Recorder:
             operation,
             tensors,
             facts.members,
-            root=roots[0] if roots else -1,
+            root=root,
             on_device=not on_host,
             limited=limited,
             # sequence numbers of several backends are not comparable, as with point-to-point operations
@@ -290,7 +272,7 @@ class Recorder:
         known = self._groups.get(name)
         if known is not None and known.reference() is group:
             return known, False
-        found = self._groups[name] = _examine(group)
+        found = self._groups[name] = examine(group)
         return found, known is not None
 
     def _add(
@@ -298,39 +280,25 @@ class Recorder:
         group: str,
         sequence: int,
         operation: str,
-        tensors: list[Any],
+        tensors: Sequence[Any],
         members: int,
-        **flags: Any,
+        *,
+        root: int = -1,
+        on_device: bool = False,
+        limited: bool = False,
+        point_to_point: bool = False,
     ) -> int:
-        frame = self._caller(sys._getframe(1))
-        few = len(tensors) <= MAX_TENSORS
+        description = self._calls.describe(group, operation, tensors, sys._getframe(1))
         return self._log.add(
-            group=group,
+            description,
             sequence=sequence,
-            operation=operation,
-            sizes=";".join(",".join(map(str, tensor.shape)) for tensor in tensors) if few else "",
-            dtypes=";".join(dtype_name(str(tensor.dtype)) for tensor in tensors) if few else "",
-            file=frame.f_code.co_filename if frame else "",
-            line=frame.f_lineno if frame else 0,
-            function=frame.f_code.co_name if frame else "",
             step=self._slot.step + 1,
             members=members,
-            **flags,
+            root=root,
+            on_device=on_device,
+            limited=limited,
+            point_to_point=point_to_point,
         )
-
-    def _caller(self, frame: FrameType | None) -> FrameType | None:
-        """Return the innermost frame outside torch, its wrappers, Python and grpo-run."""
-        for _ in range(MAX_FRAMES):
-            if frame is None:
-                return None
-            code = frame.f_code
-            known = self._is_caller.get(code)
-            if known is None:
-                known = self._is_caller[code] = is_outside_frameworks(code.co_filename)
-            if known:
-                return frame
-            frame = frame.f_back
-        return None
 
     def log_own(
         self, group: str, sequence: int, operation: str, tensor: Any, work: Any, *, members: int
@@ -370,25 +338,10 @@ class Recorder:
                 self._log.mark(call.number, CollectiveProgress.completed)
 
 
-def _examine(group: Any) -> GroupFacts:
-    """Return facts about a torch process group."""
-    import torch.distributed as dist
-
-    ranks = tuple(dist.get_process_group_ranks(group))
-    backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
-    return GroupFacts(
-        reference=weakref.ref(group),
-        ranks=ranks,
-        members=0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks),
-        on_host=dist.get_backend(group) == "gloo",
-        comparable=len(backends) == 1,
-    )
-
-
 def _is_limit(option: Any) -> bool:
     """Whether an argument of a collective is a time limit, or options with one."""
     limit = option if isinstance(option, timedelta) else getattr(option, "timeout", None)
-    return isinstance(limit, timedelta) and limit.total_seconds() >= 0
+    return isinstance(limit, timedelta) and limit >= _NO_TIME
 
 
 def _tensors(value: Any) -> list[Any]:

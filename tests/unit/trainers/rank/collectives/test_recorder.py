@@ -17,17 +17,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.collective_entries import add_entry
 from torch._C import _distributed_c10d as c10d
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.trainers import upstream
-from grpo_run.trainers.rank.recorder import (
-    MAX_TENSORS,
-    MAX_TRACKED,
-    Recorder,
-)
+from grpo_run.trainers.rank.collectives.call_descriptions import MAX_TENSORS
+from grpo_run.trainers.rank.collectives.recorder import MAX_TRACKED, Recorder
 from grpo_run.trainers.rank.worker_server import start_worker_server
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
@@ -330,12 +328,53 @@ def test_sizes_of_many_tensors_are_logged_completely_or_not_at_all(
     assert set(entry.dtypes) == ({"Float"} if complete else set())
 
 
+def test_entries_of_one_line_have_their_own_sizes(installed: Recorder, board: Board) -> None:
+    """The constant part of an entry is encoded once per line, input and group."""
+    other = dist.new_group([0])
+    for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.long), torch.ones(3)):
+        for group in (dist.group.WORLD, other):
+            dist.all_reduce(tensor, group=group)
+    seen = [(entry.sizes, entry.dtypes, entry.group) for entry in entries(board)]
+    assert seen == [
+        (((size,),), (dtype,), group)
+        for size, dtype in ((3, "Float"), (4, "Float"), (4, "Long"), (3, "Float"))
+        for group in ("0", other.group_name)
+    ]
+    dist.destroy_process_group(other)
+
+
+def test_two_collectives_of_one_function_have_their_own_lines(installed: Recorder, board: Board) -> None:
+    """Also if they are alike."""
+    tensor, line = torch.ones(2), here()
+    for _ in range(2):
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor)
+    lines = [entry.location.line for entry in entries(board) if entry.location is not None]
+    assert lines == [line + 2, line + 3] * 2
+
+
+def test_symbolic_sizes_are_no_reason_to_lose_an_entry(
+    recorder: Recorder, board: Board, group: None, warnings: list[str]
+) -> None:
+    """A traced tensor has sizes without a hash."""
+
+    class Symbol(list[str]):
+        """Has no hash, and a name."""
+
+        def __str__(self) -> str:
+            return "s0"
+
+    traced = SimpleNamespace(shape=(Symbol(), 3), dtype=torch.float32, is_cpu=True)
+    for _ in range(2):
+        recorder.log(dist.group.WORLD, "allreduce", ([traced],))
+    assert [(entry.operation, entry.sizes) for entry in entries(board)] == [("all_reduce", ())] * 2
+    assert warnings == []
+
+
 @pytest.mark.parametrize("name", upstream.COLLECTIVE_METHODS)
 def test_every_method_name_fits_an_entry(board: Board, slot: SlotWriter, name: str) -> None:
     """A truncated name would be another operation."""
-    slot.collective_log.add(
-        group="0", sequence=1, operation=name, sizes="3", dtypes="Float", file="t.py", line=1, function="f", step=1
-    )  # fmt: skip
+    add_entry(slot.collective_log, operation=name)
     assert entries(board)[0].operation == operation_name(name)
 
 
