@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
 from grpo_run.runtime.record.step_times import StepTimes
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
+ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
+"""State of a run that has ended, by its exit code; with any other code it has failed."""
 _CALLBACK = "callback "
 """Prefix that tells the durations of a callback from those of a phase."""
 
@@ -285,7 +287,10 @@ class History:
 
     def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
         self.exit_code = record.get("exit_code")
-        if self.checkpoint_trouble is None:
+        if self.exit_code is not None:
+            self.state = ENDED.get(self.exit_code, "failed")
+        # journals of earlier versions do not say whether the memory was freed
+        if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
         self._ended_at = time

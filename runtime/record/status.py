@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
@@ -146,9 +147,12 @@ def read_status(run: RunDirectory) -> RunStatus:
     Raises:
         RunDirectoryError: it is not a run directory.
     """
-    run_id = str(run.read_run().get("run_id", run.path.name))
+    fields = run.read_run()
+    run_id = str(fields.get("run_id", run.path.name))
     history = History.of(read_journal(run.journal))
     owner = run.owner()
+    if owner is None and not _is_directory(fields.get("snapshot_directory")):
+        history.snapshot_step = None  # its memory was freed, or the machine has been started again
     slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
     if owner is not None:
@@ -170,6 +174,10 @@ def read_status(run: RunDirectory) -> RunStatus:
         supervisor_pid=owner,
         awaited=awaited,
     )
+
+
+def _is_directory(path: object) -> bool:
+    return isinstance(path, str) and Path(path).is_dir()
 
 
 def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
@@ -208,6 +216,8 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         return "Finished. The script did not use a Trainer, so no steps were counted."
     if exit_code == EXIT_FINISHED:
         return f"Finished at {place}, {faults}."
+    if exit_code == EXIT_STOPPED and not trained:
+        return "Stopped before the first step of a Trainer. Run the same command to start again."
     if exit_code == EXIT_STOPPED:
         saved = f"checkpoint at step {history.checkpoint.step}" if history.checkpoint else "no checkpoint yet"
         return f"Stopped at {place} ({saved}). Run the same command to resume."

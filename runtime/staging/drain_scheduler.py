@@ -145,15 +145,18 @@ class DrainScheduler:
         self._durable_at = self._clock()
         self._published.record(call, step, taken_at=time.time() if taken_at is None else taken_at)
 
-    def close(self) -> None:
-        """Stop the drain worker, and free the memory if every snapshot that matters is on disk."""
+    def close(self) -> bool:
+        """Stop the drain worker, and free the memory if every snapshot that matters is on disk.
+
+        Returns:
+            whether snapshots are kept in memory, because they could not be written to disk.
+        """
         self._stop_worker()
         if self._due_at_end() is None:
             self.staging.clear()
-        else:
-            self._warn(
-                f"snapshots that could not be written to disk are kept in memory, in {self.staging.path}"
-            )
+            return False
+        self._warn(f"snapshots that could not be written to disk are kept in memory, in {self.staging.path}")
+        return True
 
     # ---- which snapshots are done or due ----
 

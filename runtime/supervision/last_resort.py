@@ -145,16 +145,19 @@ class LastResort:
             75 if the ranks have stopped and the run has a newer checkpoint than when this supervisor took it
             over: the same command makes progress, even if it fails in the same way. Otherwise 93.
         """
+        kept: bool | None = False
         if drains is not None:
             self.attempt("writing the last snapshots", functools.partial(drains.flush, restore=False))
-            self.attempt("stopping the drain worker", drains.close)
+            kept = self.attempt("stopping the drain worker", drains.close)
         self.attempt("reading the journal", self._live.read_ranks)
         resumable = stopped and self._live.history.highest_checkpoint > self._checkpoint_before
         event, code = (RunEvent.stopped, EXIT_STOPPED) if resumable else (RunEvent.gave_up, EXIT_GAVE_UP)
         self.attempt("the state of the run", lambda: self._lifecycle.fire(event))
         self.attempt(
             "the journal",
-            lambda: self._reporter.write("run_ended", exit_code=code, sentence=sentence, step=step),
+            lambda: self._reporter.write(
+                "run_ended", exit_code=code, sentence=sentence, step=step, snapshots_kept=kept is not False
+            ),
         )
         self._live.journal.sync()
         return code

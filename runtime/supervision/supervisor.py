@@ -260,7 +260,8 @@ class Supervisor:
 
     def status(self) -> RunStatus:
         """Return the status of the run from memory. Called by the metrics server in its own thread."""
-        state = str(self.lifecycle.state)
+        # once the run has ended, its exit code says how, also if the supervisor failed on the way
+        state = self.history.state if self.history.exit_code is not None else str(self.lifecycle.state)
         return RunStatus(
             run_id=self.config.run_id,
             state=state,
@@ -344,13 +345,18 @@ class Supervisor:
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code
         self.lifecycle.fire(event)
+        kept = False
         if self._drains is not None:
             self._drains.flush(restore=False)
-            self._drains.close()
+            kept = self._drains.close()
         self._live.read_ranks()
         self.sentence = sentence or summarize(str(self.lifecycle.state), self.history, exit_code)
         self._reporter.write(
-            "run_ended", exit_code=exit_code, sentence=self.sentence, step=self.attempt.committed[1]
+            "run_ended",
+            exit_code=exit_code,
+            sentence=self.sentence,
+            step=self.attempt.committed[1],
+            snapshots_kept=kept,
         )
         self._live.journal.sync()
         return Directive.finished if exit_code == EXIT_FINISHED else Directive.terminate

@@ -443,6 +443,24 @@ def test_a_snapshot_that_a_full_disk_kept_in_memory_is_shown_until_it_is_written
     assert replay(*kept, published(4, 40)).snapshot_step is None
 
 
+def test_memory_that_was_freed_is_not_shown_although_a_checkpoint_had_failed() -> None:
+    """A snapshot that cannot be read is a failure of a checkpoint, but nothing is kept for it."""
+    staged = (1.0, "checkpoint_staged", {"step": 40, "train_call": 1})
+    failed = (2.0, "checkpoint_failed", {"step": 40, "reason": "cannot be read"})
+    end = (3.0, "run_ended", {"exit_code": 0, "snapshots_kept": False})
+    assert replay(started(0), staged, failed, end).snapshot_step is None
+    assert (
+        replay(started(0), staged, failed, (*end[:2], end[2] | {"snapshots_kept": True})).snapshot_step == 40
+    )
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (75, "stopped"), (93, "failed"), (2, "failed")])
+def test_how_a_run_ended_is_told_by_its_exit_code(code: int, state: str) -> None:
+    """Also where the supervisor failed before it could change the state."""
+    collecting = (1.0, "state_changed", {"from": "running", "to": "collecting"})
+    assert replay(started(0), collecting, ended(2, code)).state == state
+
+
 def test_a_snapshot_survives_a_killed_supervisor() -> None:
     """It wrote no end: the memory is not freed."""
     staged = (1, "checkpoint_staged", {"step": 40, "train_call": 1})

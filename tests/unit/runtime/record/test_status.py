@@ -184,7 +184,23 @@ def test_a_finished_script_without_a_trainer_is_not_at_step_0() -> None:
 
 def test_a_stopped_run_without_a_checkpoint_is_shown_as_such() -> None:
     """It restarts from the beginning."""
-    assert "no checkpoint yet" in summarize("stopped", History(exit_code=75))
+    assert "no checkpoint yet" in summarize("stopped", History(exit_code=75, train_call=1))
+    assert summarize("stopped", History(exit_code=75)) == (
+        "Stopped before the first step of a Trainer. Run the same command to start again."
+    )
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_snapshot_is_shown_only_while_its_memory_exists(run: RunDirectory, exists: bool) -> None:
+    """The memory may have been freed since, or the machine started again."""
+    memory = run.path / "memory"
+    run.write_run({"run_id": "night", "snapshot_directory": str(memory)})
+    journal = Journal(run.journal, "night")
+    journal.write("checkpoint_staged", rank=0, step=8, train_call=1)
+    journal.close()
+    if exists:
+        memory.mkdir()
+    assert read_status(run).as_json()["snapshot_step"] == (8 if exists else None)
 
 
 def test_a_journal_with_a_truncated_line_is_read(run: RunDirectory) -> None:
