@@ -178,3 +178,8 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
         help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
         " lists the kinds",
     )
+    group.add_argument(
+        "--strict-drills",
+        action="store_true",
+        help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
+    )

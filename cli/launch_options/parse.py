@@ -89,6 +89,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         timeouts=Timeouts(stop_seconds=options.stop_timeout, vote_seconds=options.vote_timeout),
         deadlines=values.deadlines(options),
         injections=injections,
+        strict_drills=options.strict_drills,
         hygiene_every=options.hygiene_every,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         snapshot_directory=values.snapshot_directory(options.snapshot_dir, directory, run_id, nodes[1]),

@@ -101,6 +101,8 @@ class RunConfig:
     """Bounds of the hang detector's deadlines."""
     injections: tuple[InjectionText, ...] = ()
     """Faults to inject."""
+    strict_drills: bool = False
+    """Whether a run in which an injected fault never happened has failed."""
     hygiene_every: int = 100
     """Optimizer steps between garbage collections on all ranks; 0 for never."""
     snapshot_every: int | None = None

@@ -31,6 +31,7 @@ from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.ending.run_end import RunEnd
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate
@@ -101,6 +102,13 @@ class Supervisor:
             reporter=self._reporter,
             lifecycle=self.lifecycle,
             reserve=self._reserve,
+        )
+        self._run_end = RunEnd(
+            config,
+            live=self._live,
+            reporter=self._reporter,
+            lifecycle=self.lifecycle,
+            drain_scheduler=self._drains,
         )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.has_ranks = False
@@ -344,22 +352,10 @@ class Supervisor:
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code
-        self.lifecycle.fire(event)
-        kept = False
-        if self._drains is not None:
-            self._drains.flush(restore=False)
-            kept = self._drains.close()
-        self._live.read_ranks()
-        self.sentence = sentence or summarize(str(self.lifecycle.state), self.history, exit_code)
-        self._reporter.write(
-            "run_ended",
-            exit_code=exit_code,
-            sentence=self.sentence,
-            step=self.attempt.committed[1],
-            snapshots_kept=kept,
+        self.exit_code, self.sentence = self._run_end.end(
+            event, exit_code, sentence, step=self.attempt.committed[1], ranks=self.attempt.place_of_rank
         )
-        self._live.journal.sync()
-        return Directive.finished if exit_code == EXIT_FINISHED else Directive.terminate
+        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
 
     def _end_after_failure(self, error: BaseException, ranks: RankGroup | None) -> Directive:
         """The supervisor has failed: report it, let the ranks save and stop, and end the run.

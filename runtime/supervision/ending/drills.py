@@ -1,0 +1,45 @@
+"""Drills that never happened: faults of `--inject` whose step or phase the run did not reach.
+
+A drill that does not happen proves nothing, and its run must not look like one that has passed it. Called by
+`run_end.py`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from grpo_run.runtime.launch.injection import Injection, remaining
+
+
+def never_happened(
+    injections: Iterable[Injection], fired: Collection[str], *, ranks: Collection[int]
+) -> tuple[Injection, ...]:
+    """Return the drills of this node's ranks that did not happen.
+
+    Args:
+        injections: of the run.
+        fired: canonical texts of those that happened, from the journal of this node.
+        ranks: global ranks of this node; empty if no rank was ever started, which leaves nothing out.
+    """
+    return tuple(
+        injection for injection in remaining(tuple(injections), fired) if not ranks or injection.rank in ranks
+    )
+
+
+def sentence(drills: Collection[Injection], step: int) -> str:
+    """Return what to say about drills that never happened; empty if there are none.
+
+    Args:
+        drills: from `never_happened`.
+        step: the last step of the run.
+    """
+    if not drills:
+        return ""
+    number = "1 drill never happened" if len(drills) == 1 else f"{len(drills)} drills never happened"
+    return f"{number}: {', '.join(f'{drill} ({_reason(drill, step)})' for drill in drills)}."
+
+
+def _reason(drill: Injection, step: int) -> str:
+    if drill.step > step:
+        return f"the run ended at step {step}"
+    return f"step {drill.step} was not run with phase {drill.phase.name}"

@@ -1,0 +1,95 @@
+"""The orderly end of a run: state, last snapshots, sentence and the journal's last event, in this order.
+
+Called by the supervisor once it is decided how the run ends. The end after a failure of the supervisor itself
+is in `last_resort.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.record.live_history import LiveHistory
+from grpo_run.runtime.record.reporter import Reporter
+from grpo_run.runtime.record.status import summarize
+from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.ending import drills
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
+
+
+class Ended(NamedTuple):
+    """How a run has ended."""
+
+    exit_code: int
+    sentence: str
+
+
+class RunEnd:
+    """Ends one run.
+
+    Args:
+        config: of the run; its drills.
+        live: journal and history of the run.
+        reporter: for events and messages.
+        lifecycle: of the run.
+        drain_scheduler: writes the last snapshots; None if there are none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        live: LiveHistory,
+        reporter: Reporter,
+        lifecycle: Lifecycle,
+        drain_scheduler: DrainScheduler | None,
+    ) -> None:
+        self._config = config
+        self._live = live
+        self._reporter = reporter
+        self._lifecycle = lifecycle
+        self._drains = drain_scheduler
+
+    def end(
+        self, event: RunEvent, exit_code: int, sentence: str, *, step: int, ranks: Collection[int]
+    ) -> Ended:
+        """Write the end of the run.
+
+        Args:
+            event: for the lifecycle.
+            exit_code: as decided so far; a finished run with drills that never happened has failed under
+                `--strict-drills`.
+            sentence: how the run ended; empty to summarize its state.
+            step: the last step committed in this attempt.
+            ranks: global ranks of this node.
+        """
+        self._live.read_ranks()
+        missed = self._missed_drills(exit_code, ranks)
+        if missed and self._config.strict_drills and event is RunEvent.completed:
+            event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
+            sentence = f"The script ran to its end at step {self._live.history.step}, but --strict-drills asks for all drills."
+        self._lifecycle.fire(event)
+        kept = False
+        if self._drains is not None:
+            self._drains.flush(restore=False)
+            kept = self._drains.close()
+        self._live.read_ranks()
+        sentence = sentence or summarize(str(self._lifecycle.state), self._live.history, exit_code)
+        sentence = " ".join(filter(None, (sentence, missed)))
+        if missed:
+            self._reporter.write("warning", text=missed)
+        self._reporter.write(
+            "run_ended", exit_code=exit_code, sentence=sentence, step=step, snapshots_kept=kept
+        )
+        self._live.journal.sync()
+        return Ended(exit_code, sentence)
+
+    def _missed_drills(self, exit_code: int, ranks: Collection[int]) -> str:
+        """What to say about drills that never happened; nothing while the run may be continued."""
+        if exit_code in (EXIT_STOPPED, EXIT_USAGE):
+            return ""
+        history = self._live.history
+        missed = drills.never_happened(self._config.injections, history.injections_fired, ranks=ranks)
+        return drills.sentence(missed, history.step)
