@@ -14,7 +14,7 @@ from typing import Protocol
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
-from grpo_run.watchdog.remaining import RemainingProcesses
+from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import (
     Activity,

@@ -16,10 +16,10 @@ ALLOWED = {
 }
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
-        ("diagnosis", "remaining"),
+        ("diagnosis", "run_processes"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
-            "causes", "cgroups", "observation", "peers", "process_tree", "processes", "socket_tables",
+            "causes", "cgroups", "observation", "processes", "socket_tables",
             "rank_names", "verdict",
         ),
     ),

@@ -12,10 +12,10 @@ import platform
 import re
 from collections.abc import Collection, Mapping
 
-from grpo_run.watchdog import process_tree
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.processes import read_file
-from grpo_run.watchdog.remaining import SERVICES
+from grpo_run.watchdog.run_processes import process_tree
+from grpo_run.watchdog.run_processes.remaining import SERVICES
 from grpo_run.watchdog.waits.looks import UNKNOWN, Look, Process, Thread, Wait, WaitKind
 from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
 

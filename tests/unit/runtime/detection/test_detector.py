@@ -27,12 +27,13 @@ from grpo_run.runtime.detection.families.usage import FamilyUsage, Thread
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
 from grpo_run.runtime.detection.waits.processes import LookReader
-from grpo_run.watchdog import processes, remaining
+from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
+from grpo_run.watchdog.run_processes import remaining
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage

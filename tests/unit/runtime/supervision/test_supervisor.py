@@ -29,7 +29,7 @@ from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.evidence import collection
 from grpo_run.watchdog.observation import Exit, Phase, RankState
-from grpo_run.watchdog.remaining import RemainingProcesses
+from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 

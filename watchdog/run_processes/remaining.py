@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from grpo_run.watchdog import peers, process_tree
 from grpo_run.watchdog.processes import ProcessStat, read_io_bytes
+from grpo_run.watchdog.run_processes import peers, process_tree
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
 
 SERVICES = (

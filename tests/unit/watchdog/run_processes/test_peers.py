@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.watchdog import peers
+from grpo_run.watchdog.run_processes import peers
 
 OWN = 100
 """Inode of the socket whose other end is asked for."""

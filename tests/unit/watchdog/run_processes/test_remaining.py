@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.watchdog.remaining import RemainingProcesses
+from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 
 DEADLINE_SECONDS = 20.0
