@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
@@ -22,7 +21,9 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import check as check_injections
 from grpo_run.runtime.launch.injection import parse_all
-from grpo_run.runtime.launch.script import needs_fresh_interpreter, source_of
+from grpo_run.runtime.launch.script import source_of
+from grpo_run.runtime.launch.sources.environment_variables import READ_AT_IMPORT, variables_set
+from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.upstream import check_versions
 
@@ -35,13 +36,13 @@ IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `source` is the file that will run, `typed` the words as typed.
+    `sources` are the file that will run and its local modules, `typed` the words as typed.
     """
 
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
-    source: Path
+    sources: tuple[Source, ...]
     typed: tuple[str, ...]
     accept_change: bool
 
@@ -67,7 +68,8 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     ranks = parallelism(options, nodes[0])
     options.nproc_per_node = str(ranks.per_node)
     check_injections(injections, ranks.per_node * nodes[1])
-    import_time = needs_fresh_interpreter(source)
+    sources = tuple(local_modules(source))
+    import_time = {name for name in variables_set(sources[0].nodes) if READ_AT_IMPORT.fullmatch(name)}
     if import_time and not options.no_preload:
         _warn(f"{source.name} sets {', '.join(sorted(import_time))}: ranks start as fresh interpreters")
     command = words.identity(arguments)
@@ -104,7 +106,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         elastic=options,
         config=config,
         metrics_address=options.metrics_addr,
-        source=source,
+        sources=sources,
         typed=tuple(arguments),
         accept_change=options.accept_change,
     )

@@ -24,7 +24,7 @@ def inputs_of(launch: LaunchCommand) -> Inputs:
     config = launch.config
     settings = {f"--generation {name}": value for name, value in config.generation.items()}
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
-    return collect(launch.source, config.arguments, os.environ, {**settings, **parallelism})
+    return collect(launch.sources, config.arguments, os.environ, {**settings, **parallelism})
 
 
 def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: History, inputs: Inputs) -> None:

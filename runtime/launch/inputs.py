@@ -7,7 +7,6 @@ is imported under a computed name, and data that the script reads, are not seen.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import re
@@ -17,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-MAX_FILE_BYTES = 16 << 20
-"""Larger files named in the arguments are data, not configuration, and are not read."""
-MAX_MODULES = 500
-"""Local modules that are followed from the script."""
+from grpo_run.runtime.launch.sources.environment_variables import variables_read
+from grpo_run.runtime.launch.sources.local_modules import Source, read_file
+from grpo_run.runtime.launch.sources.syntax import parsed
+
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 """Names of variables whose values are recorded as digests only."""
 ALWAYS_COMPARED = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
@@ -101,22 +100,27 @@ def _changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[st
 
 
 def collect(
-    script: Path, arguments: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, object]
+    sources: Sequence[Source],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    settings: Mapping[str, object],
 ) -> Inputs:
     """Read the inputs of a run.
 
     Args:
-        script: the file that will run.
+        sources: the script and its local modules.
         arguments: the script's arguments; files that they name are configuration.
         environment: the variables of the ranks.
         settings: options of the launch that change training, by name.
     """
-    files = [*local_modules(script), *files_named(arguments)]
-    contents = {path: content for path in dict.fromkeys(files) if (content := _read(path)) is not None}
-    names = set(ALWAYS_COMPARED)
-    for path, content in contents.items():
-        if path.suffix == ".py":
-            names |= variables_read(content.decode(errors="replace"))
+    contents = {source.path: source.content for source in sources}
+    trees = [source.nodes for source in sources]
+    for path in files_named(arguments):
+        content = None if path in contents else read_file(path)
+        if content is not None:
+            contents[path] = content
+            trees += [parsed(content.decode(errors="replace"))] if path.suffix == ".py" else []
+    names = {*ALWAYS_COMPARED}.union(*map(variables_read, trees))
     return Inputs(
         files={_shown(path): hashlib.sha256(content).hexdigest() for path, content in contents.items()},
         variables={
@@ -129,50 +133,6 @@ def collect(
     )
 
 
-def local_modules(script: Path) -> list[Path]:
-    """Return the script and the modules beside it that it imports, directly or through one another."""
-    root = script.resolve().parent
-    found = [script.resolve()]
-    for path in found:
-        content = _read(path)
-        if content is None or len(found) > MAX_MODULES:
-            continue
-        for name in imported_names(content.decode(errors="replace")):
-            for candidate in (root.joinpath(*name.split(".")).with_suffix(".py"), root.joinpath(*name.split("."), "__init__.py")):  # fmt: skip
-                if candidate.is_file() and candidate not in found:
-                    found.append(candidate)
-    return found
-
-
-def imported_names(source: str) -> set[str]:
-    """Return the dotted names that a source imports; for `from a import b`, both `a` and `a.b`."""
-    found: set[str] = set()
-    for node in _nodes(source):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if all(part.isidentifier() for part in name.split("."))}
-
-
-def variables_read(source: str) -> set[str]:
-    """Return the names of environment variables that a source reads under a literal name."""
-    found: set[str] = set()
-    for node in _nodes(source):
-        argument: ast.expr | None = None
-        if isinstance(node, ast.Subscript) and _is_environ(node.value):
-            argument = node.slice
-        elif isinstance(node, ast.Call) and node.args:
-            function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            on_environ = isinstance(function, ast.Attribute) and _is_environ(function.value)
-            if name == "getenv" or (name == "get" and on_environ):
-                argument = node.args[0]
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            found.add(argument.value)
-    return found
-
-
 def files_named(arguments: Sequence[str]) -> list[Path]:
     """Return the files that arguments name, as a word or after `=`."""
     found = []
@@ -182,29 +142,6 @@ def files_named(arguments: Sequence[str]) -> list[Path]:
                 found.append(Path(text).resolve())
                 break
     return found
-
-
-def _nodes(source: str) -> Iterator[ast.AST]:
-    try:
-        yield from ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError):
-        return  # Python reports the error better when it runs the script
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
-        isinstance(node, ast.Name) and node.id == "environ"
-    )
-
-
-def _read(path: Path) -> bytes | None:
-    """The content of a regular file of moderate size, or None."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return None
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 def _shown(path: Path) -> str:

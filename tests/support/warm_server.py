@@ -65,7 +65,9 @@ class Launcher:
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
         self.listener = listener
-        self.read_at_import = importlib.import_module("grpo_run.runtime.launch.script").READ_AT_IMPORT
+        self.read_at_import = importlib.import_module(
+            "grpo_run.runtime.launch.sources.environment_variables"
+        ).READ_AT_IMPORT
         self.environment = self.import_time(environment)
         self.path = [entry for entry in sys.path if entry]
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -87,6 +87,9 @@ PURE = (
     "runtime.errors",
     "runtime.launch.config",
     "runtime.launch.script",
+    "runtime.launch.sources.environment_variables",
+    "runtime.launch.sources.local_modules",
+    "runtime.launch.sources.syntax",
     "runtime.checkpoints.compatibility",
     "runtime.staging.drain_messages",
 )

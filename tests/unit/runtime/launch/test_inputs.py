@@ -12,10 +12,10 @@ from grpo_run.runtime.launch.inputs import (
     changes_of_versions,
     collect,
     files_named,
-    imported_names,
-    local_modules,
-    variables_read,
 )
+from grpo_run.runtime.launch.sources.environment_variables import variables_read
+from grpo_run.runtime.launch.sources.local_modules import imported_names, local_modules
+from grpo_run.runtime.launch.sources.syntax import parsed
 
 
 @pytest.fixture
@@ -41,12 +41,14 @@ def now(
     script: Path, *, environment: dict[str, str] | None = None, settings: dict[str, object] | None = None
 ) -> Inputs:
     """The inputs as they are now."""
-    return collect(script, ARGUMENTS, environment or ENVIRONMENT, settings or {"--generation max_time": 3})
+    return collect(
+        local_modules(script), ARGUMENTS, environment or ENVIRONMENT, settings or {"--generation max_time": 3}
+    )
 
 
 def test_local_modules_are_followed_and_installed_ones_are_not(script: Path) -> None:
     """Also through a circle; a module that is not imported does not count."""
-    assert {path.name for path in local_modules(script)} == {
+    assert {source.path.name for source in local_modules(script)} == {
         "train.py",
         "rewards.py",
         "common.py",
@@ -134,14 +136,14 @@ def test_versions_are_told_apart_from_changes_of_training() -> None:
 )
 def test_variables_are_found_in_every_usual_form(source: str) -> None:
     """Under a literal name."""
-    assert variables_read(source) == {"A"}
+    assert variables_read(parsed(source)) == {"A"}
 
 
 @pytest.mark.parametrize("source", ["def (", "x = '\0'", "a.get('A')", "os.environ[name]"])
 def test_other_code_names_no_variable(source: str) -> None:
     """Invalid source is left to Python to report."""
-    assert variables_read(source) == set()
-    assert imported_names("import (") == set()
+    assert variables_read(parsed(source)) == set()
+    assert imported_names(parsed("import (")) == set()
 
 
 def test_files_are_found_as_a_word_or_after_an_equals_sign(script: Path) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.script import needs_fresh_interpreter, source_of, variables_set
+from grpo_run.runtime.launch.script import source_of
+from grpo_run.runtime.launch.sources.environment_variables import READ_AT_IMPORT, variables_set
+from grpo_run.runtime.launch.sources.local_modules import local_modules
+from grpo_run.runtime.launch.sources.syntax import parsed
 
 WAYS = {
     "assignment": 'os.environ["HF_HOME"] = "x"',
@@ -38,22 +41,27 @@ NO_WAYS = {
 }
 
 
+def read_at_import(script: Path) -> set[str]:
+    """The variables that the script sets and that libraries read at import."""
+    return {name for name in variables_set(local_modules(script)[0].nodes) if READ_AT_IMPORT.fullmatch(name)}
+
+
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_every_usual_assignment_is_found(way: str) -> None:
     """Each requires a fresh interpreter."""
-    assert variables_set(WAYS[way]) == {"HF_HOME"}
+    assert variables_set(parsed(WAYS[way])) == {"HF_HOME"}
 
 
 @pytest.mark.parametrize("way", sorted(NO_WAYS))
 def test_reads_are_not_taken_for_assignments(way: str) -> None:
     """A fresh interpreter costs seconds at every restart."""
-    assert variables_set(NO_WAYS[way]) == set()
+    assert variables_set(parsed(NO_WAYS[way])) == set()
 
 
 @pytest.mark.parametrize("source", ["def (", "print 'python 2'", "\0", ""])
 def test_a_syntax_error_yields_no_variables(source: str) -> None:
     """Python reports the error when it runs the script."""
-    assert variables_set(source) == set()
+    assert variables_set(parsed(source)) == set()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_variables_read_at_import_need_a_fresh_interpreter(tmp_path: Path, name:
     """The warm interpreter has read them already."""
     script = tmp_path / "train.py"
     script.write_text(f'import os\nos.environ["{name}"] = "1"\n')
-    assert needs_fresh_interpreter(script) == {name}
+    assert read_at_import(script) == {name}
 
 
 @pytest.mark.parametrize("name", ["WANDB_PROJECT", "MY_SETTING", "TOKENIZERS_PARALLELISM", "PATH"])
@@ -72,14 +80,14 @@ def test_other_variables_do_not_need_a_fresh_interpreter(tmp_path: Path, name: s
     """No library has read them."""
     script = tmp_path / "train.py"
     script.write_text(f'import os\nos.environ["{name}"] = "1"\n')
-    assert needs_fresh_interpreter(script) == set()
+    assert read_at_import(script) == set()
 
 
 def test_a_script_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     """A comment in another encoding hides no assignment."""
     script = tmp_path / "train.py"
     script.write_bytes(b'# -*- coding: latin-1 -*-\n# \xfcber\nimport os\nos.environ["HF_HOME"] = "x"\n')
-    assert needs_fresh_interpreter(script) == {"HF_HOME"}
+    assert read_at_import(script) == {"HF_HOME"}
 
 
 def test_a_script_is_its_own_source(tmp_path: Path) -> None:

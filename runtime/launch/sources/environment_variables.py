@@ -1,0 +1,66 @@
+"""The environment variables that a source reads, and those that it sets, under literal names.
+
+Called by `inputs.py`, which records the values of variables that are read, and by `cli.launch_options`, because a rank
+that is forked from the warm interpreter cannot set a variable that its libraries have read already. A name that is
+computed is not found.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from grpo_run.runtime.launch.sources.syntax import is_environ, keys, literal_text
+
+READ_AT_IMPORT = re.compile(
+    r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
+    r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
+)
+"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
+"""
+
+
+def variables_set(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names of the environment variables that a source assigns, in any of the usual ways."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and is_environ(node.value):
+            names |= literal_text(node.slice)  # assigned or deleted, alone or among others
+        elif isinstance(node, ast.AugAssign) and is_environ(node.target):
+            names |= keys(node.value)  # os.environ |= {...}
+        elif isinstance(node, ast.Call):
+            names |= _set_by_call(node)
+    return names
+
+
+def _set_by_call(node: ast.Call) -> set[str]:
+    function, first = node.func, node.args[0] if node.args else None
+    if not isinstance(function, ast.Attribute):
+        return literal_text(first) if isinstance(function, ast.Name) and function.id == "putenv" else set()
+    if function.attr in ("putenv", "unsetenv"):
+        return literal_text(first)
+    if not is_environ(function.value):
+        return set()
+    if function.attr in ("setdefault", "pop"):
+        return literal_text(first)
+    if function.attr == "update":
+        names = {keyword.arg for keyword in node.keywords if keyword.arg}
+        return names.union(*(keys(argument) for argument in node.args))
+    return set()
+
+
+def variables_read(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names of environment variables that a source reads under a literal name."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Subscript) and is_environ(node.value):
+            found |= literal_text(node.slice)
+        elif isinstance(node, ast.Call) and node.args:
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            on_environ = isinstance(function, ast.Attribute) and is_environ(function.value)
+            if name == "getenv" or (name == "get" and on_environ):
+                found |= literal_text(node.args[0])
+    return found
