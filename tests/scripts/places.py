@@ -47,7 +47,7 @@ class Visitor(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.visit("callback")
         thread = threading.Thread(target=self.visit, args=("thread",), daemon=True)
-        thread.start()
+        thread.start()  # FAULT: thread-start
         thread.join()  # FAULT: thread
         self.finished_step = state.global_step
 
