@@ -83,8 +83,10 @@ def _install(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
 
 
-def command(name: str, folder: Path, arguments: Sequence[str], *, restarts: int) -> list[str]:
-    """Return the command that starts `scripts/grpo.py` on two ranks.
+def command(
+    name: str, folder: Path, arguments: Sequence[str], *, restarts: int, ranks: int = RANKS
+) -> list[str]:
+    """Return the command that starts `scripts/grpo.py`.
 
     Args:
         name: one of `NAMES`.
@@ -92,7 +94,7 @@ def command(name: str, folder: Path, arguments: Sequence[str], *, restarts: int)
         arguments: arguments of the script. The peers also get `--resume`; grpo-run resumes without it.
         restarts: number of failures the launcher must recover from.
     """
-    common = ["--nproc-per-node", str(RANKS), "--monitor-interval", str(POLL_SECONDS)]
+    common = ["--nproc-per-node", str(ranks), "--monitor-interval", str(POLL_SECONDS)]
     script = [str(SCRIPT), *arguments]
     if name == OURS:
         return [str(BIN / "grpo-run"), "launch", *common, "--run-dir", str(folder / "run"), *script]
@@ -128,14 +130,16 @@ class Training:
         restarts: number of failures the launcher must recover from.
     """
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str], *, restarts: int = 0) -> None:
+    def __init__(
+        self, name: str, folder: Path, arguments: Sequence[str], *, restarts: int = 0, ranks: int = RANKS
+    ) -> None:
         folder.mkdir(parents=True)
         self.name = name
         self.output_dir = folder / "out"
         self.step_log = folder / "steps"
         self._output = folder / "output.txt"
         paths = ["--output-dir", str(self.output_dir), "--step-log", str(self.step_log), "--cpu"]
-        words = command(name, folder, [*paths, *arguments], restarts=restarts)
+        words = command(name, folder, [*paths, *arguments], restarts=restarts, ranks=ranks)
         with open(self._output, "wb") as output:
             self._process = psutil.Popen(
                 words, cwd=folder, env=environment(name),

@@ -4,10 +4,15 @@ All launchers run one script on two ranks with the same schedule of kills, in tu
 two checkpoints. The benchmark measures the time from the signal until every rank has completed a step in a
 new process ("next step"), and until every rank has passed the step that had been reached ("caught up", which
 includes the repetition of lost steps). The times come from the script's step log, not from the launcher.
+
+`--size` trains a larger model. Then most of the time until the next step is the script's own: it builds the model
+and takes a step. "Beyond script and step" is what remains of it after subtracting, of the same run, the time from
+the first line of `main` to `train()` in the new process, and the median of the steps before the kill.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -17,8 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import asdict, dataclass, replace
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import machine
 from launchers import FT_LAUNCHER, NAMES, OURS, RANKS, TORCHRUN, LauncherError, Training, install_peer
-from step_log import StepEnd, StepLog
+from step_log import StepEnd, StepLog, read_starts
 
 START_SECONDS = 180.0
 """Limit from the start of a launcher, or from a recovery, to the step of the next kill."""
@@ -59,10 +64,21 @@ class Sample:
     next_step_seconds: float | None
     caught_up_seconds: float | None
     failure: str | None
+    script_seconds: float | None = None
+    """From the first line of `main` to `train()` in the new process, of the slowest rank."""
+    step_seconds: float | None = None
+    """Median of the steps of this run before the kill."""
+
+    @property
+    def beyond_seconds(self) -> float | None:
+        """Time until the next step without the script's own part and without the step."""
+        if self.next_step_seconds is None or self.script_seconds is None or self.step_seconds is None:
+            return None
+        return round(self.next_step_seconds - self.script_seconds - self.step_seconds, 4)
 
 
 def schedule(
-    kills: int, kills_per_run: int, save_steps: int, step_seconds: float, seed: int
+    kills: int, kills_per_run: int, save_steps: int, step_seconds: float, seed: int, *, ranks: int = RANKS
 ) -> list[list[Kill]]:
     """Return the kills of each run: random rank, step and moment, with a checkpoint between two kills.
 
@@ -78,7 +94,7 @@ def schedule(
         runs[-1].append(
             Kill(
                 number=number,
-                rank=source.randrange(RANKS),
+                rank=source.randrange(ranks),
                 step=checkpoint + source.randrange(2, save_steps - 2),
                 delay_seconds=source.uniform(0, step_seconds),
             )
@@ -92,12 +108,13 @@ class FaultInjector:
     Args:
         training: the run.
         deadline_seconds: time after a kill at which the run counts as not recovered.
+        ranks: number of ranks.
     """
 
-    def __init__(self, training: Training, deadline_seconds: float) -> None:
+    def __init__(self, training: Training, deadline_seconds: float, ranks: int = RANKS) -> None:
         self._training = training
         self._deadline_seconds = deadline_seconds
-        self._logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
+        self._logs = [StepLog(training.step_log, rank) for rank in range(ranks)]
 
     def kill(self, kill: Kill) -> Sample:
         """Wait for the scheduled step, kill the rank, and wait until training has caught up."""
@@ -127,7 +144,24 @@ class FaultInjector:
             lambda: seconds(lambda end: end.step > reached) is not None, self._deadline_seconds
         )
         next_step = seconds(lambda end: True)
-        return self._sample(kill, reached, next_step, seconds(lambda end: end.step > reached), failure)
+        return replace(
+            self._sample(kill, reached, next_step, seconds(lambda end: end.step > reached), failure),
+            script_seconds=self._script_seconds(set(pids)),
+            step_seconds=self._step_seconds(set(pids)),
+        )
+
+    def _script_seconds(self, killed: set[int]) -> float | None:
+        """Return the time from `main` to `train()` in the processes that followed, of the slowest rank."""
+        starts = [read_starts(self._training.step_log, rank) for rank in range(len(self._logs))]
+        new = [log.last.pid for log in self._logs if log.last is not None and log.last.pid not in killed]
+        times = [seconds for start in starts for pid, seconds in start.items() if pid in new]
+        return round(max(times), 4) if times else None
+
+    def _step_seconds(self, killed: set[int]) -> float | None:
+        """Return the median duration of the killed processes' steps."""
+        ends = [end for end in self._logs[0].ends if end.pid in killed]
+        durations = [end.at_seconds - before.at_seconds for before, end in itertools.pairwise(ends)]
+        return round(statistics.median(durations), 4) if durations else None
 
     def _sample(
         self, kill: Kill, step: int, next_step: float | None, caught_up: float | None, failure: str | None
@@ -182,10 +216,10 @@ def measure(
     last_step = (options.kills_per_run + 1) * options.save_steps + options.save_steps // 2
     arguments = [
         "--max-steps", str(last_step), "--save-steps", str(options.save_steps), "--save-total-limit", "2",
-        "--step-seconds", str(options.step_seconds),
+        "--step-seconds", str(options.step_seconds), "--size", str(options.size),
     ]  # fmt: skip
-    with closing(Training(name, folder, arguments, restarts=len(kills))) as training:
-        injector = FaultInjector(training, options.deadline)
+    with closing(Training(name, folder, arguments, restarts=len(kills), ranks=options.ranks)) as training:
+        injector = FaultInjector(training, options.deadline, options.ranks)
         for kill in kills:
             samples.append(injector.kill(kill))
             notify(samples[-1])
@@ -210,7 +244,7 @@ def summarize(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]
     for name in names:
         own = [sample for sample in samples if sample.launcher == name]
         row: dict[str, Any] = {"kills": len(own), "recovered": sum(sample.failure is None for sample in own)}
-        for field in ("next_step_seconds", "caught_up_seconds"):
+        for field in ("next_step_seconds", "caught_up_seconds", "beyond_seconds"):
             values = [inf if getattr(sample, field) is None else getattr(sample, field) for sample in own]
             figures = {"median": statistics.median(values), "min": min(values), "max": max(values)}
             row[field] = {key: None if value == inf else value for key, value in figures.items()}
@@ -221,16 +255,28 @@ def summarize(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]
         best = min(peers, key=lambda name: peers[name])
         summary["best_peer"] = best
         summary["ours_to_best_peer"] = round(medians[OURS] / peers[best], 4)
+        ours, theirs = (summary[name]["beyond_seconds"]["median"] for name in (OURS, best))
+        if ours is not None and theirs:
+            summary["ours_to_best_peer_beyond_script_and_step"] = round(ours / theirs, 4)
     return summary
 
 
 def table(summary: dict[str, Any], names: Sequence[str], ends: Sequence[RunEnd], deadline: float) -> Table:
     """Return the table to print."""
     rendered = Table(
-        title="SIGKILL of one of two ranks: seconds until every rank has completed the next step",
+        title="SIGKILL of a rank: seconds until every rank has completed the next step",
         caption=f"never: not within {deadline:g} s after the kill, or the launcher gave up",
     )
-    for column in ("launcher", "recovered", "median", "min", "max", "caught up, median", "runs ended well"):
+    for column in (
+        "launcher",
+        "recovered",
+        "median",
+        "min",
+        "max",
+        "beyond script and step",
+        "caught up, median",
+        "runs ended well",
+    ):
         rendered.add_column(column, justify="left" if column == "launcher" else "right")
 
     def shown(value: float | None) -> str:
@@ -242,6 +288,7 @@ def table(summary: dict[str, Any], names: Sequence[str], ends: Sequence[RunEnd],
             name,
             f"{row['recovered']}/{row['kills']}",
             *(shown(row["next_step_seconds"][key]) for key in ("median", "min", "max")),
+            shown(row["beyond_seconds"]["median"]),
             shown(row["caught_up_seconds"]["median"]),
             f"{sum(end.exit_code == 0 for end in own)}/{len(own)}",
         )
@@ -261,6 +308,8 @@ def main() -> int:
         "--save-steps", type=machine.count, default=10, help="steps between checkpoints; default 10"
     )
     parser.add_argument("--step-seconds", type=float, default=0.05, help="sleep in each step; default 0.05")
+    parser.add_argument("--size", type=float, default=0.0, metavar="MILLIONS", help="parameters of the model; default: the tests' model")  # fmt: skip
+    parser.add_argument("--ranks", type=machine.count, default=RANKS, help="ranks; default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="seed of the schedule of kills")
     options = parser.parse_args()
     names = list(dict.fromkeys(options.launchers.split(",")))
@@ -279,7 +328,10 @@ def main() -> int:
 
     def notify(sample: Sample) -> None:
         outcome = (
-            sample.failure or f"{sample.next_step_seconds:.2f} s, caught up {sample.caught_up_seconds:.2f} s"
+            sample.failure
+            or f"{sample.next_step_seconds:.2f} s (script {sample.script_seconds:.2f} s, step"
+            f" {sample.step_seconds:.2f} s, beyond {sample.beyond_seconds:.2f} s),"
+            f" caught up {sample.caught_up_seconds:.2f} s"
         )
         console.print(
             f"{sample.launcher}: kill {sample.number} of rank {sample.rank} after step {sample.step}: {outcome}",
@@ -289,7 +341,12 @@ def main() -> int:
     if FT_LAUNCHER in names:
         install_peer()
     runs = schedule(
-        options.kills, options.kills_per_run, options.save_steps, options.step_seconds, options.seed
+        options.kills,
+        options.kills_per_run,
+        options.save_steps,
+        options.step_seconds,
+        options.seed,
+        ranks=options.ranks,
     )
     with tempfile.TemporaryDirectory(prefix="grpo-run-recovery-") as folder:
         for number, kills in enumerate(runs):
@@ -309,7 +366,8 @@ def main() -> int:
     if "best_peer" in summary:
         console.print(
             f"Ratio of grpo-run's median to the best peer's ({summary['best_peer']}):"
-            f" {summary['ours_to_best_peer']:.2f}",
+            f" {summary['ours_to_best_peer']:.2f}; beyond script and step:"
+            f" {summary.get('ours_to_best_peer_beyond_script_and_step', nan):.2f}",
             highlight=False,
         )
     result = {
@@ -317,7 +375,7 @@ def main() -> int:
         "machine": facts,
         "settings": {key: value for key, value in vars(options).items() if key != "json"},
         "summary": summary,
-        "samples": [asdict(sample) for sample in samples],
+        "samples": [{**asdict(sample), "beyond_seconds": sample.beyond_seconds} for sample in samples],
         "runs": [asdict(end) for end in ends],
     }
     machine.finish(console, result, options.json)

@@ -18,6 +18,15 @@ class StepEnd:
     pid: int
 
 
+def read_starts(base: Path, rank: int) -> dict[int, float]:
+    """Return, by process ID, the seconds from the first line of the script's `main` to its `train()` call."""
+    try:
+        lines = Path(f"{base}.starts.{rank}").read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    return {int(pid): float(train_at) - float(began_at) for began_at, train_at, pid in map(str.split, lines)}
+
+
 class StepLog:
     """The step log of one rank.
 

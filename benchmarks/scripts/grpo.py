@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scripts"
 
 import tiny
 import work
-from transformers import TrainerCallback
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -35,6 +35,35 @@ class StepLog(TrainerCallback):
         self._file.write(f"{time.monotonic():.6f} {state.global_step} {os.getpid()}\n".encode())
 
 
+def policy(vocabulary_size: int, millions: float, seed: int) -> Any:
+    """Return a model of about `millions` million parameters in float32; 0 stands for the tests' model."""
+    if not millions:
+        return tiny.model(vocabulary_size, seed)
+    width = next(width for limit, width in ((1, 64), (20, 256), (float("inf"), 1024)) if millions < limit)
+    parameters_per_layer = 4 * width**2 + 3 * width * (11 * width // 4)
+    set_seed(seed)
+    configuration = Qwen2Config(
+        vocab_size=vocabulary_size,
+        hidden_size=width,
+        intermediate_size=11 * width // 4,
+        num_hidden_layers=max(1, round(millions * 1e6 / parameters_per_layer)),
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 64,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return Qwen2ForCausalLM(configuration)
+
+
+def record_start(path: Path, main_began_at: float) -> None:
+    """Append to a file beside the step log when `main` began, and the present time. Call it before `train()`."""
+    with open(f"{path}.starts.{os.environ.get('RANK', '0')}", "ab", buffering=0) as file:
+        file.write(f"{main_began_at:.6f} {time.monotonic():.6f} {os.getpid()}\n".encode())
+
+
 def rewards_with_work(step_seconds: float, compute_units: int) -> Any:
     """Return the tests' reward function with a fixed amount of sleep and computing.
 
@@ -50,6 +79,7 @@ def rewards_with_work(step_seconds: float, compute_units: int) -> Any:
 
 
 def main() -> None:
+    began_at = time.monotonic()
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
     parser.add_argument(
@@ -57,6 +87,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--compute-units", type=int, default=0, help="units of computing per reward call; see work.py"
+    )
+    parser.add_argument(
+        "--size", type=float, default=0.0, metavar="MILLIONS", help="parameters; default: the tests' model"
     )
     parser.add_argument("--no-save", action="store_true", help="write no checkpoint")
     arguments = parser.parse_args()
@@ -67,13 +100,14 @@ def main() -> None:
         settings["save_strategy"] = "no"
     tokenizer = tiny.tokenizer()
     trainer = GRPOTrainer(
-        model=tiny.model(len(tokenizer), arguments.seed),
+        model=policy(len(tokenizer), arguments.size, arguments.seed),
         reward_funcs=rewards_with_work(arguments.step_seconds, arguments.compute_units),
         args=GRPOConfig(**settings, **tiny.rollout_settings(arguments)),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
         processing_class=tokenizer,
         callbacks=[StepLog(arguments.step_log)],
     )
+    record_start(arguments.step_log, began_at)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 
