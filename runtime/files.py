@@ -137,10 +137,19 @@ def lock_exclusively(descriptor: int, wait_seconds: float = 0.0) -> bool:
     Raises:
         OSError: the file system has no locks.
     """
+    return _lock(descriptor, fcntl.LOCK_EX, wait_seconds)
+
+
+def lock_shared(descriptor: int, wait_seconds: float = 0.0) -> bool:
+    """Take a shared flock(2), which excludes exclusive ones only. Otherwise as `lock_exclusively`."""
+    return _lock(descriptor, fcntl.LOCK_SH, wait_seconds)
+
+
+def _lock(descriptor: int, kind: int, wait_seconds: float) -> bool:
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False

@@ -244,6 +244,28 @@ class SnapshotBufferReader:
         self.close()
 
 
+def check_in_memory(path: Path, size_bytes: int) -> None:
+    """Check that the first `size_bytes` of a buffer exist and were written, without reading them.
+
+    Raises:
+        CheckpointError: the file is missing, too short, not of this user, or has a hole in that range.
+    """
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        held = os.fstat(descriptor).st_size
+        if held < size_bytes:
+            raise CheckpointError(f"{path} has {held} bytes, but its index needs {size_bytes}")
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        if hole < size_bytes:
+            raise CheckpointError(
+                f"{path} has no data at byte {hole}, but its index needs {size_bytes} bytes"
+            )
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
 def _held_bytes(descriptor: int, status: os.stat_result) -> int:
     """Return the size up to the first hole. A rank that dies while opening leaves a hole at the end."""
     if status.st_blocks * 512 >= status.st_size:

@@ -26,7 +26,7 @@ from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.buffer import SnapshotBufferReader
 from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainPublished, DrainRequest
 from grpo_run.runtime.staging.headroom import least_headroom
-from grpo_run.runtime.staging.index import SnapshotIndex, read_index
+from grpo_run.runtime.staging.index import SnapshotIndex
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.staging.writer import write_files
 
@@ -50,7 +50,7 @@ def handle_request(
     slot = staging.slots[request.slot]
     step = None
     try:
-        with slot.locked(wait_seconds=LOCK_WAIT_SECONDS) as acquired:
+        with slot.locked(wait_seconds=LOCK_WAIT_SECONDS, shared=True) as acquired:
             if not acquired:
                 return DrainFailed(
                     slot=slot.index, step=None, reason="a rank is writing the slot", full=False
@@ -92,7 +92,7 @@ def _drain(
     directory = Path(staged.output_dir if restore is None else restore)
     trainer_files = slot.files / staged.folder
     with _broken_snapshot_errors():
-        indexes = [read_index(slot.index_path(rank)) for rank in range(staged.world_size)]
+        indexes = slot.check_complete(staged)
         needed_bytes = _tree_bytes(trainer_files) + sum(index.size_bytes for index in indexes)
     directory.mkdir(parents=True, exist_ok=True)
     clean_partial_directories(directory)

@@ -1,6 +1,7 @@
 """One staging slot: a snapshot in memory, its lock, and the record that declares it complete.
 
-Ranks write a slot (`trainers.saving`), the drain worker reads it. Which slot is used is decided in `area.py`.
+Ranks write a slot (`trainers.saving`); the drain worker, and ranks that resume (`trainers.loading`), read it at the
+same time. Which slot is used is decided in `area.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from pathlib import Path
 
 import pydantic
 
+from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file, verify_digests
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import lock_exclusively, write_json
+from grpo_run.runtime.files import lock_exclusively, lock_shared, write_json
+from grpo_run.runtime.staging.buffer import check_in_memory
+from grpo_run.runtime.staging.index import SnapshotIndex, read_index
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
 """The content of `STAGED` before the snapshot is complete."""
 DRAINED = "DRAINED"
 SCHEMA = 1
+MAX_RECORDED_BYTES = 64 << 20
+"""Total size of the trainer's own files up to which they are digested when a snapshot is complete: some tens of
+milliseconds. Usually they are a tokenizer and a few JSON files; FSDP writes its state as such files."""
 
 
 class StagedSnapshot(Identity):
@@ -37,6 +44,8 @@ class StagedSnapshot(Identity):
         limit: the script's `save_total_limit`.
         best: directory name of the script's best checkpoint so far.
         staged_at: when it was taken, in seconds since the epoch.
+        files: entries of the files that are not in a buffer, by path relative to the checkpoint directory; None if
+            they were not recorded, and the snapshot must be written to disk before it is loaded.
     """
 
     schema_version: int = SCHEMA
@@ -45,11 +54,20 @@ class StagedSnapshot(Identity):
     limit: int | None = None
     best: str | None = None
     staged_at: float
+    files: dict[str, FileEntry] | None = None
 
     @property
     def order(self) -> tuple[int, int, int, float]:
         """Sort key, newer is greater. The attempt comes first: a later one may repeat steps and calls."""
         return (self.attempt, self.train_call.ordinal, self.step, self.staged_at)
+
+
+class SnapshotName(pydantic.BaseModel):
+    """Names one snapshot: its slot, and `StagedSnapshot.order`. The slot may hold another one later."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    slot: int
+    order: tuple[int, int, int, float]
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,23 @@ class StagingSlot:
             raise CheckpointError(f"{self.path / STAGED} has schema {staged.schema_version}, not {SCHEMA}")
         return staged
 
+    def check_complete(self, staged: StagedSnapshot) -> list[SnapshotIndex]:
+        """Check that everything the snapshot needs is in memory, and return the index of each rank.
+
+        The bytes in the buffers are not read: memory is trusted as the memory of a process is. The other files are
+        compared with their digests, if these were recorded.
+
+        Raises:
+            CheckpointError: an index, a buffer or another file is missing, damaged or too short.
+        """
+        indexes = [read_index(self.index_path(rank)) for rank in range(staged.world_size)]
+        for rank, index in enumerate(indexes):
+            ends = [record.offset + record.size for file in index.files for record in file.records]
+            if ends:
+                check_in_memory(self.buffer_path(rank), max(ends))
+        verify_digests(self.files / staged.folder, staged.files or {})
+        return indexes
+
     @property
     def drained(self) -> bool:
         """The snapshot is on disk as a checkpoint."""
@@ -111,13 +146,35 @@ class StagingSlot:
         """Write what `complete_snapshot` declares, while there is memory for it."""
         write_json(self.path / PREPARED, staged.model_dump())
 
+    def record_files(self, staged: StagedSnapshot) -> StagedSnapshot:
+        """Add the digests of the files that are not in a buffer to the prepared snapshot, and return it.
+
+        Without memory for that, or with larger files than are digested here, it stays as it is.
+        """
+        folder = self.files / staged.folder
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        try:
+            if sum(path.stat().st_size for path in paths) > MAX_RECORDED_BYTES:
+                return staged
+            files = {str(path.relative_to(folder)): digest_file(path) for path in paths}
+            recorded = staged.model_copy(update={"files": files})
+            if not (self.path / PREPARED).exists():
+                return staged  # the slot was removed, and must not become complete without its files
+            self.prepare_snapshot(recorded)
+        except OSError:
+            return staged
+        return recorded
+
     def complete_snapshot(self) -> None:
         """Declare the prepared snapshot complete, after all ranks have written. Takes no memory."""
         os.replace(self.path / PREPARED, self.path / STAGED)
 
     @contextmanager
-    def locked(self, wait_seconds: float = 0.0) -> Iterator[bool]:
+    def locked(self, wait_seconds: float = 0.0, *, shared: bool = False) -> Iterator[bool]:
         """Hold the slot's lock in the block.
+
+        Args:
+            shared: only to read the slot, beside other readers.
 
         Yields:
             True, or False if another process still holds the lock after `wait_seconds`.
@@ -125,7 +182,7 @@ class StagingSlot:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         acquired = False
         try:
-            acquired = lock_exclusively(descriptor, wait_seconds)
+            acquired = (lock_shared if shared else lock_exclusively)(descriptor, wait_seconds)
             yield acquired
         finally:
             if acquired:
@@ -135,7 +192,7 @@ class StagingSlot:
 
     @property
     def busy(self) -> bool:
-        """The slot is being written or drained now."""
+        """The slot is being written, drained or loaded now."""
         with self.locked() as acquired:
             return not acquired
 

@@ -30,8 +30,12 @@ def weights(rank: int, step: int) -> bytes:
     return b"weights of rank %d at step %d " % (rank, step) * 50
 
 
-def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
-    """Write a snapshot: every rank's data, the trainer's files, then the completion marker."""
+def fill(slot: StagingSlot, staged: StagedSnapshot, *, recorded: bool = False) -> StagedSnapshot:
+    """Write a snapshot: every rank's data, the trainer's files, then the completion marker.
+
+    Args:
+        recorded: with the digests of the trainer's files, so that it can be loaded from memory.
+    """
     slot.begin_snapshot()
     for name, content in PLAIN.items():
         path = slot.files / staged.folder / name
@@ -54,6 +58,8 @@ def fill(slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot:
         )
         slot.index_path(rank).write_bytes(index.to_json())
     slot.prepare_snapshot(staged)
+    if recorded:
+        staged = slot.record_files(staged)
     slot.complete_snapshot()
     return staged
 

@@ -145,6 +145,7 @@ class Snapshots:
         try:
             if taken:
                 self.last = None
+                staged = slot.record_files(staged)
                 slot.complete_snapshot()
                 self.last = slot, staged
             else:

@@ -276,9 +276,9 @@ def test_a_slot_that_a_rank_is_writing_fails_after_a_wait(
     original = type(staging.slots[0]).locked
 
     @contextmanager
-    def locked(slot: Any, wait_seconds: float = 0.0) -> Iterator[bool]:
+    def locked(slot: Any, wait_seconds: float = 0.0, *, shared: bool = False) -> Iterator[bool]:
         waits.append(wait_seconds)
-        with original(slot, 0.0) as mine:
+        with original(slot, 0.0, shared=shared) as mine:
             yield mine
 
     with staging.slots[0].locked():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from support.slots import fill, held, snapshot
 from grpo_run.runtime import files
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.slot import STAGED
+from grpo_run.runtime.staging.slot import STAGED, StagingSlot
 
 
 def test_a_completed_snapshot_is_read_back(staging: StagingArea) -> None:
@@ -97,6 +98,52 @@ def test_a_slot_lock_is_exclusive(staging: StagingArea) -> None:
     assert not slot.busy
     with held(slot), slot.locked() as acquired:
         assert acquired is False
+
+
+def test_readers_of_a_slot_exclude_only_writers(staging: StagingArea) -> None:
+    """Ranks load a snapshot while the drain worker writes it to disk; no rank may write the slot meanwhile."""
+    slot = staging.slots[0]
+    with slot.locked(shared=True) as loading, slot.locked(shared=True) as draining:
+        assert (loading, draining) == (True, True)
+        assert slot.busy
+    with slot.locked(), slot.locked(shared=True) as acquired:
+        assert acquired is False
+    assert not slot.busy
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda slot: slot.index_path(1).unlink(), "rank1.json"),
+        (lambda slot: slot.index_path(0).write_bytes(slot.index_path(0).read_bytes()[:-9]), "rank0.json"),
+        (lambda slot: slot.buffer_path(1).unlink(), "rank1.arena"),
+        (lambda slot: os.truncate(slot.buffer_path(0), 100), "rank0.arena has 100 bytes"),
+        (lambda slot: make_hole(slot.buffer_path(0)), "rank0.arena has no data at byte 0"),
+        (lambda slot: state(slot).write_bytes(b'{"global_step": 7}'), "does not match its digest"),
+        (lambda slot: state(slot).write_bytes(b""), "has 0 bytes"),
+        (lambda slot: state(slot).unlink(), "trainer_state.json is missing"),
+    ],
+)
+def test_a_snapshot_that_lacks_something_is_not_complete(
+    staging: StagingArea, damage: Callable[[StagingSlot], None], problem: str
+) -> None:
+    """Everything but the bytes of the buffers is checked before ranks load it and before it is written to disk."""
+    slot = staging.slots[0]
+    staged = fill(slot, snapshot(OUT, world_size=2), recorded=True)
+    assert len(slot.check_complete(staged)) == 2
+    damage(slot)
+    with pytest.raises(CheckpointError, match=problem):
+        slot.check_complete(staged)
+
+
+def make_hole(path: Path) -> None:
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, size)
+
+
+def state(slot: StagingSlot) -> Path:
+    return slot.files / "checkpoint-5" / "trainer_state.json"
 
 
 def test_a_failed_lock_attempt_does_not_release_the_lock(staging: StagingArea) -> None:
