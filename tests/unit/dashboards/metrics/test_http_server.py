@@ -78,6 +78,14 @@ def serve() -> Iterator[Callable[..., Served]]:
         served.close()
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for the server's threads."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def status_of(answer: bytes) -> int:
     """Return the status of an answer."""
     return int(answer.split(b" ")[1])
@@ -180,12 +188,15 @@ def test_a_client_that_does_not_read_is_closed(
     monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.2)
     served = serve(lambda request: Response(body=bytes(20_000_000)), max_connections=2)
     for _ in range(2):
-        served.connect().sendall(REQUEST)
-    time.sleep(0.5)
+        client = served.connect()
+        client.sendall(REQUEST)
+        assert client.recv(1) == b"H"  # its deadline is set
+    monkeypatch.undo()  # a client that reads has time
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        if len(served.get()) > 20_000_000:
-            return
+        with contextlib.suppress(ConnectionResetError):  # refused while the two are connected
+            if len(served.get()) > 20_000_000:
+                return
     raise AssertionError("never answered")
 
 
@@ -201,7 +212,8 @@ def test_requests_beyond_the_limit_are_refused_while_one_is_answered(serve: Call
     waiting = [served.connect() for _ in range(4)]
     for client in waiting:
         client.sendall(REQUEST)
-    time.sleep(0.2)
+    wait_until(lambda: len(served.server._connections) == 4)
+    wait_until(lambda: all(one.answering for one in list(served.server._connections.values())))
     refused = served.get()
     assert status_of(refused) == 503
     assert refused.endswith(b"too many connections\n")

@@ -23,10 +23,9 @@ DEADLINE_SECONDS = 20.0
 SUPERVISOR = """
 import os, subprocess, sys
 rank = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1], *sys.argv[2:]], start_new_session=True, close_fds=False)
-print(rank.pid, flush=True)
 rank.wait()
 """
-PROLOGUE = "import os, socket, subprocess, sys, time\n"
+PROLOGUE = "import os, socket, subprocess, sys, time\nprint(os.getpid(), flush=True)\n"
 EPILOGUE = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
@@ -41,9 +40,9 @@ class Rank:
         assert self.supervisor.stdout is not None
         self.pid = int(self.supervisor.stdout.readline())
         self.lines = []
-        while (line := self.supervisor.stdout.readline().strip()) != "ready":
+        while (line := self.supervisor.stdout.readline()).strip() != "ready":
             assert line, "the rank has died"
-            self.lines.append(line)
+            self.lines.append(line.strip())
         self.remaining = RemainingProcesses(self.supervisor.pid)
 
     def look(self) -> ExitFacts:
@@ -55,6 +54,14 @@ class Rank:
     def own(self) -> set[int]:
         """The pids of its own processes."""
         return {pid for pid, _ in self.look().own}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for the kernel or another process."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -95,8 +102,7 @@ def test_a_child_in_a_session_of_its_own_is_the_ranks(start: Callable[..., Rank]
     assert rank.own() == {rank.pid, child}
     assert rank.look().waits_for == (f"process {child} (sleep)",)
     os.kill(child, signal.SIGKILL)
-    time.sleep(0.1)
-    assert rank.own() == {rank.pid}
+    wait_until(lambda: rank.own() == {rank.pid})
     assert rank.look().waits_for == ()
 
 
@@ -120,10 +126,7 @@ def test_a_daemon_is_found_by_the_environment_that_it_inherited(start: Callable[
     """Its parent has exited, so it is a child of init."""
     body = DAEMON.format(descriptors="os.close(r), os.close(w)", then="os.execvp('sleep', ['sleep', '600'])")
     rank = start(body, environment={"GRPO_RUN_RANK": '{"socket": "/run/attempt/rank0.sock"}'})
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while "sleep" not in Path(f"/proc/{rank.lines[0]}/comm").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: "sleep" in Path(f"/proc/{rank.lines[0]}/comm").read_text())
     assert int(rank.lines[0]) in rank.own()
     assert rank.look().waits_for == (f"process {rank.lines[0]} (sleep)",)
 
@@ -140,13 +143,14 @@ def test_a_daemon_at_the_other_end_of_a_pipe_is_awaited(start: Callable[..., Ran
 def test_a_process_that_was_a_child_stays_the_ranks(start: Callable[..., Rank]) -> None:
     """Its parent exits after it was seen."""
     rank = start(
-        "middle = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; exec sleep 600'], start_new_session=True)\n"
-        "time.sleep(0.2)\nprint(middle.pid)"
+        "middle = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; exec sleep 600'], start_new_session=True,"
+        " stdout=subprocess.PIPE, text=True)\n"
+        "print(middle.stdout.readline().strip())\nprint(middle.pid)"
     )
     child, middle = (int(line) for line in rank.lines)
     assert rank.own() == {rank.pid, middle, child}
     os.kill(middle, signal.SIGKILL)
-    time.sleep(0.1)
+    wait_until(lambda: middle not in rank.own())
     assert child in rank.own()
 
 
@@ -174,8 +178,8 @@ def test_a_server_on_this_machine_is_awaited(start: Callable[..., Rank], family:
         found = rank.look()
         assert {pid for pid, _ in found.awaited} == {os.getpid()}
         assert found.waits_for[0].startswith(f"process {os.getpid()} (")
-    found = rank.look()
-    assert (found.awaited, found.waits_for) == ({}, ())
+    wait_until(lambda: rank.look().awaited == {})
+    assert rank.look().waits_for == ()
 
 
 def test_helpers_that_wait_for_the_rank_are_not_waited_for(start: Callable[..., Rank]) -> None:
