@@ -139,7 +139,9 @@ def all_done(slots: Sequence[Slot | None]) -> bool:
 class RankError:
     """An exception raised by the user's script, as recorded by the rank's bootstrap.
 
-    `location` is the innermost frame outside installed libraries, as (file, line, function).
+    `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are those
+    in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
+    None if it was raised in the phases of the slot.
     """
 
     type: str
@@ -147,6 +149,8 @@ class RankError:
     traceback: str
     location: tuple[str, int, str] | None
     wall_time: float
+    phases: tuple[Phase, ...] | None = None
+    callback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

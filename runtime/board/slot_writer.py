@@ -7,9 +7,13 @@ they poll.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import sys
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NamedTuple
 
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, CallbackTableWriter
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
@@ -39,6 +43,26 @@ from grpo_run.runtime.board.slot_layout import (
     write_integers,
 )
 from grpo_run.watchdog.observation import Phase, RankState
+
+_PHASES_ATTRIBUTE = "_grpo_run_phases"
+
+
+class FailedPhases(NamedTuple):
+    """The phases that were open when an exception was raised, the outermost first, and the user's callback."""
+
+    phases: tuple[Phase, ...]
+    callback: str
+
+
+def phases_of(error: BaseException) -> FailedPhases | None:
+    """Return in which phases an exception was raised; None if it has left no phase."""
+    found = getattr(error, _PHASES_ATTRIBUTE, None)
+    return found if isinstance(found, FailedPhases) else None
+
+
+def _leaves(error: BaseException, frame: FrameType) -> bool:
+    """Whether an exception is on its way through a frame; otherwise the frame runs while the exception is handled."""
+    return error.__traceback__ is not None and error.__traceback__.tb_frame is frame
 
 
 class SlotWriter(SlotFields):
@@ -82,6 +106,7 @@ class SlotWriter(SlotFields):
         if callbacks_at is not None:
             memory[callbacks_at : callbacks_at + CALLBACKS_BYTES] = bytes(CALLBACKS_BYTES)
         self._callbacks = CallbackTableWriter(memory, callbacks_at)
+        self._callback = ""
         IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
         self.heartbeat()
         self.publish()
@@ -101,6 +126,7 @@ class SlotWriter(SlotFields):
             name: class and event of the user's callback; its durations are kept by this name.
         """
         now = time.monotonic_ns()
+        self._callback = name
         self._open_phases.append((Phase.callback, now, self._callbacks.number_of(name)))
         self._publish_phases(now)
         if self.on_enter is not None:
@@ -109,9 +135,13 @@ class SlotWriter(SlotFields):
     def leave(self, phase: Phase) -> None:
         """Close the innermost open `phase` and every phase still open inside it.
 
-        Ignore a phase that is not open.
+        Ignore a phase that is not open. An exception that leaves the phase keeps the phases that it was raised in,
+        see `phases_of`.
         """
         now = time.monotonic_ns()
+        error = sys.exc_info()[1]
+        if error is not None and _leaves(error, sys._getframe(1)):
+            self._mark(error)
         for depth in range(len(self._open_phases) - 1, -1, -1):
             if self._open_phases[depth][0] == phase:
                 self._close(depth, now)
@@ -162,6 +192,16 @@ class SlotWriter(SlotFields):
         self.collective_log.detach(private)
         self._phase_histograms.detach(private)
         self._callbacks.detach(private)
+
+    def _mark(self, error: BaseException) -> None:
+        """Note in an exception where it was raised; the innermost phase that it leaves comes first."""
+        if not hasattr(error, _PHASES_ATTRIBUTE):
+            phases = tuple(Phase(phase) for phase, _, _ in self._open_phases)
+            callback = self._callback if Phase.callback in phases else ""
+            with contextlib.suppress(
+                AttributeError, TypeError
+            ):  # the script's exceptions may refuse attributes
+                setattr(error, _PHASES_ATTRIBUTE, FailedPhases(phases, callback))
 
     def _close(self, depth: int, now: int) -> None:
         for phase, since, callback in self._open_phases[depth:]:

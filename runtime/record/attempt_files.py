@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, SHARED_MEMORY_ROOT
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.watchdog.observation import RankError
+from grpo_run.watchdog.observation import Phase, RankError
 
 MAX_SOCKET_PATH_BYTES = 100
 """`sun_path` of unix(7) has 108 bytes, including the terminating null byte."""
@@ -91,13 +91,15 @@ class AttemptFiles:
         """Return the exception that the rank's bootstrap wrote; None if there is none or it is truncated."""
         try:
             value = json.loads(self.error(rank).read_text())
-            location = value["location"]
+            location, phases = value["location"], value.get("phases")
             return RankError(
                 type=str(value["type"]),
                 message=str(value["message"]),
                 traceback=str(value["traceback"]),
                 location=(str(location[0]), int(location[1]), str(location[2])) if location else None,
                 wall_time=float(value["wall_time"]),
+                phases=tuple(Phase[name] for name in phases) if phases is not None else None,
+                callback=str(value.get("callback", "")),
             )
         except (OSError, ValueError, TypeError, LookupError):
             return None  # the verdict then relies on the exit code

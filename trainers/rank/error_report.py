@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from grpo_run.runtime.board.slot_writer import phases_of
 from grpo_run.runtime.files import write_json
 from grpo_run.trainers.rank.session import Session
 from grpo_run.watchdog.evidence.source import is_user_file
@@ -53,6 +54,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_user_file(frame.filename)]
     last = next(reversed(own or list(frames)), None)
+    raised = phases_of(error)
     return {
         "type": type(error).__name__,
         "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
@@ -61,6 +63,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
         "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
         "wall_time": time.time(),
+        "phases": [phase.name for phase in raised.phases] if raised is not None else None,
+        "callback": raised.callback if raised is not None else "",
     }
 
 

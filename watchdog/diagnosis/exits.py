@@ -83,16 +83,16 @@ def diagnose_exits(
         culprit = own[0] if own else ordered[0]
     slot = slots.get(culprit.rank)
     step = max((reading.step for reading in slots.values() if reading is not None), default=0)
-    phase = slot.phase.name if slot is not None and slot.phase is not None else None
+    phase = next(reversed(_phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
     return Verdict(
         cause=_cause(culprit, slots, all_victims),
         culprits=() if all_victims else (culprit.rank,),
         step=step,
-        phase=phase,
+        phase=phase.name if phase is not None else None,
         confidence="unknown" if all_victims else "proved",
-        sentence=_sentence(culprit, _position_of(slot, step), all_victims),
+        sentence=_sentence(culprit, _position_of(culprit, slot, step), all_victims),
         signature=_signature(culprit, step),
         deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
@@ -116,15 +116,16 @@ def diagnose_early_exit(
     step = max((slot.step for slot in slots.values() if slot is not None), default=0)
     first = min(completed, key=lambda exit: exit.order)
     place = _location(first)
-    where = f" (at {place.short})" if place is not None else ""
+    where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
+    phase = next(reversed(_phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
         culprits=ranks,
         step=step,
-        phase=slot.phase.name if slot is not None and slot.phase is not None else None,
+        phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited after step {step}{where}"
+        sentence=f"{rank_names(ranks, capitalize=True)} exited {_position_of(first, slot, step)}{where}"
         f" while rank {waiters[0]} was still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
         deterministic=True,
@@ -155,19 +156,30 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     return Cause.exception
 
 
-def _position_of(slot: Slot | None, step: int) -> str:
+def _phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
+    """The phases in which a rank ended, the outermost first: those of its exception, or else those on the board."""
+    if exit.error is not None and exit.error.phases is not None:
+        return exit.error.phases
+    return tuple(one.phase for one in slot.phases) if slot is not None else ()
+
+
+def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
     """Where the culprit was: by its own slot, because the other ranks may be a step ahead of it.
 
     Args:
+        culprit: the rank's exit.
         slot: of the culprit; None if it could not be read.
         step: the last optimizer step that any rank completed.
     """
     if slot is None:
         return position(step, None)
-    outer = {one.phase for one in slot.phases[:-1]}
-    inside_step = bool(_STEP_ITSELF & outer) or slot.callback.endswith(".on_step_begin")
-    phase = slot.phase.name if slot.phase is not None else None
-    return position(slot.step, phase, callback=slot.callback, inside_step=inside_step)
+    phases = _phases_of(culprit, slot)
+    raised = culprit.error is not None and culprit.error.phases is not None
+    callback = culprit.error.callback if raised and culprit.error is not None else slot.callback
+    inside_step = bool(_STEP_ITSELF & set(phases[:-1])) or callback.endswith(".on_step_begin")
+    return position(
+        slot.step, phases[-1].name if phases else None, callback=callback, inside_step=inside_step
+    )
 
 
 def position(step: int, phase: str | None, *, callback: str = "", inside_step: bool = False) -> str:

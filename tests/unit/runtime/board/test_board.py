@@ -10,7 +10,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from grpo_run.runtime.board.board import HEADER_BYTES, Board
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
 from grpo_run.runtime.board.collective_log import ENTRIES
 from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES, SLOT_BYTES
-from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.board.slot_writer import SlotWriter, phases_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
@@ -135,6 +136,63 @@ def test_phases_nest(board: Board, writer: SlotWriter) -> None:
     assert [entry.since_seconds for entry in phases] == sorted(entry.since_seconds for entry in phases)
     writer.leave(Phase.reward)
     assert seen(board).phase is Phase.score
+
+
+def fail_in(writer: SlotWriter, *phases: Phase) -> ValueError:
+    """Raise in nested phases; return the exception after it has left all of them."""
+    error = ValueError("broken")
+
+    def inside(remaining: tuple[Phase, ...]) -> None:
+        if not remaining:
+            raise error
+        try:
+            writer.enter(remaining[0])
+            inside(remaining[1:])
+        finally:
+            writer.leave(remaining[0])
+
+    with pytest.raises(ValueError, match="broken"):
+        inside(phases)
+    return error
+
+
+def test_an_exception_keeps_the_phases_that_it_was_raised_in(writer: SlotWriter) -> None:
+    """The innermost one is left first. Without an open callback, none is named."""
+    error = fail_in(writer, Phase.data, Phase.score, Phase.reward)
+    assert phases_of(error) == ((Phase.data, Phase.score, Phase.reward), "")
+    assert phases_of(ValueError("outside")) is None
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def test_a_phase_that_is_left_while_an_exception_is_handled_is_not_its(writer: SlotWriter) -> None:
+    """The script may evaluate in an `except` block and raise again."""
+    error = ValueError("broken")
+    try:
+        raise error
+    except ValueError:
+        writer.enter(Phase.eval)
+        leave = partial(writer.leave, Phase.eval)
+        _call(leave)
+    assert phases_of(error) is None
+
+
+def test_an_exception_of_a_callback_names_it(writer: SlotWriter) -> None:
+    """Class and event."""
+    error = ValueError("broken")
+
+    def on_save() -> None:
+        try:
+            writer.enter_callback("Mine.on_save")
+            raise error
+        finally:
+            writer.leave(Phase.callback)
+
+    with pytest.raises(ValueError, match="broken"):
+        on_save()
+    assert phases_of(error) == ((Phase.callback,), "Mine.on_save")
 
 
 def test_leaving_a_phase_closes_the_phases_inside_it(board: Board, writer: SlotWriter) -> None:

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from grpo_run.runtime.record import attempt_files
 from grpo_run.runtime.record.attempt_files import MAX_SOCKET_PATH_BYTES, AttemptFiles
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.watchdog.observation import RankError
+from grpo_run.watchdog.observation import Phase, RankError
 
 
 @pytest.fixture
@@ -156,6 +157,12 @@ def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]
         type="KeyError", message="'x'", traceback="…", location=("train.py", 3, "f"), wall_time=5.0
     )
     assert files.read_error(0) == expected
+    files.error(0).write_text(
+        json.dumps({**value, "phases": ["data", "callback"], "callback": "Mine.on_save"})
+    )
+    assert files.read_error(0) == replace(
+        expected, phases=(Phase.data, Phase.callback), callback="Mine.on_save"
+    )
     files.error(0).write_text(json.dumps({**value, "location": None}))
     found = files.read_error(0)
     assert found is not None

@@ -343,11 +343,31 @@ def test_an_early_exit_is_reported_with_its_line(
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
     assert (
         verdict.sentence
-        == "Rank 1 exited after step 7 (at train.py:40 in main) while rank 0 was still training."
+        == "Rank 1 exited in step 8 (phase generate), at train.py:40 in main, while rank 0 was still training."
     )
     assert verdict.location is not None
     assert verdict.location.line == 40
     assert (verdict.confidence, verdict.deterministic) == ("proved", True)
+
+
+def test_an_exception_is_reported_where_it_was_raised(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """It has left the phase by the time at which the slot is read."""
+    error = make_error(phases=(Phase.data, Phase.score, Phase.reward))
+    slots = {0: make_slot(0), 1: make_slot(1)}
+    verdict = diagnose_exits([make_exit(1, order=0, error=error)], slots, best_position=(1, 7))
+    assert verdict.phase == "reward"
+    assert verdict.sentence.startswith("Rank 1 raised ZeroDivisionError in step 8 (phase reward): ")
+
+
+def test_an_exception_of_a_callback_names_it(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Inside the computation of a step it belongs to that step."""
+    error = make_error(phases=(Phase.optimizer, Phase.callback), callback="Mine.on_step_end")
+    verdict = diagnose_exits([make_exit(1, order=0, error=error)], {1: make_slot(1)}, best_position=(1, 7))
+    assert "in step 8 (callback Mine.on_step_end)" in verdict.sentence
 
 
 def test_all_ranks_that_exited_early_are_named(
@@ -359,7 +379,7 @@ def test_all_ranks_that_exited_early_are_named(
     slots = {0: None, 1: make_slot(1, step=9), 2: None, 3: None}
     verdict = diagnose_early_exit([late, first], [make_exit(2, order=1), make_exit(1, order=3)], slots)
     assert (verdict.culprits, verdict.waiters, verdict.step) == ((0, 3), (1, 2), 9)
-    assert verdict.sentence.startswith("Ranks 0 and 3 exited after step 9 (at first.py:1 in f) while rank 1 ")
+    assert verdict.sentence.startswith("Ranks 0 and 3 exited after step 9, at first.py:1 in f, while rank 1 ")
     assert verdict.phase is None
 
 
