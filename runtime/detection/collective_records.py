@@ -8,7 +8,8 @@ proof.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -23,6 +24,10 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 FETCH_SECONDS = 0.5
 """Deadline for the Flight Recorders of all ranks together, and for their thread reports."""
+SILENT_SECONDS = 10.0
+"""A rank that does not answer is reported after this time, and after `SILENT_FETCHES` in a row. On a loaded machine
+a single answer is often late."""
+SILENT_FETCHES = 3
 MAX_UNANSWERED = 3
 """A rank that has left so many requests for a thread report unanswered is not asked again in this attempt.
 Each one occupies a thread of its worker server until the interpreter runs; the server has 8."""
@@ -31,14 +36,32 @@ Recorded = Mapping[int, tuple[Collective, ...]]
 """Parsed Flight Recorder entries, by rank."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Silence:
+    """Since when (monotonic seconds) and how many times in a row a rank has not answered."""
+
+    since_seconds: float
+    fetches: int
+
+    def lasts(self, now: float) -> bool:
+        return self.fetches >= SILENT_FETCHES and now - self.since_seconds >= SILENT_SECONDS
+
+
 class CollectiveRecords:
     """Collective records of one attempt.
 
-    `recordings` holds the JSON of the last fetch by rank, `unavailable` the reason for each rank without one.
+    `recordings` holds the JSON of the last fetch by rank, `unavailable` the reason for each rank without one. A rank
+    that merely does not answer is not listed before that has lasted.
+
+    Args:
+        ranks: of this node.
+        clock: returns monotonic seconds.
     """
 
-    def __init__(self, ranks: LocalRanks) -> None:
+    def __init__(self, ranks: LocalRanks, clock: Callable[[], float]) -> None:
         self._ranks = ranks
+        self._clock = clock
+        self._silent: dict[int, _Silence] = {}
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._unanswered: Counter[int] = Counter()
         self.recordings: dict[int, bytes] = {}
@@ -51,17 +74,28 @@ class CollectiveRecords:
         for rank, text in self.recordings.items():
             before = self._parsed.get(rank)
             if before is not None and before[0] == text:
-                recorded[rank] = before[
-                    1
-                ]  # parsing is most of a poll's cost, and idle ranks answer identically
+                recorded[rank] = before[1]  # parsing costs much, and idle ranks answer identically
                 continue
             try:
                 recorded[rank] = parse_recording(text)
                 self._parsed[rank] = (text, recorded[rank])
             except ValueError as error:
                 failures[rank] = str(error)
-        self.unavailable = {rank: f"no collective records: {why}" for rank, why in failures.items()}
+        self._note_silence(sockets.keys() - failures.keys(), failures)
+        self.unavailable = {
+            rank: f"no collective records: {why}"
+            for rank, why in failures.items()
+            if not isinstance(why, flight_recorder.NoAnswer) or self._silent[rank].lasts(self._clock())
+        }
         return recorded
+
+    def _note_silence(self, answered: Iterable[int], unanswered: Iterable[int]) -> None:
+        now = self._clock()
+        for rank in answered:
+            self._silent.pop(rank, None)
+        for rank in unanswered:
+            before = self._silent.get(rank, _Silence(since_seconds=now, fetches=0))
+            self._silent[rank] = replace(before, fetches=before.fetches + 1)
 
     def fetch_threads(self, sockets: Mapping[int, str]) -> dict[int, ThreadReport]:
         """Fetch and parse the thread reports behind `sockets` (paths by rank).

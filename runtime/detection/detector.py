@@ -73,7 +73,7 @@ class HangDetector:
         )
         self.phase_durations.begin_attempt(board, places)
         self._movement = SlotMovement()
-        self._records = CollectiveRecords(self._ranks)
+        self._records = CollectiveRecords(self._ranks, self._clock)
         self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records)
         self._stalls = StallDetector(
             self._ranks, self._settings, self._movement, self._records, self.phase_durations, now

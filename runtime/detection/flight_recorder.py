@@ -14,7 +14,14 @@ from collections.abc import Mapping
 MAX_ANSWER_BYTES = 1024 * 1024
 """256 entries take about 120 KB."""
 FLIGHT_RECORDER_HANDLER = "fr_trace_json"
+_CONNECT_SECONDS = 0.05
 _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class NoAnswer(str):
+    """The reason of a failure that a loaded machine may cause: the server did not answer in time."""
+
+    __slots__ = ()
 
 
 def fetch(
@@ -42,10 +49,14 @@ def fetch(
             except OSError as error:
                 failures[rank] = f"no socket: {error.strerror}"
                 continue
-            connection.settimeout(0.05)
+            connection.settimeout(_CONNECT_SECONDS)
             try:
                 connection.connect(path)
                 connection.sendall(request)
+            except (TimeoutError, BlockingIOError):
+                connection.close()
+                failures[rank] = NoAnswer(f"no connection within {_CONNECT_SECONDS:g} s")
+                continue
             except OSError as error:
                 connection.close()
                 failures[rank] = f"{path}: {error.strerror or error}"
@@ -56,7 +67,7 @@ def fetch(
             for key, _ in selector.select(remaining):
                 _receive(selector, key, chunks[key.data], answers, failures)
         for key in list(selector.get_map().values()):
-            failures[key.data] = f"no answer within {seconds:g} s"
+            failures[key.data] = NoAnswer(f"no answer within {seconds:g} s")
             key.fileobj.close()  # type: ignore[union-attr]
     return answers, failures
 

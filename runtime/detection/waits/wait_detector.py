@@ -179,7 +179,7 @@ class WaitDetector:
             stall=Stall(
                 cause=cause_of(phase),
                 culprits=(first, *(rank for rank in sorted(stuck) if rank != first)),
-                waiters=tuple(rank for rank in sorted(slots) if rank not in stuck),
+                waiters=tuple(rank for rank in sorted(self._ranks.pids) if rank not in stuck),
                 phase=phase,
                 callback=missed.callback if missed is not None else _callback(slot),
                 deadline_seconds=missed.deadline_seconds if missed is not None else 0.0,

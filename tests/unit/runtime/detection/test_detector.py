@@ -18,13 +18,14 @@ from support.collective_entries import add_entry
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection import flight_recorder
-from grpo_run.runtime.detection.collective_records import MAX_UNANSWERED
+from grpo_run.runtime.detection.collective_records import MAX_UNANSWERED, SILENT_SECONDS
 from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS, HangDetector
 from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families import usage as families
 from grpo_run.runtime.detection.families.connections import Connections
 from grpo_run.runtime.detection.families.usage import FamilyUsage, Thread
 from grpo_run.runtime.detection.finding import Finding
+from grpo_run.runtime.detection.flight_recorder import NoAnswer
 from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
 from grpo_run.runtime.detection.waits.processes import LookReader
 from grpo_run.watchdog import processes
@@ -639,6 +640,17 @@ def test_records_that_return_end_the_blindness(world: World) -> None:
     assert found is not None
     assert found.deadlock is not None
     assert world.watch.blind == {}
+
+
+def test_a_late_answer_is_reported_only_if_that_lasts(world: World) -> None:
+    """A loaded machine is often late once; a rank that is silent for long cannot be seen."""
+    mismatch(world)
+    world.silent = {1: NoAnswer("no answer within 0.5 s")}
+    assert world.advance(SILENT_SECONDS - 1) is None
+    assert len(world.polls) >= 3
+    assert world.watch.blind == {}
+    assert world.advance(10.0) is None
+    assert world.watch.blind == {1: "no collective records: no answer within 0.5 s"}
 
 
 @pytest.mark.parametrize("unreadable", [{0}, {1}, {0, 1}])
