@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,8 @@ from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
+
+_DURATION = re.compile(r"[\d,.]+ s\b")
 
 
 class HangMonitor:
@@ -106,10 +109,15 @@ class HangMonitor:
             self._reporter.write("phase_learned", **named, durations=durations.as_json())
 
     def _report_suspicion(self, suspicion: str | None) -> None:
-        if suspicion and suspicion != self._suspicion:
+        if suspicion and _without_durations(suspicion) != _without_durations(self._suspicion or ""):
             self._reporter.write("suspicion", sentence=suspicion)
         if suspicion and self._lifecycle.state is RunState.running:
             self._lifecycle.fire(RunEvent.suspicion)
         elif not suspicion and self._lifecycle.state is RunState.suspect:
             self._lifecycle.fire(RunEvent.cleared)
         self._suspicion = suspicion
+
+
+def _without_durations(sentence: str) -> str:
+    """A suspicion without the seconds that it counts, which differ at each check."""
+    return _DURATION.sub("", sentence)

@@ -76,6 +76,16 @@ def test_a_suspicion_is_written_once_until_it_changes(scene: Scene) -> None:
     ]  # fmt: skip
 
 
+def test_a_suspicion_that_only_counts_seconds_is_not_written_again(scene: Scene) -> None:
+    """The check that confirms it comes a moment later."""
+    for text in ("Rank 1 has waited 1,060.1 s.", "Rank 1 has waited 1,060.2 s.", "Rank 2 has waited 60.2 s."):
+        scene.poll(text)
+    assert [record["sentence"] for record in scene.events("suspicion")] == [
+        "Rank 1 has waited 1,060.1 s.",
+        "Rank 2 has waited 60.2 s.",
+    ]
+
+
 def test_a_suspicion_while_stopping_does_not_change_the_state(scene: Scene) -> None:
     """The ranks are still expected to stop."""
     scene.lifecycle.fire(RunEvent.stop_requested)
