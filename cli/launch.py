@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.elastic import build_agent
+from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import Journal, read_journal
+from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision import last_resort
@@ -87,11 +88,14 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     inputs = inputs_of(launch)
     check_inputs(launch, directory, history, inputs)
     if history.finished:
-        write_staged_checkpoints(launch, directory, history)
+        kept = staging.find(directory, config.run_id)
+        if kept is not None:  # the disk was full when the run finished
+            staging.write_kept_checkpoints(kept, directory, config.run_id)
         print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
         return EXIT_FINISHED
-    directory.write_run({**config.as_json(), "typed": list(launch.typed), "inputs": inputs.as_json()})
-    return _supervise(launch, directory, history, listener)
+    fields = {"typed": list(launch.typed), "inputs": inputs.as_json()}
+    with staging.staged(launch, directory, fields) as staged:
+        return _supervise(staged, directory, listener)
 
 
 def open_listener(launch: LaunchCommand) -> Listener | None:
@@ -107,30 +111,7 @@ def open_listener(launch: LaunchCommand) -> Listener | None:
     return address.open_listener(launch.metrics_address)
 
 
-def write_staged_checkpoints(launch: LaunchCommand, directory: RunDirectory, history: History) -> None:
-    """Write the checkpoints of a finished run that are still in memory because the disk was full."""
-    path = launch.config.snapshot_directory
-    if path is None or not path.is_dir():
-        return
-    from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
-
-    def notify(text: str) -> None:
-        print(f"grpo-run: {text}")
-
-    staging = StagingArea(path)
-    if not staging.belongs_to(history.supervisors):
-        staging.clear()  # the run ended on another machine, so these checkpoints are older
-        return
-    drains = DrainScheduler(
-        staging, write=Journal(directory.journal, launch.config.run_id).write, warn=notify, preloaded=False
-    )
-    drains.flush(restore=False)
-    drains.close()
-
-
-def _supervise(
-    launch: LaunchCommand, directory: RunDirectory, history: History, listener: Listener | None
-) -> int:
+def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
     config = launch.config
     os.environ.update(config.environment)
     if config.preload:
@@ -151,7 +132,6 @@ def _supervise(
         output.follow(files)
         terminal.attempt_begins()
 
-    staging = StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None
     ranks = int(launch.elastic.nproc_per_node)
     supervisor = Supervisor(
         config,
@@ -160,7 +140,7 @@ def _supervise(
         rank_environment=_rank_environment,
         notify=terminal.notify,
         follow_output=follow,
-        staging=staging,
+        staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
     )
     agent = build_agent(launch, supervisor)
     server = announce(launch, directory, supervisor, terminal, listener)
@@ -170,9 +150,6 @@ def _supervise(
         _handle_signals(supervisor)
         _report_failed_threads(supervisor)
         supervisor.begin(world_size_local=ranks)
-        if staging is not None:
-            # not earlier: a supervisor that fails to begin must leave the memory to the next one
-            staging.claim(history.supervisors, directory.path)
         agent.run()
     except _StoppedWithoutRanks as stopped:
         supervisor.stop_without_ranks(str(stopped))

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
@@ -36,7 +37,8 @@ IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `sources` are the file that will run and its local modules, `typed` the words as typed.
+    `sources` are the file that will run and its local modules, `typed` the words as typed, `snapshot_folder` where
+    the run's staging area is created; None to write checkpoints directly to disk.
     """
 
     elastic: argparse.Namespace
@@ -45,6 +47,7 @@ class LaunchCommand:
     sources: tuple[Source, ...]
     typed: tuple[str, ...]
     accept_change: bool
+    snapshot_folder: Path | None
 
 
 def parse(arguments: Sequence[str]) -> LaunchCommand:
@@ -94,7 +97,6 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         strict_drills=options.strict_drills,
         hygiene_every=options.hygiene_every,
         snapshot_every=values.snapshot_every(options.snapshot_every),
-        snapshot_directory=values.snapshot_directory(options.snapshot_dir, directory, run_id, nodes[1]),
         generation=generation,
         resume_from=options.resume_from,
         fresh=options.fresh,
@@ -109,6 +111,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         sources=sources,
         typed=tuple(arguments),
         accept_change=options.accept_change,
+        snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
     )
 
 

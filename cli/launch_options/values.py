@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.staging.area import staging_path
+from grpo_run.runtime.staging.ownership.folder import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 DEADLINE_FIELDS = {
@@ -33,13 +32,11 @@ def snapshot_every(text: str) -> int | None:
     return int(text)
 
 
-def snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int) -> Path | None:
-    """Return the staging directory; None when checkpoints are written directly to disk.
+def snapshot_folder(text: str, nodes: int) -> Path | None:
+    """Return the folder of staging areas; None when checkpoints are written directly to disk.
 
     Args:
         text: the option's value: `off`, or a directory on a file system in memory.
-        run_directory: tells runs of one name apart.
-        run_id: part of the directory's name.
         nodes: the largest number of nodes; with several, no node would stage a complete checkpoint.
 
     Raises:
@@ -55,11 +52,9 @@ def snapshot_directory(text: str, run_directory: Path, run_id: str, nodes: int) 
         raise UsageError(
             f"--snapshot-dir {text}: not a directory; give one on a file system in memory, or off"
         )
-    found = staging_path(run_directory, run_id, root)
+    found = private_folder(root)
     if found is None and not is_default:
-        raise UsageError(
-            f"--snapshot-dir {text}: cannot be written, or another user can access its grpo-run-{os.getuid()}"
-        )
+        raise UsageError(f"--snapshot-dir {text}: a folder that only this user can access cannot be created")
     return found
 
 

@@ -1,13 +1,13 @@
 """The staging area: three slots on a memory-backed file system for one run's newest snapshots.
 
-    <memory>/grpo-run-<uid>/<run-id>-<digest>/            mode 0700
+    <memory>/grpo-run-<uid>/9f86d081884c7d65/            mode 0700; a random name that run.json holds
       slot0/ slot1/ slot2/
         lock                   held while the slot is written or drained; released by the kernel if the holder dies
         STAGED.json            written last, by rename; without it the slot holds no snapshot
         DRAINED                the snapshot is on disk as a checkpoint
         rank0.arena rank0.json snapshot buffer of rank 0 and its index (`buffer.py`, `index.py`)
         files/                 the other files of the checkpoint, as the trainer wrote them
-      RUN.json                 the run directory and the number of the supervisor that uses the area
+      OWNER.json lock          whose area it is, and the lock of the run's supervisor (`ownership`)
       TROUBLE.json             present while checkpoints cannot be written to disk
       restore/                 a checkpoint written here to resume from, because the disk is full or stuck
 
@@ -18,22 +18,17 @@ the drain worker reads. Does not copy tensors or write checkpoints. Works on one
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
-import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import SHARED_MEMORY_ROOT, write_json
+from grpo_run.runtime.files import write_json
 from grpo_run.runtime.staging.slot import STAGED, StagedSnapshot, StagingSlot
 
 SLOTS = 3
 TROUBLE = "TROUBLE.json"
-OWNER = "RUN.json"
 RESTORE = "restore"
 
 
@@ -114,63 +109,6 @@ class StagingArea:
         older = [slot for _, slot in reversed(snapshots[1:])] if sacrifice else []
         return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)
 
-    def claim(self, supervisors: int, run_directory: Path) -> None:
-        """Take over the area for the run's next supervisor.
-
-        Snapshots that do not belong to the run's previous supervisor are deleted: they may be of a deleted
-        run of the same name, or older than what the run did since on another machine. Areas of deleted runs
-        are removed.
-
-        Args:
-            supervisors: how many supervisors the run's journal records before this one.
-            run_directory: the run's directory.
-        """
-        if not self.belongs_to(supervisors):
-            self.clear()
-            self._create()
-        write_json(
-            self.path / OWNER, {"supervisors": supervisors + 1, "run_directory": str(run_directory.resolve())}
-        )
-        for other in self.path.parent.iterdir():
-            directory = _read_owner(other).get("run_directory")
-            if not isinstance(directory, str):
-                continue
-            owner = Path(directory)
-            # a missing parent means an unmounted disk, not a deleted run
-            if owner.parent.exists() and not owner.exists():
-                shutil.rmtree(other, ignore_errors=True)
-
-    def belongs_to(self, supervisors: int) -> bool:
-        """Return True if the run's latest supervisor, number `supervisors` in its journal, used this area."""
-        return _read_owner(self.path).get("supervisors") == supervisors
-
     def clear(self) -> None:
         """Delete the area and free its memory."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _read_owner(path: Path) -> dict[str, Any]:
-    try:
-        owner = json.loads((path / OWNER).read_bytes())
-    except (OSError, ValueError):
-        return {}  # being created, or not a staging area
-    return owner if isinstance(owner, dict) else {}
-
-
-def staging_path(run_directory: Path, run_id: str, root: Path = SHARED_MEMORY_ROOT) -> Path | None:
-    """Return the directory of a run's staging area, or None without a usable memory-backed file system.
-
-    Args:
-        run_directory: distinguishes runs of the same id.
-        root: where the memory-backed file system is mounted.
-    """
-    own_folder = root / f"grpo-run-{os.getuid()}"
-    try:
-        own_folder.mkdir(exist_ok=True, mode=0o700)
-        status = own_folder.lstat()
-    except OSError:
-        return None
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
-        return None  # the root is world-writable: do not trust a folder that another user can change
-    digest = hashlib.sha256(os.fsencode(run_directory.resolve())).hexdigest()[:12]
-    return own_folder / f"{run_id[:48]}-{digest}"

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.slots import fill, snapshot
 
-from grpo_run.cli import launch as module
+from grpo_run.cli.launch_options import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.area import StagingArea, staging_path
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.ownership.folder import private_folder
+from grpo_run.runtime.staging.ownership.owner import describe_owner
+from grpo_run.runtime.staging.ownership.taking import take_area
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Path]:
-    """Create the staging directory of a finished run, with a checkpoint that the script asked for."""
-    path = staging_path(tmp_path / "run", "night")
-    assert path is not None
-    staging = StagingArea(path)
-    (tmp_path / "run").mkdir()
-    staging.claim(0, tmp_path / "run")
-    fill(staging.slots[0], snapshot(tmp_path / "out"))
-    yield path
-    staging.clear()
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that has finished."""
+    made = RunDirectory(path=tmp_path / "run")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def kept(run: RunDirectory, tmp_path: Path) -> Path:
+    """Create the staging area of the run, with a checkpoint that the script asked for."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    folder = private_folder(memory)
+    assert folder is not None
+    taken = take_area(
+        folder,
+        None,
+        describe_owner("night", run.path),
+        lambda path, earlier: run.write_run({"snapshot_directory": str(path)}),
+    )
+    os.close(taken.lock)
+    fill(StagingArea(taken.path).slots[0], snapshot(tmp_path / "out"))
+    return taken.path
 
 
 def test_next_launch_writes_kept_snapshots(
-    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: Path, run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A real drain worker publishes the snapshot, and the staging directory is removed."""
-    run = RunDirectory(path=tmp_path / "run")
-    run.create()
-    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
-    module.write_staged_checkpoints(launch, run, History(supervisors=1))  # type: ignore[arg-type]
+    """A real drain worker publishes the snapshot, and the staging area is removed."""
+    found = module.find(run, "night")
+    assert found is not None
+    assert found.path == kept
+    module.write_kept_checkpoints(found, run, "night")
     path = tmp_path / "out" / "checkpoint-5"
     verify_digests(path, read_manifest(path).files)
     assert not kept.exists()
@@ -48,20 +62,8 @@ def test_next_launch_writes_kept_snapshots(
     assert capsys.readouterr().out == ""
 
 
-def test_snapshots_older_than_the_run_are_not_written(kept: Path, tmp_path: Path) -> None:
-    """Snapshots of this machine are discarded when the run finished on another one."""
-    run = RunDirectory(path=tmp_path / "run")
-    run.create()
-    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=kept, run_id="night"))
-    module.write_staged_checkpoints(launch, run, History(supervisors=2))  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
-    assert not kept.exists()
-
-
-def test_no_kept_snapshots_start_no_process(tmp_path: Path) -> None:
-    """Without snapshots no drain worker is started."""
-    run = RunDirectory(path=tmp_path / "run")
-    run.create()
-    launch = SimpleNamespace(config=SimpleNamespace(snapshot_directory=tmp_path / "none", run_id="night"))
-    module.write_staged_checkpoints(launch, run, History(supervisors=1))  # type: ignore[arg-type]
-    assert not run.journal.exists()
+def test_snapshots_older_than_the_run_are_not_written(kept: Path, run: RunDirectory) -> None:
+    """The run went on and finished on another machine, where its supervisor took another area."""
+    run.write_run({"snapshot_directory": "/dev/shm/grpo-run-0/0123456789abcdef"})
+    assert module.find(run, "night") is None
+    assert kept.exists(), "only gc removes it"

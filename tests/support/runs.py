@@ -22,7 +22,7 @@ from typing import Any
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import JournalReader
-from grpo_run.runtime.staging.area import staging_path
+from grpo_run.runtime.staging.ownership.owner import recorded_areas
 from grpo_run.watchdog.observation import Phase
 from support import warm
 from support.warm import QUIET
@@ -53,6 +53,8 @@ class Run:
         self.metrics = metrics
         self.folder = folder
         self.directory = folder / name
+        self.seen_as = self.directory
+        """The run directory on the command line."""
         self.arguments = list(arguments)
         self.output = folder / f"{name}.out"
         self.environment = {**os.environ, **QUIET, **(environment or {})}
@@ -69,7 +71,7 @@ class Run:
         with open(self.output, "ab") as file:
             self.process = warm.start(
                 [
-                    *self.program, "launch", "--run-dir", str(self.directory), "--metrics-addr", self.metrics,
+                    *self.program, "launch", "--run-dir", str(self.seen_as), "--metrics-addr", self.metrics,
                     "--show-ranks", "0",
                     *self.arguments,
                 ],
@@ -91,11 +93,9 @@ class Run:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
-        if (memory := staging_path(self.directory, self.directory.name)) is not None:
-            for left in memory.parent.glob(
-                f"*{memory.name[-13:]}"
-            ):  # the digest in its name, whatever the run's id
-                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError, ValueError):  # it has not begun
+            for area in recorded_areas(json.loads((self.directory / "run.json").read_bytes())):
+                shutil.rmtree(area, ignore_errors=True)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the journal's events, or those of one name."""

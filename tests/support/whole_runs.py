@@ -14,7 +14,8 @@ from pathlib import Path
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import find_candidates
-from grpo_run.runtime.staging.area import StagingArea, staging_path
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.ownership.owner import recorded_areas
 from support.runs import Run, alive, descendants
 
 PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
@@ -44,8 +45,7 @@ def kill_all(run: Run) -> None:
 
 def memory_of(run: Run) -> Path:
     """Return the staging directory of a run; a finished run removes it."""
-    path = staging_path(run.directory, json.loads((run.directory / "run.json").read_text())["run_id"])
-    assert path is not None, "no memory-backed file system"
+    (path, *_) = recorded_areas(json.loads((run.directory / "run.json").read_text()))
     return path
 
 

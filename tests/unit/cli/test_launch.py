@@ -12,7 +12,6 @@ from grpo_run.cli import launch
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.main import main
 from grpo_run.dashboards.metrics.address import Listener
-from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
@@ -22,9 +21,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
 
-    def supervise(
-        made: LaunchCommand, directory: RunDirectory, history: History, listener: Listener | None
-    ) -> int:
+    def supervise(made: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
         assert directory.owner() is not None
         directories.append(directory)
         return 75

@@ -414,20 +414,17 @@ def test_snapshot_every_is_a_number_or_auto(words: list[str], every: int | None)
     assert parse([*words, "train.py"]).config.snapshot_every == every
 
 
-def test_each_run_has_its_own_staging_directory(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the given directory, the same for the same run, and not created by parsing."""
+def test_staging_areas_are_in_a_folder_of_the_user(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the given directory; parsing creates nothing of the run's."""
     memory, other = at_home / "memory", at_home / "other"
     memory.mkdir()
     other.mkdir()
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
-    usual = parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory
-    named = parse(["--snapshot-dir", str(other), "train.py"]).config.snapshot_directory
-    assert usual is not None
-    assert named is not None
-    assert usual.relative_to(memory) == named.relative_to(other)
-    assert not usual.exists(), "parsing makes nothing of the run's"
-    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory == usual
-    assert parse(["--snapshot-dir", "off", "train.py"]).config.snapshot_directory is None
+    for root in (memory, other):
+        folder = parse(["--snapshot-dir", str(root), "train.py"]).snapshot_folder
+        assert folder == root / f"grpo-run-{os.getuid()}"
+        assert list(folder.iterdir()) == []
+    assert parse(["--snapshot-dir", "off", "train.py"]).snapshot_folder is None
 
 
 @pytest.mark.usefixtures("at_home")
@@ -441,26 +438,23 @@ def test_several_nodes_do_not_stage_checkpoints(at_home: Path) -> None:
     memory = at_home / "memory"
     memory.mkdir()
     words = ["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]
-    assert parse(words).config.snapshot_directory is None
+    assert parse(words).snapshot_folder is None
 
 
 def test_an_unusable_default_directory_disables_staging(
     at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not exist, or another user can access it; the user did not ask for it, so it is no error."""
+    """It does not exist, or cannot be written; the user did not ask for it, so it is no error."""
     memory = at_home / "memory"
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
-    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
-    memory.mkdir()
-    taken = memory / f"grpo-run-{os.getuid()}"
-    taken.mkdir()
-    taken.chmod(0o755)
-    assert parse(["--snapshot-dir", str(memory), "train.py"]).config.snapshot_directory is None
+    assert parse(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder is None
+    monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", Path("/proc"))  # no user can create a folder there
+    assert parse(["--snapshot-dir", "/proc", "train.py"]).snapshot_folder is None
 
 
-def test_an_unusable_named_directory_is_refused(at_home: Path) -> None:
+@pytest.mark.usefixtures("at_home")
+def test_an_unusable_named_directory_is_refused() -> None:
     """The user asked for it."""
-    taken = at_home / "memory" / f"grpo-run-{os.getuid()}"
-    taken.mkdir(parents=True)
-    taken.chmod(0o755)
-    assert "another user can access" in error("--snapshot-dir", str(taken.parent), "train.py")
+    assert "--snapshot-dir /proc: a folder that only this user can access" in error(
+        "--snapshot-dir", "/proc", "train.py"
+    )

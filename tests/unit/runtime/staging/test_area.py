@@ -1,8 +1,7 @@
-"""The staging area: choice of slots, snapshots, ownership and location."""
+"""The staging area: choice of slots, and snapshots."""
 
 from __future__ import annotations
 
-import os
 import stat
 import tempfile
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import fill, held, snapshot
 
-from grpo_run.runtime.staging.area import SLOTS, StagingArea, staging_path
+from grpo_run.runtime.staging.area import SLOTS, StagingArea
 from grpo_run.runtime.staging.slot import DRAINED, STAGED
 
 OUT = Path("/out")
@@ -143,9 +142,6 @@ def test_a_needed_slot_is_never_chosen(
             assert chosen.index in (drained or allowed)
 
 
-# ---- locks ----
-
-
 # ---- what else lies there ----
 
 
@@ -168,109 +164,3 @@ def test_clearing_frees_the_memory(staging: StagingArea) -> None:
     staging.clear()
     assert not staging.path.exists()
     staging.clear()
-
-
-def test_each_run_directory_has_its_own_staging_path(tmp_path: Path) -> None:
-    """Equal ids in other directories differ; links to the same directory do not."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    root = tmp_path / "shm"
-    root.mkdir()
-    mine = staging_path(tmp_path / "a", "exp", root)
-    assert mine is not None
-    assert mine.parent == root / f"grpo-run-{os.getuid()}"
-    assert stat.S_IMODE(mine.parent.stat().st_mode) == 0o700
-    assert staging_path(tmp_path / "link", "exp", root) == mine
-    assert staging_path(tmp_path / "link" / ".." / "a", "exp", root) == mine
-    assert staging_path(tmp_path / "b", "exp", root) != mine
-    assert mine.name.startswith("exp-")
-
-
-def test_a_long_run_id_still_gives_a_valid_path(tmp_path: Path) -> None:
-    """A file name has at most 255 bytes."""
-    found = staging_path(tmp_path, "\N{GOTHIC LETTER AHSA}" * 200, tmp_path)
-    assert found is not None
-    StagingArea(found)
-
-
-@pytest.mark.parametrize("mode", [0o750, 0o704, 0o770, 0o777])
-def test_a_folder_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    """Its contents are neither trustworthy nor private."""
-    mine = tmp_path / f"grpo-run-{os.getuid()}"
-    mine.mkdir()
-    mine.chmod(mode)
-    assert staging_path(tmp_path, "run-1", tmp_path) is None
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file system is world-writable, so the name may be taken."""
-    monkeypatch.setattr(os, "getuid", lambda: 4711)
-    (tmp_path / "grpo-run-4711").mkdir(mode=0o700)
-    assert staging_path(tmp_path, "run-1", tmp_path) is None
-
-
-def test_a_link_or_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    """A link to a private folder is refused too."""
-    good = tmp_path / "good"
-    good.mkdir(mode=0o700)
-    mine = tmp_path / f"grpo-run-{os.getuid()}"
-    for target in (good, tmp_path / "nowhere"):
-        mine.symlink_to(target)
-        assert staging_path(tmp_path, "run-1", tmp_path) is None
-        mine.unlink()
-    mine.write_bytes(b"")
-    assert staging_path(tmp_path, "run-1", tmp_path) is None
-
-
-def test_without_a_memory_backed_file_system_there_is_no_path(tmp_path: Path) -> None:
-    """Checkpoints are then written to disk directly."""
-    assert staging_path(tmp_path, "run-1", tmp_path / "missing") is None
-
-
-# ---- whose it is ----
-
-
-@pytest.fixture
-def run_directory(tmp_path: Path) -> Path:
-    """A run directory."""
-    path = tmp_path / "runs" / "night"
-    path.mkdir(parents=True)
-    return path
-
-
-def test_the_next_supervisor_keeps_the_snapshots(tmp_path: Path, run_directory: Path) -> None:
-    """The run continues on the same machine."""
-    staging = StagingArea(tmp_path / "memory" / "night")
-    staging.claim(0, run_directory)
-    fill(staging.slots[0], snapshot(OUT))
-    again = StagingArea(staging.path)
-    assert again.belongs_to(1)
-    again.claim(1, run_directory)
-    assert len(again.snapshots()) == 1
-
-
-@pytest.mark.parametrize("supervisors", [0, 2, 3])
-def test_snapshots_of_another_run_or_an_older_supervisor_are_deleted(
-    supervisors: int, tmp_path: Path, run_directory: Path
-) -> None:
-    """The run was deleted and started again, or continued on another machine."""
-    staging = StagingArea(tmp_path / "memory" / "night")
-    staging.claim(0, run_directory)
-    fill(staging.slots[0], snapshot(OUT))
-    again = StagingArea(staging.path)
-    again.claim(supervisors, run_directory)
-    assert again.snapshots() == []
-    assert again.choose_slot() is not None
-    assert again.belongs_to(supervisors + 1)
-
-
-def test_areas_of_deleted_runs_are_removed(tmp_path: Path, run_directory: Path) -> None:
-    """Areas of runs on an unmounted disk are kept."""
-    memory = tmp_path / "memory"
-    elsewhere = tmp_path / "unmounted" / "runs" / "far"
-    deleted = tmp_path / "runs" / "deleted"
-    for name, directory in (("deleted", deleted), ("far", elsewhere)):
-        StagingArea(memory / name).claim(0, directory)
-    StagingArea(memory / "nobody")
-    StagingArea(memory / "night").claim(0, run_directory)
-    assert sorted(path.name for path in memory.iterdir()) == ["far", "night", "nobody"]
