@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -270,6 +271,8 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
         failure_seconds=supervisor.history.mean_time_between_failures(),
+        known_calls=supervisor.history.calls.to_pass(),
+        attempt_started_at=time.time(),
         injections_fired=tuple(supervisor.history.injections_fired),
     )
     environment = settings.to_environment()

@@ -80,6 +80,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="start from the newest checkpoint of another run, or from one checkpoint directory",
     )
     group.add_argument(
+        "--require-resume",
+        action="store_true",
+        help="end the run with exit code 93 if a restarted script repeats or leaves out a train() call that this run has"
+        " a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
+    )
+    group.add_argument(
         "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
     )
     group.add_argument(

@@ -100,6 +100,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         generation=generation,
         resume_from=options.resume_from,
         fresh=options.fresh,
+        require_resume=options.require_resume,
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         shown_ranks=values.shown_ranks(options.show_ranks, ranks.per_node * nodes[1]),

@@ -156,6 +156,11 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         help="Consecutive failures since a checkpoint last reached a new highest step; limited by --max-restarts.",
     ),
     Metric(
+        name="grpo_resume_mismatches_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.resume_mismatches)),
+        help="Restarts that repeated or left out work of which the run had a checkpoint.",
+    ),
+    Metric(
         name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",

@@ -30,7 +30,7 @@ _LIBRARIES = ("grpo-run", "torch", "transformers", "trl", "accelerate", "deepspe
 
 
 class TrainCall(pydantic.BaseModel):
-    """Identify one `train()` call of a script by properties that do not change when the script runs again."""
+    """Identify one `train()` call of a run. `ordinal` is its number in the run, also if the script skips others."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
     ordinal: int

@@ -115,6 +115,8 @@ class RunConfig:
     """Run id, run directory or checkpoint directory to start from."""
     fresh: bool = False
     """Whether training may start over in an output directory with unfinished checkpoints of another run."""
+    require_resume: bool = False
+    """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
     allow_untested: bool = False
     """Whether library versions outside the tested ranges are accepted."""
     expected_distributed_type: str | None = None

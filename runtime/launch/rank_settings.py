@@ -11,6 +11,7 @@ import os
 
 import pydantic
 
+from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
 
@@ -42,6 +43,10 @@ class RankSettings(pydantic.BaseModel):
     """Process title, as `ps` shows it."""
     failure_seconds: float = PRIOR_FAILURE_SECONDS
     """Mean time between failures, in seconds."""
+    known_calls: tuple[KnownCall, ...] = ()
+    """The run's `train()` calls of earlier attempts, oldest first."""
+    attempt_started_at: float = 0.0
+    """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 

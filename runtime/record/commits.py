@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_run.watchdog.observation import Slot
 
@@ -28,6 +29,20 @@ class Commit:
     resumed_step: int
     target_steps: int
     voted_at_seconds: float
+
+    def as_event(self, *, wall_time: float, now_seconds: float) -> dict[str, Any]:
+        """Return the fields of its journal event.
+
+        Args:
+            wall_time: now, in seconds since the epoch.
+            now_seconds: now, on the monotonic clock.
+        """
+        return {
+            "step": self.step,
+            "train_call": self.train_call,
+            "target_steps": self.target_steps,
+            "committed_at": wall_time - (now_seconds - self.voted_at_seconds),
+        }
 
 
 def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
 from grpo_run.runtime.record.step_times import StepTimes
@@ -56,6 +57,8 @@ class Recovery:
     """Why the action was chosen."""
     lost_connection: tuple[int, ...] = ()
     """Ranks that failed only because they lost their connection to `rank`."""
+    mismatch: str = ""
+    """How the next attempt did not continue what the run has; empty if it did."""
     also_failed: tuple[int, ...] = ()
     """Further ranks that failed by themselves."""
 
@@ -125,6 +128,10 @@ class History:
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
     steps: StepTimes = field(default_factory=StepTimes)
+    calls: TrainCalls = field(default_factory=TrainCalls)
+    """The run's `train()` calls."""
+    resume_mismatches: int = 0
+    """How often an attempt repeated or left out work that the run has a checkpoint of."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     _idle_seconds: float = 0.0
@@ -177,6 +184,28 @@ class History:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
         self.ranks_stopped = False
         self.steps.interrupt()
+        self.calls.apply_attempt_started(record, time)
+
+    def _on_rank_started(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_rank_started(record)
+
+    def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
+        if record.get("mismatch"):
+            self._mismatch(str(record["mismatch"]))
+
+    def _on_resume_missed(self, record: dict[str, Any], time: float) -> None:
+        self._mismatch(str(record["mismatch"]))
+
+    def _mismatch(self, text: str) -> None:
+        self.resume_mismatches += 1
+        if self.recoveries and not self.recoveries[-1].mismatch:
+            self.recoveries[-1].mismatch = text
+
+    def _on_train_restored(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_train_restored(record)
+
+    def _on_train_ended(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_train_ended(record)
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
         if record.get("rank") not in (0, None):
@@ -184,6 +213,7 @@ class History:
         call, resumed = int(record["train_call"]), int(record.get("step") or 0)
         self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
         self.steps.begin(call, resumed, time)
+        self.calls.apply_train_started(record, time)
         for recovery in self.recoveries:
             if recovery.lost_steps is None:
                 recovery.from_checkpoint = resumed if recovery.train_call == call else None
@@ -195,6 +225,7 @@ class History:
         at = float(record.get("committed_at") or time)
         self.steps.commit(call, step, at)
         self.step, self.train_call = step, call
+        self.calls.apply_step_committed(call, step)
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
@@ -217,11 +248,13 @@ class History:
             self.checkpoint_trouble = None
             if self.exit_code is not None:
                 self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
+        self.calls.apply_saved(call, step, record["path"])
         self._progressed(call, step)
 
     def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
         # it survives the ranks, and is made loadable before the next attempt
         self.snapshot_step = int(record["step"])
+        self.calls.apply_saved(int(record.get("train_call") or 0), self.snapshot_step, None)
         self._progressed(int(record.get("train_call") or 0), int(record["step"]))
 
     def _on_snapshot_interval(self, record: dict[str, Any], time: float) -> None:
@@ -231,8 +264,9 @@ class History:
         self.checkpoint_trouble = str(record.get("reason"))
 
     def _progressed(self, call: int, step: int) -> None:
-        if (call, step) > self.highest_checkpoint:
-            self.highest_checkpoint = (call, step)
+        position = (self.calls.lineage(call), step)
+        if position > self.highest_checkpoint:
+            self.highest_checkpoint = position
             self.failures_without_progress = 0
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:

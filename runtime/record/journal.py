@@ -47,6 +47,8 @@ EVENTS = frozenset(
         "prompt_quarantined",
         "guard_tripped",
         "run_ended",
+        "resume_chosen",
+        "resume_missed",
         "train_started",
         "train_ended",
         "train_restored",

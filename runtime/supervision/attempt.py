@@ -85,7 +85,8 @@ class Attempt:
         if commit is None:
             return None
         position = (commit.train_call, commit.step)
-        if position <= max(self.committed, (commit.train_call, commit.resumed_step)):
-            return None
+        known = self.committed if commit.train_call == self.committed[0] else (0, 0)
+        if position <= max(known, (commit.train_call, commit.resumed_step)):
+            return None  # the next call of the script may have a lower number in the run
         self.committed = position
         return commit

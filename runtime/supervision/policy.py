@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
 from grpo_run.watchdog.causes import Cause
@@ -70,7 +71,8 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
             action=Action.stop,
             reason=f"{failures} failure{'' if failures == 1 else 's'} in a row without a newer checkpoint (budget {budget.failures_without_progress})",
         )
-    return Decision(action=Action.restart, reason="from the newest complete checkpoint")
+    start = expected_start(history.calls, trained=history.best_position > (0, 0))
+    return Decision(action=Action.restart, reason=start)
 
 
 def _is_repeated(history: History) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity.held import HeldCheckpoints
 from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
@@ -73,6 +74,7 @@ class Supervisor:
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._note_published)
         self.history = self._live.history
+        self._held = HeldCheckpoints(run.path, config.run_id, self.history.calls)
         self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines)
@@ -143,6 +145,7 @@ class Supervisor:
         if self._drains is not None:
             self._drains.flush(restore=True)
             self._live.read_ranks()
+        self._held.hold()
         self._reporter.begin_attempt()
         self.attempt.files.close()
         self.attempt = Attempt(
@@ -289,14 +292,10 @@ class Supervisor:
         if commit is None:
             return
         self._reserve.fill()  # the ranks are connected
+        self._held.release()
         self.lifecycle.fire(RunEvent.step_committed)
-        self._reporter.write(
-            "step_committed",
-            step=commit.step,
-            train_call=commit.train_call,
-            target_steps=commit.target_steps,
-            committed_at=time.time() - (time.monotonic() - commit.voted_at_seconds),
-        )
+        event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
+        self._reporter.write("step_committed", **event)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -352,6 +351,7 @@ class Supervisor:
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code
+        self._held.release()
         self.exit_code, self.sentence = self._run_end.end(
             event, exit_code, sentence, step=self.attempt.committed[1], ranks=self.attempt.place_of_rank
         )

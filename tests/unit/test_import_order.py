@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "runtime": (
-        ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("checkpoints",),
+        ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
         ("processes",), ("board",), ("errors", "files", "upstream"),
     ),
     "trainers": (
@@ -83,6 +83,8 @@ PURE = (
     "runtime.record.waiting",
     "runtime.supervision.lifecycle",
     "runtime.supervision.policy",
+    "runtime.continuity.train_calls",
+    "runtime.continuity.expected",
     "runtime.record.history",
     "runtime.errors",
     "runtime.launch.config",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -40,6 +42,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         ordinal: the number of the call, from 1.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
+        record: what the journal records of the call besides its steps.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
+        record: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -60,6 +64,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
+        self._record = record
         self.stopping = False
 
     def on_train_begin(
@@ -84,6 +89,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             step=state.global_step,
             train_call=self._ordinal,
             target_steps=state.max_steps,
+            **self._record,
         )
 
     def on_epoch_begin(

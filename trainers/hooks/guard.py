@@ -24,12 +24,14 @@ class Guard:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.requests = UserRequests(session.board)
+        self.claimed: set[int] = set()
+        """Numbers of the calls of the run that were recognized in this attempt."""
         self._train_calls = 0
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
 
     def begin_call(self, trainer: Any) -> TrainCall:
-        """Number the next `train()` call, and warn if an earlier call used the same output directory."""
+        """Number the next `train()` call by its position, and warn if an earlier call used the same directory."""
         self._train_calls += 1
         call = TrainCall(
             ordinal=self._train_calls,
@@ -44,6 +46,11 @@ class Guard:
             )
         self._output_dirs.add(directory)
         return call
+
+    def recognize(self, call: TrainCall, ordinal: int) -> TrainCall:
+        """Return the call with its number in the run, on which all ranks have agreed."""
+        self.claimed.add(ordinal)
+        return call.model_copy(update={"ordinal": ordinal})
 
     @property
     def snapshots(self) -> Snapshots | None:

@@ -47,7 +47,8 @@ def run_train_call(
     """
     session = guard.session
     call = guard.begin_call(trainer)
-    resume = agree_on_resume(session, call, script_argument or None, trainer)
+    agreed = agree_on_resume(session, call, script_argument or None, trainer, claimed=guard.claimed)
+    call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
     fingerprint = PhaseFingerprint()
     step_vote = StepVote(session, fingerprint, guard.requests)
     with ExitStack() as hooks:
@@ -73,6 +74,7 @@ def run_train_call(
             exact,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
+            record=agreed.record,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)

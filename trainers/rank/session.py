@@ -60,6 +60,8 @@ class Session:
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
+        self.rejected_checkpoints = 0
+        """How many checkpoints this rank has rejected, and said so."""
         self._worker_server: Any = None
         self._votes: VoteGroup | None = None
         self._connect_error: BaseException | None = None

@@ -5,6 +5,7 @@ Called by the guard at the start of a `train()` call. Does not choose (`choice.p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
@@ -25,6 +26,7 @@ def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
     """
     if session.is_main:
         choice = choose(request, lambda rejected: reject(session, rejected))
+        choice = replace(choice, ordinal=request.call.ordinal)
         _broadcast(session.votes, choice.to_text())
         problem = None
     else:
@@ -57,6 +59,7 @@ def _broadcast(votes: Any, text: str) -> str:
 def reject(session: Session, rejected: RejectedCheckpoint) -> None:
     """Journal and print that a checkpoint is not used; rename a corrupt checkpoint of this run."""
     path, reason = rejected.path, rejected.reason
+    session.rejected_checkpoints += 1
     own_corrupt = rejected.corrupt and rejected.own
     renamed = reject_checkpoint(path, reason) if own_corrupt else None
     cause = {"cause": str(Cause.checkpoint_corrupt)} if rejected.corrupt else {}

@@ -1,6 +1,6 @@
 """Choose the checkpoint that a `train()` call starts from. Runs on rank 0, for all ranks.
 
-A call is identified by its ordinal in the script, its trainer's class and its `output_dir`. In this order:
+A call is identified by its number in the run (`identification.py`) and its trainer's class. In this order:
 
 1. the newest verified checkpoint of this run that belongs to the call;
 2. the same of the run or directory given with `--resume-from`;

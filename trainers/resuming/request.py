@@ -58,6 +58,8 @@ class ResumeChoice:
     """`argument` is the script's own, on each rank."""
     notice: str | None = None
     """A one-line message for the user."""
+    ordinal: int = 0
+    """The number of the call in the run, as rank 0 has recognized it; 0 for its position in the script."""
 
     @property
     def finished(self) -> bool:
@@ -73,6 +75,7 @@ class ResumeChoice:
                 "foreign": self.foreign,
                 "from_script": self.from_script,
                 "notice": self.notice,
+                "ordinal": self.ordinal,
             }
         )
 
@@ -89,7 +92,12 @@ class ResumeChoice:
         """
         fields = json.loads(text)
         if fields["from_script"]:
-            return cls(argument=script_argument, from_script=True, notice=fields["notice"])
+            return cls(
+                argument=script_argument,
+                from_script=True,
+                notice=fields["notice"],
+                ordinal=fields["ordinal"],
+            )
         checkpoint = None
         if fields["checkpoint"] is not None:
             path = Path(fields["checkpoint"])
@@ -101,6 +109,7 @@ class ResumeChoice:
             checkpoint=checkpoint,
             foreign=fields["foreign"],
             notice=fields["notice"],
+            ordinal=fields["ordinal"],
         )
 
 

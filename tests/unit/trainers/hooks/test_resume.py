@@ -37,7 +37,7 @@ def publish(call: TrainCall, step: int, *, run_id: str = "run-1", finished: bool
 def test_the_chosen_checkpoint_is_reported(session: Any, call: TrainCall) -> None:
     """The message has the call and the checkpoint's path."""
     path = publish(call, 5)
-    assert agree_on_resume(session, call, None).argument == str(path)
+    assert agree_on_resume(session, call, None).choice.argument == str(path)
     assert session.notified == [f"train() call 1 (GRPOTrainer) resumes from {path}"]
 
 
@@ -47,8 +47,9 @@ def test_a_rejected_checkpoint_is_reported_and_journaled(
     """The message has its path and the reason."""
     path = publish(call, 5)
     (path / "model.safetensors").write_bytes(b"weightz")
-    assert agree_on_resume(session, call, None).argument is None
-    (record,) = events()
+    assert agree_on_resume(session, call, None).choice.argument is None
+    record, chosen = events()
+    assert (chosen["event"], chosen["step"], chosen["path"]) == ("resume_chosen", 0, None)
     assert (record["event"], record["step"], record["path"]) == ("checkpoint_rejected", 5, str(path))
     assert "model.safetensors" in record["reason"]
     assert record["cause"] == "checkpoint_corrupt"
@@ -59,16 +60,19 @@ def test_a_rejected_checkpoint_is_reported_and_journaled(
 def test_a_finished_call_is_journaled_as_restored(session: Any, call: TrainCall, events: Events) -> None:
     """It is not trained again."""
     path = publish(call, 20, finished=True)
-    assert agree_on_resume(session, call, None).finished
-    assert [(record["event"], record["step"]) for record in events()] == [("train_restored", 20)]
+    assert agree_on_resume(session, call, None).choice.finished
+    assert [(record["event"], record["step"]) for record in events()] == [
+        ("resume_chosen", 20),
+        ("train_restored", 20),
+    ]
     assert session.notified == [f"train() call 1 (GRPOTrainer) is already finished; restored from {path}"]
 
 
 def test_checkpoints_of_another_run_are_warned_of(session: Any, call: TrainCall, events: Events) -> None:
     """The warning is journaled and printed."""
     publish(call, 5, run_id="run-0", finished=True)
-    assert agree_on_resume(session, call, None).argument is None
-    assert [record["event"] for record in events()] == ["warning"]
+    assert agree_on_resume(session, call, None).choice.argument is None
+    assert [record["event"] for record in events()] == ["warning", "resume_chosen"]
     assert "run-0" in session.notified[0]
 
 

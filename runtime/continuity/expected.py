@@ -1,0 +1,28 @@
+"""What a restart resumes from, as the run's own record has it: one phrase for the reason of the restart.
+
+Called by the recovery policy. What the ranks then do is decided by `trainers/resuming` and journaled as
+`train_resumed`. Pure.
+"""
+
+from __future__ import annotations
+
+from grpo_run.runtime.continuity.train_calls import TrainCalls
+
+
+def expected_start(calls: TrainCalls, *, trained: bool) -> str:
+    """Return from where the next attempt continues.
+
+    Args:
+        trained: steps were committed in this run, although its calls may not be known on this node.
+    """
+    if not len(calls):
+        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
+    call = calls.interrupted
+    if call is None:
+        return "from the start of the script; its finished train() calls are restored"
+    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
+    if call.saved and call.checkpoint is None:
+        return f"from the snapshot of step {call.saved}{which} in memory"
+    if call.saved:
+        return f"from checkpoint-{call.saved}{which}"
+    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"

@@ -1,0 +1,90 @@
+"""A plain TRL script, SFT and then GRPO, whose second start is not like its first one.
+
+`--start` says how: `skips-sft` trains SFT only if its model is not there, `time-stamp` and `random-name` put a
+part into the output directories' names that each start makes anew, `clears` removes the output directories
+first. `--kill-at-step` kills rank 0 once, at the end of that step of GRPO; the marker is outside the output
+directories. Writes `weights.sha256` beside the output directories. The script does not know what launches it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from sft import trainer_for
+from transformers import Qwen2ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+STARTS = ("plain", "skips-sft", "time-stamp", "random-name", "clears")
+WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron")
+
+
+class KillOnce(TrainerCallback):
+    """Kills this process at the end of a step, the first time."""
+
+    def __init__(self, step: int, marker: Path) -> None:
+        self.step = step
+        self.marker = marker
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def directories(start: str, root: Path) -> tuple[Path, Path]:
+    """Return the output directories of both stages in this start."""
+    if start == "time-stamp":
+        name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    elif start == "random-name":
+        name = "-".join(random.SystemRandom().sample(WORDS, 3))
+    else:
+        return root / "sft", root / "grpo"
+    return root / f"sft-{name}", root / f"grpo-{name}"
+
+
+def main() -> None:
+    parser = tiny.argument_parser(__doc__)
+    tiny.rollout_arguments(parser)
+    parser.add_argument("--start", choices=STARTS, default="plain")
+    parser.add_argument("--sft-steps", type=int, default=3)
+    parser.add_argument("--kill-at-step", type=int, default=0)
+    arguments = parser.parse_args()
+    root = arguments.output_dir
+    root.mkdir(exist_ok=True)
+    sft_dir, grpo_dir = directories(arguments.start, root)
+    if arguments.start == "clears":
+        for folder in (sft_dir, grpo_dir):
+            shutil.rmtree(folder, ignore_errors=True)
+    tokenizer = tiny.tokenizer()
+    final = sft_dir / "final"
+    if arguments.start != "skips-sft" or not (final / "config.json").exists():
+        sft = argparse.Namespace(**{**vars(arguments), "max_steps": arguments.sft_steps})
+        sft.output_dir = sft_dir
+        first = trainer_for(sft, sft_dir, tokenizer, tiny.model(len(tokenizer), arguments.seed))
+        first.train()
+        first.save_model(str(final))
+
+    grpo = argparse.Namespace(**{**vars(arguments), "output_dir": grpo_dir})
+    second = GRPOTrainer(
+        model=Qwen2ForCausalLM.from_pretrained(final, dtype=torch.float32),
+        reward_funcs=tiny.rewards(grpo.step_seconds),
+        args=GRPOConfig(**tiny.settings(grpo), **tiny.rollout_settings(grpo)),
+        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(grpo)),
+        processing_class=tokenizer,
+        callbacks=[KillOnce(arguments.kill_at_step, root / "killed")] if arguments.kill_at_step else [],
+    )
+    second.train()
+    tiny.write_digest(second, root)
+
+
+if __name__ == "__main__":
+    main()

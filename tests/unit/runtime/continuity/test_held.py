@@ -1,0 +1,98 @@
+"""Checkpoints survive a script that clears its output directory when it starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support import checkpoint_files
+from support.identities import identity
+
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.continuity import held
+from grpo_run.runtime.record.history import History
+
+
+def publish(output: Path, step: int, run_id: str = "run-1") -> Path:
+    """Write a checkpoint with a manifest."""
+    path = checkpoint_files.plain(output, step)
+    write_manifest(path, identity(output, step, run_id=run_id))
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The output directory of the run's only call."""
+    return tmp_path / "project" / "out"
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, output: Path) -> held.HeldCheckpoints:
+    """What the supervisor holds."""
+    (tmp_path / "run").mkdir()
+    started = {
+        "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(output)
+    }  # fmt: skip
+    return held.HeldCheckpoints(tmp_path / "run", "run-1", History.of([started]).calls)
+
+
+@pytest.mark.parametrize("links", ["in the run directory", "beside the output directory"])
+def test_a_cleared_directory_gets_its_checkpoints_back(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: held.HeldCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    links: str,
+) -> None:
+    """Also if the run directory is on another file system. Nothing is left afterwards."""
+    if links != "in the run directory":
+        link = os.link
+
+        def other_file_system(source: Path, target: Path) -> None:
+            if (tmp_path / "run") in Path(target).parents:
+                raise OSError(18, "Invalid cross-device link")
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", other_file_system)
+    for step in (2, 4):
+        publish(output, step)
+    publish(output, 3, run_id="another")
+    checkpoints.hold()
+    shutil.rmtree(output)
+    assert sorted(held.put_back(tmp_path / "run", "run-1", str(output))) == ["checkpoint-2", "checkpoint-4"]
+    for step in (2, 4):
+        verify_digests(output / f"checkpoint-{step}", read_manifest(output / f"checkpoint-{step}").files)
+    checkpoints.release()
+    assert (output / "checkpoint-4" / "model.safetensors").is_file()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert os.listdir(tmp_path / "project") == ["out"]
+
+
+def test_what_exists_is_left_alone(tmp_path: Path, output: Path, checkpoints: held.HeldCheckpoints) -> None:
+    """A name that the script has used again is not replaced."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output / "checkpoint-2")
+    (output / "checkpoint-2").mkdir()
+    assert held.put_back(tmp_path / "run", "run-1", str(output)) == []
+    assert list((output / "checkpoint-2").iterdir()) == []
+
+
+def test_without_hard_links_nothing_is_held_or_left(
+    tmp_path: Path, output: Path, checkpoints: held.HeldCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have none."""
+
+    def no_links(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    publish(output, 2)
+    checkpoints.hold()
+    assert held.put_back(tmp_path / "run", "run-1", str(output)) == []
+    checkpoints.release()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert os.listdir(tmp_path / "project") == ["out"]
