@@ -7,6 +7,7 @@ is parsed in `launch_options/`, the agent is built in `elastic.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import stat
@@ -21,6 +22,9 @@ from grpo_run.cli.elastic import build_agent
 from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
+from grpo_run.cli.run_end.end_record import end_record, status_or_none
+from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
+from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
@@ -30,7 +34,6 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.supervisor import Supervisor
-from grpo_run.watchdog.duration_text import duration_text
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -43,11 +46,6 @@ RECORDED_COLLECTIVES = 256
 """Entries of torch's flight recorder per rank. They cover several steps; all of them (120 KB) are read in a
 hang."""
 SERVER_STOP_SECONDS = 2.0
-AWAIT_SCRAPE_AFTER = (EXIT_FINISHED, EXIT_GAVE_UP)
-"""How a run has ended if a regular scraper should know. After a stop the node may be taken away at any time."""
-UNNOTICED_SECONDS = 2.0
-"""A longer wait at the end is announced."""
-
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -80,6 +78,16 @@ def run(launch: LaunchCommand) -> int:
             sentence = last_resort.describe(error)
             report = last_resort.write_report(directory.incidents, error, step=0, part="`grpo-run launch`")
             print(f"grpo-run: grpo-run itself failed: {sentence}. Report: {report}", file=sys.stderr)
+            if launch.on_end is not None:
+                record = end_record(
+                    run_id=config.run_id, directory=directory.path, state="failed", exit_code=EXIT_GAVE_UP,
+                    sentence=f"grpo-run itself failed: {sentence}.", status=status_or_none(directory),
+                )  # fmt: skip
+                run_on_end(
+                    launch.on_end,
+                    record,
+                    warn=lambda text: print(f"grpo-run: warning: {text}", file=sys.stderr),
+                )
             return EXIT_GAVE_UP
 
 
@@ -173,9 +181,24 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listene
     terminal.show_end(
         supervisor.sentence, wrong_usage=supervisor.exit_code == EXIT_USAGE, run_directory=directory.path
     )
+    ended_at, signals = time.monotonic(), _note_signals()
+    if launch.on_end is not None:
+        status = supervisor.status()
+        record = end_record(
+            run_id=config.run_id, directory=directory.path, state=status.state, exit_code=supervisor.exit_code,
+            sentence=supervisor.sentence, status=status,
+        )  # fmt: skip
+        run_on_end(
+            launch.on_end,
+            record,
+            warn=functools.partial(supervisor.warn, None),
+            interrupted=lambda: bool(signals),
+        )
     if server is not None:
-        if supervisor.exit_code in AWAIT_SCRAPE_AFTER:
-            _await_last_scrape(server, terminal)
+        await_last_scrapes(
+            server, supervisor.exit_code, ended_at=ended_at, notify=terminal.notify,
+            interrupted=lambda: bool(signals),
+        )  # fmt: skip
         server.stop(SERVER_STOP_SECONDS)
     _ignore_signals()
     return supervisor.exit_code
@@ -236,18 +259,13 @@ def _report_failed_threads(supervisor: Supervisor) -> None:
     threading.excepthook = report
 
 
-def _await_last_scrape(server: MetricsServer, terminal: Terminal) -> None:
-    """Let a regular scraper read how the run has ended. A signal ends the wait."""
+def _note_signals() -> list[int]:
+    """Return a list to which the signals that arrive from now on are added: they end what is left to wait for."""
     signals: list[int] = []
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda received, frame: signals.append(received))
-    seconds = server.seconds_to_next_scrape()
-    if seconds > UNNOTICED_SECONDS:
-        terminal.notify(
-            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
-        )
-    server.await_scrape(lambda: bool(signals))
+    return signals
 
 
 def _ignore_signals() -> None:

@@ -173,6 +173,12 @@ def _add_display(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT|off",
         help="address of the Prometheus metrics; the next free port if it is taken (default: %(default)s)",
     )
+    group.add_argument(
+        "--on-end",
+        metavar="COMMAND",
+        help="shell command to run after the run has finished, stopped or failed; how it ended is on its standard input as"
+        " JSON. Its failure is a warning, and it is killed after a minute (default: none)",
+    )
 
 
 def _add_injection(group: argparse._ArgumentGroup) -> None:

@@ -45,6 +45,7 @@ class LaunchCommand:
     config: RunConfig
     metrics_address: str
     sources: tuple[Source, ...]
+    on_end: str | None
     typed: tuple[str, ...]
     accept_change: bool
     snapshot_folder: Path | None
@@ -62,6 +63,8 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     for sentence in check_versions(allow_untested=options.allow_untested):
         _warn(f"{sentence}; accepted because of --allow-untested")
     _check_torchrun_options(options)
+    if options.on_end is not None and not options.on_end.strip():
+        raise UsageError("--on-end: give a command, or leave the option out")
     if options.metrics_addr != "off":
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
@@ -110,6 +113,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         config=config,
         metrics_address=options.metrics_addr,
         sources=sources,
+        on_end=options.on_end,
         typed=tuple(arguments),
         accept_change=options.accept_change,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),

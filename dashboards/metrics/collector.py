@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
-from grpo_run.dashboards.metrics.last_scrape import KEPT_SCRAPES, wait_seconds
+from grpo_run.dashboards.metrics.last_scrape import KEPT_SCRAPES, stay_seconds
 from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation, Source
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
@@ -64,6 +64,7 @@ class RunCollector(Collector):
         self._failing = False
         self._observed_at: float | None = None
         self._scrapes: deque[float] = deque(maxlen=KEPT_SCRAPES)
+        self._announced = False
         self.registry = CollectorRegistry(auto_describe=False) if registry is None else registry
         self.registry.register(self)
 
@@ -84,13 +85,19 @@ class RunCollector(Collector):
         for metric in EXPORTER_METRICS:
             yield self._with_samples(metric, exporter)
 
-    def seconds_to_next_scrape(self) -> float:
-        """Return how long to keep answering so that a regular scraper reads the present state; 0 without one."""
-        return wait_seconds(tuple(self._scrapes), self._monotonic())
+    def announce_scraper(self) -> None:
+        """Note that a scraper has named itself, so that it will come again."""
+        self._announced = True
 
-    def scraped_since(self, at_seconds: float) -> bool:
-        """Whether a scrape has begun after this time, in monotonic seconds."""
-        return bool(self._scrapes) and self._scrapes[-1] >= at_seconds
+    def seconds_to_stay(self, ended_at: float) -> float:
+        """Return how long to keep answering so that a regular scraper reads the last state; 0 if it has.
+
+        Args:
+            ended_at: when the run ended, in monotonic seconds.
+        """
+        return stay_seconds(
+            tuple(self._scrapes), self._monotonic(), ended_at=ended_at, announced=self._announced
+        )
 
     def observe(self, evaluate: Callable[[Observation], Result]) -> Result:
         """Read the run once and return `evaluate` of the observation.

@@ -22,6 +22,8 @@ from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Respons
 from grpo_run.runtime.record.status import RunStatus
 
 METHODS = ("GET", "HEAD")
+SCRAPER_HEADER = "x-prometheus-scrape-timeout-seconds"
+"""Prometheus sends it with every scrape; a person who looks at the page does not."""
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 0.3
 """How long the answer to a scrape may take, after the run was read."""
@@ -45,21 +47,25 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._serve, name="grpo-run-metrics", daemon=True)
         self._thread.start()
 
-    def seconds_to_next_scrape(self) -> float:
-        """How long the next scrape of a regular scraper may take to come; 0 if there is none."""
-        return self._collector.seconds_to_next_scrape()
+    def seconds_to_stay(self, ended_at: float) -> float:
+        """How long a regular scraper may take to read the last state; 0 without one, or once it has read it.
 
-    def await_scrape(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until a regular scraper has read the present state, so that it knows how the run has ended.
+        Args:
+            ended_at: when the run ended, in monotonic seconds.
+        """
+        return self._collector.seconds_to_stay(ended_at)
+
+    def await_last_scrapes(self, ended_at: float, interrupted: Callable[[], bool]) -> None:
+        """Wait until a regular scraper has read the last state, so that it knows how the run has ended.
 
         Returns at once without such a scraper, and as soon as `interrupted` returns true.
         """
-        began = time.monotonic()
-        while self.seconds_to_next_scrape() > 0 and not interrupted():
-            if self._collector.scraped_since(began):
-                time.sleep(ANSWER_SECONDS)
-                return
+        stayed = False
+        while self.seconds_to_stay(ended_at) > 0 and not interrupted():
+            stayed = True
             time.sleep(POLL_SECONDS)
+        if stayed and not interrupted():
+            time.sleep(ANSWER_SECONDS)  # the last scrape may still be answered
 
     def stop(self, timeout_seconds: float) -> bool:
         """Stop listening. May be called more than once. A request in progress is not answered.
@@ -129,6 +135,8 @@ def respond(
 
 
 def _metrics(collector: RunCollector, request: Request) -> Response:
+    if SCRAPER_HEADER in request.headers:
+        collector.announce_scraper()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(body=encode(collector.registry), content_type=content_type)
 

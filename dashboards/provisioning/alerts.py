@@ -116,9 +116,10 @@ EXPORTER_BLIND = {
     },
 }
 
-# A run that was resumed is not reported: its state is live again, on this or another instance.
-GAVE_UP = {
-    "alert": "GrpoRunGaveUp",
+# The exporter stays until a regular scraper has read the final state. A run that was resumed is not reported: its
+# state is live again, on this or another instance.
+FAILED = {
+    "alert": "GrpoRunFailed",
     "expr": f'last_over_time(grpo_run_state{{state="{RunState.failed.value}"}}[1h]) == 1'
     f' unless on (run_id) last_over_time(grpo_run_state{{state=~"{_LIVE}"}}[1h]) == 1',
     "labels": {"severity": "critical"},
@@ -127,6 +128,17 @@ GAVE_UP = {
         "description": "The supervisor does not restart the run again. `grpo-run status` shows the reason; the incident"
         " reports are in the run directory under incidents/. The same command resumes the run from the newest complete"
         " checkpoint.",
+    },
+}
+
+# A message rather than an alarm; it resolves by itself. Route it by its severity, or drop it there.
+FINISHED = {
+    "alert": "GrpoRunFinished",
+    "expr": f'last_over_time(grpo_run_state{{state="{RunState.finished.value}"}}[15m]) == 1',
+    "labels": {"severity": "info"},
+    "annotations": {
+        "summary": "{{ $labels.run_id }} has finished",
+        "description": "The script of every rank ran to its end. This alert resolves after 15 minutes.",
     },
 }
 
@@ -172,7 +184,8 @@ RULES: tuple[dict[str, Any], ...] = (
     CHECKPOINT_TROUBLE,
     JOURNAL_LOST,
     EXPORTER_BLIND,
-    GAVE_UP,
+    FAILED,
+    FINISHED,
     EXPORTER_VANISHED,
     SUPERVISOR_LOST,
 )

@@ -79,6 +79,7 @@ class Supervisor:
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines)
         self._reporter = Reporter(self._live, str(run.path), notify)
+        self.warn = self._reporter.warn
         self._drains = (
             DrainScheduler(
                 staging,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -21,12 +22,12 @@ STEPS = ("--max-steps", "24", "--save-steps", "8")
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """All ranks stop at one step with one checkpoint and code 75.
+    """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
-    The same command resumes and ends with equal weights.
+    The same command resumes and ends with equal weights. The command of `--on-end` is told both ends.
     """
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
         cold=how == "SIGTERM" or None,
     ).start()  # fmt: skip
     run.until_step(3)
@@ -37,7 +38,13 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
         run.process.send_signal(getattr(signal, how))
     assert run.wait() == 75, run.tail()
     status = run.status()
-    assert status["recoveries"] == []
+    assert (status["state"], status["recoveries"]) == ("stopped", [])
+    record = json.loads((tmp_path / "end.json").read_bytes())
+    assert (record["state"], record["exit_code"], record["checkpoint"]) == (
+        "stopped",
+        75,
+        status["checkpoint"],
+    )
     stopped_at = status["checkpoint"]["step"]
     assert 3 <= stopped_at < 24
     assert status["step"] == stopped_at
@@ -46,6 +53,7 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
     resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
     assert resumed == [0, stopped_at]
+    assert json.loads((tmp_path / "end.json").read_bytes())["state"] == "finished"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The ranks save at an agreed step: code 75, equal weights in the end."""
-    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "poll"}).start()
+    run = runs(
+        "--on-end", "cat > end.json", *GRPO, program=FAILING, environment={"TEST_FAILURE": "poll"}
+    ).start()
     run.until_step(3)
     (tmp_path / "fail").touch()
     assert run.wait() == 75, run.tail()
@@ -40,6 +42,9 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     status = run.status()
     assert status["checkpoint"]["step"] >= 3
     assert status["state"] == "stopped"
+    end = json.loads((tmp_path / "end.json").read_bytes())
+    assert (end["state"], end["exit_code"]) == ("stopped", 75)
+    assert end["sentence"].startswith("grpo-run itself failed")
     (tmp_path / "fail").unlink()
     assert run.start().wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)

@@ -6,6 +6,7 @@ Requires `prometheus` and `promtool` on PATH (package `prometheus` on Debian and
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -172,7 +173,13 @@ def prometheus(
         yaml.safe_dump({
             "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"},
             "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "grpo-run", "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [
+                {"job_name": "grpo-run", "static_configs": [{"targets": targets}]},
+                {
+                    "job_name": "launched",
+                    "file_sd_configs": [{"files": [str(folder / "launched.json")], "refresh_interval": "1s"}],
+                },
+            ],
         })
     )  # fmt: skip
     promtool("check", "config", str(config))
@@ -229,7 +236,7 @@ def for_the_run(expression: str) -> str:
 
 def test_promtool_accepts_the_rules() -> None:
     """promtool accepts the committed rules."""
-    assert "10 rules found" in promtool("check", "rules", str(RULES))
+    assert "11 rules found" in promtool("check", "rules", str(RULES))
 
 
 def test_every_alert_passes_its_unit_tests() -> None:
@@ -309,7 +316,7 @@ def test_prometheus_evaluates_the_alerts_and_finds_the_lost_rank(prometheus: htt
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 10
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 11
 
 
 def test_a_run_that_becomes_unreadable_leaves_no_old_values(
@@ -393,3 +400,64 @@ def test_a_regular_scraper_learns_how_a_run_ended(
         assert states[-1] == state
     finally:
         run.close()
+
+
+def test_alerts_tell_a_run_that_finished_from_one_that_failed(
+    tmp_path: Path, folder: Path, prometheus: httpx.Client
+) -> None:
+    """A real Prometheus scrapes both runs; neither is said to have vanished."""
+    (tmp_path / "script.py").write_text(
+        "import os, sys, time\n\n"
+        "while not os.path.exists('end'):\n    time.sleep(0.1)\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    launched = [
+        runs.Run(
+            tmp_path,
+            ["--nproc-per-node", "1", "--on-end", f"cat > {name}.json", "script.py", code],
+            name=name,
+            metrics="127.0.0.1:0",
+        ).start()
+        for name, code in (("good", "0"), ("bad", "3"))
+    ]
+    try:
+        addresses = [
+            eventually(lambda run=run: re.search(r"http://([\d.]+:\d+)/metrics", run.tail()), "address")[1]
+            for run in launched
+        ]
+        written = folder / "launched.new"
+        written.write_text(json.dumps([{"targets": addresses}]))
+        written.replace(folder / "launched.json")
+        eventually(
+            lambda: (
+                len(query(prometheus, 'count_over_time(grpo_supervisor_up{job="launched"}[1m]) > 1')) == 2
+            ),
+            "two scrapes of both runs",
+        )
+        (tmp_path / "end").touch()
+        assert [run.wait() for run in launched] == [0, 93]
+        ended = {"good": "finished", "bad": "failed"}
+        ids = {name: run.status()["run_id"] for name, run in zip(ended, launched, strict=True)}
+        records = [json.loads((tmp_path / f"{name}.json").read_bytes()) for name in ended]
+        assert [record["state"] for record in records] == list(ended.values())
+        assert [record["exit_code"] for record in records] == [0, 93]
+        assert records[0]["verdict"] is None
+        assert records[1]["verdict"]["sentence"] in records[1]["sentence"]
+        # both of the last scrapes have the last state
+        for name, state in ended.items():
+            seen = f'count_over_time((grpo_run_state{{run_id="{ids[name]}",state="{state}"}} == 1)[1m:250ms])'
+            assert float(query(prometheus, seen)[0]["value"][1]) >= 1
+
+        def firing() -> dict[str, str]:
+            alerts = prometheus.get("/api/v1/alerts").json()["data"]["alerts"]
+            return {
+                alert["labels"]["run_id"]: alert["labels"]["alertname"]
+                for alert in alerts
+                if alert["labels"]["run_id"] in ids.values()
+            }
+
+        wanted = {ids["good"]: "GrpoRunFinished", ids["bad"]: "GrpoRunFailed"}
+        eventually(lambda: firing() == wanted, "one alert for each run")
+    finally:
+        for run in launched:
+            run.close()

@@ -20,7 +20,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--strict-drills", "--metrics-addr", "--no-preload", "--resume-from", "--require-resume",
+    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--require-resume",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
@@ -230,7 +230,8 @@ def test_only_a_list_before_the_script_is_split(words: list[str], split: list[st
     [
         ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--nnodes", "2"], ["--nproc-per-node", "2"],
         ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"], ["--snapshot-dir", "off"],
-        ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"], ["--strict-drills"],
+        ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"],
+        ["--strict-drills"], ["--on-end", "true"],
         ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
         ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
         ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--allow-untested"],

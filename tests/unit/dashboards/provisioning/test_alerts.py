@@ -31,7 +31,7 @@ def test_every_rule_has_severity_summary_and_description() -> None:
     assert loaded == {"groups": [{"name": "grpo-run", "rules": list(RULES)}]}
     for rule in RULES:
         assert rule["alert"].startswith("GrpoRun")
-        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
