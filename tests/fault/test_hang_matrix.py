@@ -63,7 +63,7 @@ def test_hang_is_found(one: Cell, runs: Callable[..., Run]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("one", [*MATRIX, *OTHERS], ids=str)
 def test_the_matrix_of_hangs(one: Cell, runs: Callable[..., Run]) -> None:
     """Every situation and way to hang."""

@@ -31,6 +31,7 @@ RUN_SECONDS = 110.0
 """Start, training and recovery of a run, on a machine that is used by others too."""
 GONE_SECONDS = 10.0
 WORKER_SECONDS = 75.0
+EXIT_CHILD_SECONDS = 320.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +148,11 @@ class Cell:
         """The longest time in which the hang must be found; None if it must not be ended.
 
         A rank polls the workers of its data loader with a time limit, so its own wait has an end and nothing can
-        be proved. A worker whose interpreter is held by one thread is as busy as one that tokenizes.
+        be proved. A worker whose interpreter is held by one thread is as busy as one that tokenizes. After the
+        last line, a child that lives may be a logger's upload, which gets five minutes.
         """
+        if self.situation.after_the_script and self.hang.how == "child":
+            return EXIT_CHILD_SECONDS
         if not self.situation.in_worker or self.hang.seconds is None:
             return self.hang.seconds
         return None if self.hang.how == "regex" else WORKER_SECONDS
@@ -232,7 +236,7 @@ def check(one: Cell, run: Run) -> Row:
         return _watch_busy_loop(one, run)
     wrong = []
     try:
-        code = run.wait(RUN_SECONDS + 2 * one.limit_seconds)
+        code = run.wait(RUN_SECONDS + one.limit_seconds + 60.0)
     except AssertionError as error:
         code = None
         wrong.append(f"the run did not end: {str(error).splitlines()[0]}")

@@ -28,6 +28,9 @@ MODULES = {
     "watchdog/stalls/deadlines.py": "tests/unit/watchdog/stalls/test_deadlines.py",
     "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/deadlocks/completion.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
 }
 """The pure deciders, and the tests that must notice a change."""
 EQUIVALENT_OPERATORS = (
