@@ -55,6 +55,7 @@ def _encode(awaited: AwaitedRank) -> bytes:
         "deadline_at_seconds": awaited.deadline_at_seconds,
         "busy": awaited.busy,
         "waiters": awaited.waiters[:MAX_WAITERS],
+        "exiting": awaited.exiting,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
 
@@ -70,6 +71,7 @@ def _decode(text: bytes) -> AwaitedRank | None:
             deadline_at_seconds=float(fields["deadline_at_seconds"]),
             busy=None if fields["busy"] is None else bool(fields["busy"]),
             waiters=tuple(int(rank) for rank in fields["waiters"]),
+            exiting=bool(fields["exiting"]),
         )
     except (ValueError, TypeError, LookupError):
         return None

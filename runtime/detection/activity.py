@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families import usage as families
+from grpo_run.runtime.detection.waits import awaited_socket
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
@@ -53,6 +54,7 @@ class RankActivity:
 
     def __init__(self, floor_seconds: float, now: float) -> None:
         self._observed_since = now
+        self._floor_seconds = floor_seconds
         self._still_seconds = min(STILL_SECONDS, floor_seconds / 4)
         self._read_seconds = min(READ_SECONDS, floor_seconds / 8)
         self._look_after_seconds = floor_seconds / 4
@@ -67,6 +69,9 @@ class RankActivity:
         self._seen_at: dict[int, float] = {}
         self._quiet: dict[int, QuietClock] = {}
         self._frozen: dict[int, FrozenClock] = {}
+        self._outside_at: dict[int, float] = {}
+        self._connections_at = -math.inf
+        self._asks_job: set[int] = set()
 
     def active_at(self, rank: int) -> float:
         """When the rank last issued a collective, or transferred data in a phase in which that counts.
@@ -86,9 +91,35 @@ class RankActivity:
         since = self._quiet.get(rank, QuietClock()).since_seconds
         return None if since is None or now - since < 2 * self._read_seconds else False
 
+    def is_connected(self, rank: int, still: float, now: float) -> bool:
+        """Whether a connection to a process outside the job was seen while the rank did the same, or lately.
+
+        As far as somebody has looked; see `look_at_connections`.
+
+        Args:
+            still: for how many seconds the rank's slot has not changed.
+        """
+        return now - self._outside_at.get(rank, -math.inf) <= max(still, self._floor_seconds)
+
+    def asks_job(self, rank: int) -> bool:
+        """Whether the main thread of a rank that does nothing waits for another process of the job, as in a store."""
+        return rank in self._asks_job
+
+    def look_at_connections(self, pids: Mapping[int, int], now: float) -> None:
+        """Read the connections of all ranks, which takes some milliseconds; not again within a second.
+
+        Where the kernel does not tell, a rank counts as connected.
+        """
+        if now - self._connections_at < 1.0:
+            return
+        self._connections_at = now
+        found = families.find_families(pids.values())
+        self._note(_read_connections({rank: found[pid] for rank, pid in pids.items()}), now)
+
     def restart(self, now: float) -> None:
         """Forget what was seen of processes before `now`, after a pause."""
         self._observed_since = now
+        self._asks_job.clear()
         self._usage.clear()
         self._quiet.clear()
         self._frozen.clear()
@@ -182,6 +213,7 @@ class RankActivity:
         for known in (self._usage, self._quiet):
             for rank in known.keys() - leaders.values():
                 del known[rank]
+        self._asks_job &= set(leaders.values())
         if not leaders:
             return
         # also of ranks that are at work: a connection to one of them is inside the job
@@ -196,7 +228,11 @@ class RankActivity:
                 if now - (self._quiet.get(rank, QuietClock()).since_seconds or now)
                 >= self._look_after_seconds
             }
-        tables = _read_connections({rank: found[pid] for rank, pid in pids.items()}) if closer else {}
+        tables: dict[int, connections.Connections | None] = {}
+        if closer:
+            tables = _read_connections({rank: found[pid] for rank, pid in pids.items()})
+            self._note({rank: tables[rank] for rank in closer}, now)
+            self._asks_job = {rank for rank in closer if _asks_job(pids[rank], tables[rank])}
         for rank, usage in usages.items():
             slot = slots[rank]
             assert slot is not None
@@ -205,6 +241,11 @@ class RankActivity:
             self._quiet[rank] = before.after(_reading(usage, closer.get(rank), tables.get(rank)), now)
             if before.since_seconds is not None and self._quiet[rank].since_seconds == now:
                 self._seen_at[rank] = now
+
+    def _note(self, found: Mapping[int, connections.Connections | None], now: float) -> None:
+        for rank, one in found.items():
+            if one is None or one.outside:
+                self._outside_at[rank] = now
 
     def _compare(self, rank: int, slot: Slot, usage: families.FamilyUsage | None, now: float) -> None:
         """Compare with the last reading, and record what counts as activity in the rank's phase."""
@@ -234,6 +275,10 @@ def _children(pid: int) -> list[int]:
     return [int(number) for number in content.split()] if content is not None else []
 
 
+def _asks_job(pid: int, connected: connections.Connections | None) -> bool:
+    return connected is not None and awaited_socket.read_awaited_socket(pid) in connected.inside
+
+
 def _reading(
     usage: families.FamilyUsage | None,
     closer: list[int] | None,
@@ -256,7 +301,7 @@ def _reading(
         cpu_seconds=usage.cpu_seconds,
         io_bytes=usage.io_bytes,
         runnable=runnable,
-        connected=connected.outside if connected is not None else None,
+        connected=connected.outside or connected.device if connected is not None else None,
         traffic_bytes=connected.traffic_bytes if connected is not None else None,
     )
 

@@ -146,8 +146,11 @@ class HangDetector:
 
     @property
     def awaited(self) -> AwaitedRank | None:
-        """The rank that the others wait for, as of the last stall check; None while nobody waits for long."""
-        return self._stalls.awaited
+        """The rank that the others wait for, as of the last check; None while nobody waits for long.
+
+        Once every script has run its last line, a rank whose process the run waits for.
+        """
+        return self._stalls.awaited or self._exit_hangs.awaited
 
     @property
     def suspended_since(self) -> float | None:

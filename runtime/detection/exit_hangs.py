@@ -15,11 +15,14 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import (
+    STOPPED_STATES,
     Activity,
     ExitFacts,
     activity,
+    frozen_limit_seconds,
     frozen_ranks,
     hung_ranks,
     limit_seconds,
@@ -42,7 +45,7 @@ class Observe(Protocol):
 
 
 class ExitHangDetector:
-    """Detector of exit hangs in one attempt.
+    """Detector of exit hangs in one attempt. `awaited` is a rank whose process the run waits for, as of the last check.
 
     Args:
         settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
@@ -65,6 +68,7 @@ class ExitHangDetector:
 
     def restart(self) -> None:
         """Start the clock again, after a pause of the supervisor."""
+        self.awaited: AwaitedRank | None = None
         self._inactive_since: tuple[float, ExitFacts] | None = None
         self._own_active_at = self._progress_at = self._observed_since = 0.0
 
@@ -91,7 +95,7 @@ class ExitHangDetector:
         cost = self._cost_clock() - began
         self._next_check_at = now + max(CHECK_SECONDS, cost / COST_FRACTION)
         if facts is None:
-            self._inactive_since = None
+            self._inactive_since = self.awaited = None
             return None
         if self._inactive_since is None:
             self._inactive_since = (now, facts)
@@ -102,7 +106,40 @@ class ExitHangDetector:
             for rank, slot in slots.items()
             if slot is not None
         }
-        return self._judge(facts, silent, now)
+        stall, seen = self._judge(facts, silent, now)
+        self.awaited = self._find_awaited(facts, slots, silent, seen, now)
+        return stall
+
+    def _find_awaited(
+        self,
+        facts: ExitFacts,
+        slots: Mapping[int, Slot | None],
+        silent: Mapping[int, float],
+        seen: Activity,
+        now: float,
+    ) -> AwaitedRank | None:
+        assert self._inactive_since is not None
+        rank = next(iter(hung_ranks(facts)), None)
+        slot = slots[rank] if rank is not None else None
+        if slot is None:
+            return None
+        at_work = seen in (Activity.progress, Activity.cpu)
+        if facts.states[slot.rank] in STOPPED_STATES:
+            limit = frozen_limit_seconds(facts, self._settings, local_ranks=len(silent))
+            ends_at = now - silent[slot.rank] + limit
+        elif at_work:
+            ends_at = self._progress_at + self._settings.ceiling_seconds
+        else:
+            ends_at = self._inactive_since[0] + limit_seconds(facts, self._settings)
+        return AwaitedRank(
+            rank=slot.rank,
+            phase=Phase.idle,
+            since_seconds=slot.last_progress_seconds,
+            deadline_at_seconds=ends_at,
+            busy=at_work,
+            waiters=(),
+            exiting=True,
+        )
 
     def _facts(self, pids: Mapping[int, int], sockets: Mapping[int, str], now: float) -> ExitFacts | None:
         since = self._inactive_since
@@ -113,7 +150,9 @@ class ExitHangDetector:
             self._next_connections_at = now + CONNECTIONS_SECONDS
         return self._observe(pids, sockets, connections=connections)
 
-    def _judge(self, facts: ExitFacts, silent: Mapping[int, float], now: float) -> Stall | None:
+    def _judge(
+        self, facts: ExitFacts, silent: Mapping[int, float], now: float
+    ) -> tuple[Stall | None, Activity]:
         assert self._inactive_since is not None
         _, before = self._inactive_since
         ceiling = self._settings.ceiling_seconds
@@ -126,25 +165,23 @@ class ExitHangDetector:
             self._inactive_since = (now, facts)
         ranks = hung_ranks(facts)
         if not ranks:
-            return None
+            return None, seen
         if seen is not Activity.progress and frozen_ranks(
             facts, silent, self._settings, local_ranks=len(silent)
         ):
             waited = min(silent[rank] for rank in ranks)
             what = "ran no Python code"
-            return _stall(
-                ranks, waited, self._settings.frozen_limit_seconds, what, (), Cause.interpreter_stuck
-            )
+            limit = self._settings.frozen_limit_seconds
+            return _stall(ranks, waited, limit, what, (), Cause.interpreter_stuck), seen
         if now - self._progress_at >= ceiling and seen is Activity.cpu:
-            return _stall(
-                ranks, now - self._progress_at, ceiling, "used the CPU without any input or output", ()
-            )
+            what = "used the CPU without any input or output"
+            return _stall(ranks, now - self._progress_at, ceiling, what, ()), seen
         limit = limit_seconds(facts, self._settings)
         # the connections may have appeared since the clock started
         elapsed = now - self._inactive_since[0]
         if elapsed < limit or (seen is not Activity.none and now - self._own_active_at < ceiling):
-            return None
-        return _stall(ranks, elapsed, limit, "did nothing", facts.waits_for)
+            return None, seen
+        return _stall(ranks, elapsed, limit, "did nothing", facts.waits_for), seen
 
 
 def _stall(

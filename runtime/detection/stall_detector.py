@@ -19,7 +19,7 @@ from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import find_stall, nobody_works_seconds, quiet_clock
+from grpo_run.watchdog.stalls.detection import find_stall, frozen_clock, nobody_works_seconds, quiet_clock
 from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 from grpo_run.watchdog.stalls.overdue import PhaseClock, phase_clocks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
@@ -35,7 +35,6 @@ class StallDetector:
     """Stall detector of one attempt. `suspicion` describes a stall that one more check will confirm.
 
     `awaited` is the rank that the others have been waiting for since some seconds, as of the last check.
-    `suspended_since` is since when every rank of the node has been stopped by a signal, in monotonic seconds.
 
     Args:
         now: monotonic seconds; the time before it was not observed and counts for nothing.
@@ -61,13 +60,18 @@ class StallDetector:
         self._nested = NestedPhaseTime()
         self.suspicion: str | None = None
         self.awaited: AwaitedRank | None = None
-        self.suspended_since: float | None = None
+        self._stopped_since: float | None = None
+
+    @property
+    def suspended_since(self) -> float | None:
+        """Since when every rank has been stopped; None for the only one, which may have stopped itself."""
+        return self._stopped_since if len(self._ranks.pids) > 1 else None
 
     def restart(self, now: float) -> None:
         """Start all clocks at `now`, after a pause of the supervisor or of all ranks."""
         self._observed_since = now
         self._activity.restart(now)
-        self.suspicion = self.suspended_since = None
+        self.suspicion = self._stopped_since = None
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Record the slots of a scan. Cheap; called at every scan, also between two checks."""
@@ -97,6 +101,7 @@ class StallDetector:
         if not self._may_be_overdue(slots, facts, now) or self._find(slots, now, facts, still, None) is None:
             self.suspicion = None
             return None
+        self._activity.look_at_connections(self._ranks.pids, now)
         # only the Flight Recorders know which ranks wait inside C++ or on a device
         sockets = {rank: path for rank, path in self._ranks.sockets.items() if rank in slots}
         fetched: Recorded | None = None
@@ -117,12 +122,17 @@ class StallDetector:
         self._durations.record_end(stall.key, stall.waited_seconds)
         return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
-    def overdue_at(self, slot: Slot, when: float) -> PhaseClock | None:
+    def overdue_at(self, slot: Slot, when: float, now: float) -> PhaseClock | None:
         """Return the clock that will be past its deadline at `when`, if the rank makes no progress until then.
 
         Args:
+            slot: of the rank.
             when: monotonic seconds.
+            now: the same.
         """
+        if not any(clock.overdue for clock in self._clocks(slot, when)):
+            return None
+        self._activity.look_at_connections(self._ranks.pids, now)
         return next((clock for clock in self._clocks(slot, when) if clock.overdue), None)
 
     def _may_be_late(self, slots: Mapping[int, Slot | None], still: Mapping[int, float], now: float) -> bool:
@@ -147,12 +157,12 @@ class StallDetector:
         """Start all clocks again when ranks continue that were all stopped at once, as after a preemption."""
         running = [facts.get(rank) for rank in slots if rank in self._ranks.pids]
         if running and all(one is not None and one.stopped for one in running):
-            if self.suspended_since is None:
-                self.suspended_since = now
-        elif self.suspended_since is not None:
-            if now - self.suspended_since >= SUSPENDED_AFTER_SECONDS:
+            if self._stopped_since is None:
+                self._stopped_since = now
+        elif self._stopped_since is not None:
+            if now - self._stopped_since >= SUSPENDED_AFTER_SECONDS:
                 self.restart(now)
-            self.suspended_since = None
+            self._stopped_since = None
 
     def _find(
         self,
@@ -184,6 +194,7 @@ class StallDetector:
             still={rank: min(seconds, now - self._observed_since) for rank, seconds in still.items()},
             nested=self._nested,
             exited=self._exited(slots),
+            connected={rank for rank in slots if self._is_connected(rank, now)},
             whole_world=self._ranks.are_whole_world,
         )
 
@@ -216,16 +227,24 @@ class StallDetector:
                 if slot is not None and slot.state is not RankState.absent
             },
             busy={rank: self._activity.is_busy(rank, now) for rank in slots},
+            asking={rank for rank in slots if self._activity.asks_job(rank)},
         )
 
     def _clock(self, slot: Slot, facts: ProcessFacts | None, nobody_works: float, now: float) -> PhaseClock:
         """The clock of a rank's innermost phase with the nearest deadline."""
         usual = self._clocks(slot, now)[0]
-        if not self._ranks.are_whole_world or facts is None or facts.connected is None:
-            return usual  # a rank of another node may be at work, and the connections are not known yet
         durations = self._durations.current(now).durations.get(usual.key)
-        quiet = quiet_clock(usual, facts, durations, self._settings, nobody_works, now) or usual
-        return min(usual, quiet, key=lambda clock: clock.deadline_at_seconds)
+        suspended = self.suspended_since is not None
+        frozen = frozen_clock(usual, facts, durations, self._settings, suspended=suspended, now=now)
+        if suspended and frozen is not None:
+            return frozen  # no other deadline runs
+        clocks = [usual, frozen]
+        # a rank of another node may be at work, and the connections may not be known yet
+        if self._ranks.are_whole_world and facts is not None and facts.connected is not None:
+            clocks.append(quiet_clock(usual, facts, durations, self._settings, nobody_works, now))
+        return min(
+            (clock for clock in clocks if clock is not None), key=lambda clock: clock.deadline_at_seconds
+        )
 
     def _clocks(self, slot: Slot, now: float) -> list[PhaseClock]:
         """The clocks of a rank's open phases, the innermost first."""
@@ -239,7 +258,11 @@ class StallDetector:
             progressed_at=self._progressed_at(slot.rank, slot),
             computing_at=self._activity.computing_at(slot.rank),
             nested=self._nested,
+            connected=self._is_connected(slot.rank, now),
         )
+
+    def _is_connected(self, rank: int, now: float) -> bool:
+        return self._activity.is_connected(rank, self._movement.still_seconds(rank, now), now)
 
     def _exited(self, slots: Mapping[int, Slot | None]) -> set[int]:
         return slots.keys() - self._ranks.pids.keys()

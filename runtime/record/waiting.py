@@ -63,6 +63,8 @@ def find_wait(
 def waiting_text(awaited: AwaitedRank, now: float) -> str:
     """Return who is waited for, where, for how long and until when."""
     where = f"callback {awaited.callback}" if awaited.callback else _name(awaited.phase)
+    if awaited.exiting:
+        where = "exit after its last line"
     deadline = _deadline_seconds(awaited)
     limit = f" (deadline {duration_text(deadline)})" if math.isfinite(deadline) else ""
     return f"waiting for rank {awaited.rank}: {where}, {duration_text(now - awaited.since_seconds)}{limit}"

@@ -28,17 +28,12 @@ MATRIX = [
     for number, situation in enumerate(SITUATIONS)
     for rank in situation.ranks
     if hang.in_table or rank == situation.ranks[number % len(situation.ranks)]
-    if (situation.name, hang.how) != ("left-thread", "stop")
 ]
-"""The ways of the table on both ranks, the further ones on one rank for each situation.
-
-A rank that stops itself while no other rank is left is not among them: if every rank of a node is stopped, a
-scheduler may have suspended the job, and nothing is ended.
-"""
+"""The ways of the table on both ranks, the further ones on one rank for each situation."""
 OTHERS = [
     *(cell("callback", how, None) for how in ("sleep", "lock", "regex", "queue", "child")),
     *(cell("startup", how, None) for how in ("lock", "child")),
-    *(cell("reward", how, 0, ranks=1) for how in ("sleep", "lock", "regex", "queue", "child")),
+    *(cell("reward", how, 0, ranks=1) for how in ("sleep", "lock", "stop", "regex", "queue", "child")),
     *(cell(place, "lock", 0, ranks=1) for place in ("startup", "evaluation", "exit-handler", "thread")),
     *(
         cell(place, how, 2, ranks=4)

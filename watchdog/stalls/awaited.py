@@ -6,7 +6,7 @@ Does not decide whether the rank hangs (`detection.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from grpo_run.watchdog.observation import Phase, RankState, Slot
@@ -25,7 +25,8 @@ class AwaitedRank:
     `since_seconds` is when the rank's phase began, or its last progress inside the phase. `deadline_at_seconds`
     is when the rank will count as hung if nothing changes. `callback` names the user's callback that runs
     (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use the CPU or transfer
-    data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of a run.
+    data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of a run. `exiting`: its
+    script has run its last line, and the run waits for its process.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class AwaitedRank:
     deadline_at_seconds: float
     busy: bool | None
     waiters: tuple[int, ...]
+    exiting: bool = False
 
 
 def find_awaited_rank(
@@ -44,6 +46,7 @@ def find_awaited_rank(
     still: Mapping[int, float],
     clocks: Mapping[int, PhaseClock],
     busy: Mapping[int, bool | None],
+    asking: Collection[int] = (),
 ) -> AwaitedRank | None:
     """Return the rank that the others wait for, the longest silent one of several; None if nobody waits.
 
@@ -55,14 +58,22 @@ def find_awaited_rank(
         still: for how many seconds each rank's slot has not changed.
         clocks: the clock of each rank's innermost phase; ranks without one are not named.
         busy: whether each rank's processes are active; absent or None if unknown.
+        asking: ranks that do nothing, and whose main thread waits for another process of the job, as in a store.
     """
     watched = {
         rank: slot for rank, slot in slots.items() if slot is not None and slot.state in _WATCHED_STATES
     }
     # a rank of which it is unknown whether it waits is in a backward pass: named neither way on its own
     own_work = [
-        rank for rank, slot in watched.items() if waiting.get(rank) is False and slot.phase is not Phase.vote
+        rank
+        for rank, slot in watched.items()
+        if waiting.get(rank) is False and slot.phase is not Phase.vote and rank not in asking
     ]
+    if len(own_work) == len(watched) > 1:
+        # no record tells who waits; next to ranks that do nothing, those that work are waited for
+        working = [rank for rank in own_work if busy.get(rank)]
+        if working and all(busy.get(rank) is False for rank in own_work if rank not in working):
+            own_work = working
     waiters = tuple(
         sorted(
             rank for rank in watched.keys() - set(own_work) if still.get(rank, 0.0) >= SHORTEST_WAIT_SECONDS

@@ -24,6 +24,8 @@ class Occurrence(str, Enum):
 
 USUAL_FRACTION = 0.99
 """Quantile that represents a long but usual occurrence; rare outliers (one in a thousand) are above it."""
+FLOORS_OUTSIDE = 5.0
+"""With a connection to a process outside the job, a lower floor lowers the least deadline to this many floors."""
 SMALL_SAMPLE = 20
 """Below this number of occurrences the tail is uncertain, and the margin grows with the inverse root of the
 number."""
@@ -110,6 +112,11 @@ class DeadlineSettings:
     def frozen_limit_seconds(self) -> float:
         """How long one interpreter may be frozen: `frozen_seconds`, adapted to the floor."""
         return min(self.floor_seconds, max(self.frozen_seconds, self.floor_seconds / 3))
+
+    @property
+    def outside_limit_seconds(self) -> float:
+        """The least deadline of a phase in which a connection to a process outside the job is open."""
+        return max(self.floor_seconds, min(self.connected_seconds, FLOORS_OUTSIDE * self.floor_seconds))
 
 
 def quiet_deadline_seconds(

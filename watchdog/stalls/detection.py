@@ -37,8 +37,12 @@ class _Ranks:
 
     @property
     def suspended(self) -> bool:
-        """Whether a signal has stopped every rank of this node, as a scheduler does that preempts the job."""
-        return bool(self.known) and all(_is_stopped(self.processes.get(rank)) for rank in self.known)
+        """Whether a signal has stopped every rank of this node, as a scheduler does that preempts the job.
+
+        One rank alone may have stopped itself. Whoever suspends a job stops its supervisor too, and all clocks start
+        again when that continues.
+        """
+        return len(self.known) > 1 and all(_is_stopped(self.processes.get(rank)) for rank in self.known)
 
 
 def find_stall(
@@ -55,6 +59,7 @@ def find_stall(
     still: Mapping[int, float] | None = None,
     nested: NestedPhaseTime | None = None,
     exited: Collection[int] = (),
+    connected: Collection[int] = (),
     whole_world: bool = True,
 ) -> Stall | None:
     """Return the ranks that hang, or None.
@@ -80,6 +85,8 @@ def find_stall(
         still: for how many seconds each rank's slot has not changed; absent for 0.
         nested: state of `NestedPhaseTime.after`, including the current scan.
         exited: ranks whose process has ended.
+        connected: ranks with a connection to a process outside the job. It may be slow once, so their deadlines
+            are longer.
         whole_world: no rank runs on another node, so ranks that all wait are waiting for one another.
     """
     nested = nested or NestedPhaseTime()
@@ -95,10 +102,11 @@ def find_stall(
             progressed_at=progress.get(rank, 0.0),
             computing_at=(computing or {}).get(rank, 0.0),
             nested=nested,
+            connected=rank in connected,
         )
         for rank, slot in known.items()
     }
-    frozen = _find_frozen(ranks, clocks, learned, settings)
+    frozen = _find_frozen(ranks, clocks, learned, settings, now)
     if ranks.suspended:  # no other deadline runs while the job is preempted
         return describe_culprits(list(frozen.values()), (), processes, None) if frozen else None
     late = {
@@ -183,17 +191,47 @@ def _find_frozen(
     clocks: Mapping[int, list[PhaseClock]],
     learned: Mapping[PhaseKey, Durations],
     settings: DeadlineSettings,
+    now: float,
 ) -> dict[int, PhaseClock]:
     """Ranks whose interpreter has been frozen for too long, with the clock of their innermost phase."""
     found = {}
     for rank, (innermost, *_) in clocks.items():
-        facts = ranks.processes.get(rank)
-        limit = frozen_deadline_seconds(learned.get(innermost.key), settings, suspended=ranks.suspended)
-        if facts is not None and facts.frozen_seconds > limit:
-            found[rank] = replace(
-                innermost, silent_seconds=facts.frozen_seconds, deadline_seconds=limit, rule=Rule.frozen
-            )
+        clock = frozen_clock(
+            innermost,
+            ranks.processes.get(rank),
+            learned.get(innermost.key),
+            settings,
+            suspended=ranks.suspended,
+            now=now,
+        )
+        if clock is not None and clock.overdue:
+            found[rank] = clock
     return found
+
+
+def frozen_clock(
+    innermost: PhaseClock,
+    facts: ProcessFacts | None,
+    durations: Durations | None,
+    settings: DeadlineSettings,
+    *,
+    suspended: bool,
+    now: float,
+) -> PhaseClock | None:
+    """Return the clock of a rank whose interpreter is frozen; None if it runs, or if that is unknown.
+
+    Args: as for `quiet_clock`; `suspended`: every rank of the node is stopped.
+    """
+    if facts is None or not facts.frozen_seconds:
+        return None
+    limit = frozen_deadline_seconds(durations, settings, suspended=suspended)
+    return replace(
+        innermost,
+        silent_seconds=facts.frozen_seconds,
+        deadline_seconds=limit,
+        deadline_at_seconds=now + limit - facts.frozen_seconds,
+        rule=Rule.frozen,
+    )
 
 
 def nobody_works_seconds(

@@ -88,6 +88,18 @@ def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
     return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
 
 
+def frozen_limit_seconds(facts: ExitFacts, settings: DeadlineSettings, *, local_ranks: int) -> float:
+    """Return how long the interpreters of the ranks that remain may be frozen.
+
+    Args: as for `frozen_ranks`.
+    """
+    ranks = hung_ranks(facts)
+    stopped = all(facts.states[rank] in STOPPED_STATES for rank in ranks)
+    # as by a scheduler that preempts the job; one rank alone may have stopped itself
+    suspended = stopped and len(ranks) == local_ranks > 1
+    return settings.suspended_seconds if suspended else settings.frozen_limit_seconds
+
+
 def frozen_ranks(
     facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings, *, local_ranks: int
 ) -> tuple[int, ...]:
@@ -98,9 +110,7 @@ def frozen_ranks(
         local_ranks: number of ranks of this node, including those that have exited.
     """
     ranks = hung_ranks(facts)
-    stopped = all(facts.states[rank] in STOPPED_STATES for rank in ranks)
-    suspended = stopped and len(ranks) == local_ranks  # as by a scheduler that preempts the job
-    limit = settings.suspended_seconds if suspended else settings.frozen_limit_seconds
+    limit = frozen_limit_seconds(facts, settings, local_ranks=local_ranks)
     frozen = all(
         facts.states[rank] in (*STOPPED_STATES, "R") and silent_seconds.get(rank, 0.0) >= limit
         for rank in ranks

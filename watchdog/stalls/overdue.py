@@ -29,6 +29,8 @@ class Rule(str, Enum):
 
     learned = "learned"
     """No progress for longer than the durations of the phase allow."""
+    connected = "connected"
+    """The same while a connection to a process outside the job is open."""
     computing = "computing"
     """Nothing but CPU time for too long, in a phase in which CPU time is activity."""
     quiet = "quiet"
@@ -75,6 +77,7 @@ def phase_clocks(
     progressed_at: float,
     computing_at: float = 0.0,
     nested: NestedPhaseTime,
+    connected: bool = False,
 ) -> list[PhaseClock]:
     """Return the clocks of a rank's open phases, the innermost first. Arguments as for `find_stall`."""
     phases = _open_phases(slot)
@@ -88,8 +91,10 @@ def phase_clocks(
         durations = learned.get(here.key)
         limit = deadline_seconds(here.phase, durations, occurrence, settings)
         silent = until - since - _inner_seconds(key, since, nested, learned, settings)
-        deadline_at = until + limit - silent
         rule = Rule.learned
+        if connected and limit < settings.outside_limit_seconds:
+            rule, limit = Rule.connected, settings.outside_limit_seconds
+        deadline_at = until + limit - silent
         if computing_at > since:
             # CPU time restarts the clock of the usual deadline, but not that of a longer one
             longer = computing_deadline_seconds(here.phase, durations, occurrence, settings)

@@ -106,6 +106,8 @@ def _basis(clock: PhaseClock, durations: Durations | None) -> str:
         basis = "without CPU time, I/O or traffic while no other rank works"
     elif clock.rule is Rule.frozen:
         basis = "for an interpreter that does not run"
+    elif clock.rule is Rule.connected:
+        basis = "with a connection to a process outside the job"
     elif clock.rule is Rule.computing:
         basis = "with CPU time as the only activity"
     elif durations is None or not durations.observed:

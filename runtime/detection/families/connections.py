@@ -43,11 +43,13 @@ class SocketTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connections:
-    """`outside`: a connection to a process outside the job, or a device, is open. `traffic_bytes` of all TCP
-    connections so far."""
+    """`outside`: a connection to a process outside the job is open; `device`: a device is. `traffic_bytes` of all TCP
+    connections so far. `inside`: sockets, by inode, that are connected to another process of the job."""
 
     outside: bool
     traffic_bytes: int
+    device: bool = False
+    inside: frozenset[int] = frozenset()
 
 
 def read_connections(
@@ -74,16 +76,23 @@ def read_connections(
         if of_rank is None:
             found[rank] = None
             continue
-        own = of_rank.sockets - inherited.sockets
-        traffic, outside = 0, of_rank.device
-        for inode in own:
+        peers = {}
+        traffic = 0
+        for inode in of_rank.sockets - inherited.sockets:
             tcp = tables.tcp.get(inode)
             if tcp is not None:
                 traffic += tcp.traffic_bytes
-                outside = outside or by_ends.get(tcp.ends[::-1]) not in inside
+                peers[inode] = by_ends.get(tcp.ends[::-1])
             elif inode in tables.unix_peers:
-                outside = outside or tables.unix_peers[inode] not in inside
-        found[rank] = Connections(outside=outside, traffic_bytes=traffic)
+                peers[inode] = tables.unix_peers[inode]
+        found[rank] = Connections(
+            outside=any(peer not in inside for peer in peers.values()),
+            traffic_bytes=traffic,
+            device=of_rank.device,
+            inside=frozenset(
+                inode for inode, peer in peers.items() if peer in inside and peer not in of_rank.sockets
+            ),
+        )
     return found
 
 

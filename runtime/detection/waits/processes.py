@@ -111,10 +111,10 @@ class LookReader:
         elif state == "T":
             wait = Wait(kind=WaitKind.stopped)
         elif state == "S":
-            registers, refusal = _read_system_call(pid, tid)
+            registers, refusal = read_system_call(pid, tid)
             call = parse_system_call(registers, _MACHINE)
             if call is not None:
-                wait = decode_wait(call, lambda address, size: _read_memory(tid, address, size))
+                wait = decode_wait(call, lambda address, size: read_memory(tid, address, size))
             if wait.kind is WaitKind.sleep and not _shares_clock(pid):
                 wait = UNKNOWN
         name = status[b"Name"].decode(errors="replace")
@@ -135,7 +135,8 @@ def _read_status(folder: str) -> dict[bytes, bytes] | None:
     return fields if fields.keys() >= _NEEDED else None
 
 
-def _read_system_call(pid: int, tid: int) -> tuple[str, str | None]:
+def read_system_call(pid: int, tid: int) -> tuple[str, str | None]:
+    """Return the system call that a thread is in, and the kernel's refusal to show it."""
     path = f"/proc/{pid}/task/{tid}/syscall"
     try:
         with open(path, "rb", buffering=0) as file:
@@ -148,7 +149,7 @@ def _read_system_call(pid: int, tid: int) -> tuple[str, str | None]:
         return "", f"the system calls of its threads may not be read ({error.strerror})"
 
 
-def _read_memory(tid: int, address: int, size_bytes: int) -> bytes | None:
+def read_memory(tid: int, address: int, size_bytes: int) -> bytes | None:
     """Read memory of a thread's process; None if that is refused or nothing is mapped there."""
     try:
         with open(f"/proc/{tid}/mem", "rb", buffering=0) as file:

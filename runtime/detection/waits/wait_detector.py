@@ -36,8 +36,8 @@ STOPPED_SECONDS = 20.0
 """The same if the proof depends on a stopped process, which a debugger or a scheduler may continue."""
 SLOWEST_LOOK_SECONDS = 5.0
 
-OverdueAt = Callable[[Slot, float], "PhaseClock | None"]
-"""The phase of a rank that will have missed its deadline at a time (monotonic seconds) without progress."""
+OverdueAt = Callable[[Slot, float, float], "PhaseClock | None"]
+"""The phase of a rank that will have missed its deadline at a time without progress, as of now (monotonic seconds)."""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +100,7 @@ class WaitDetector:
         self._interval = CONFIRM_SECONDS if promising else min(SLOWEST_LOOK_SECONDS, 1.5 * self._interval)
         self._next_look_at = now + self._interval
         seen = {rank: found.stuck for rank, found in self._suspects.items() if found.stuck is not None}
-        stuck = {rank: found for rank, found in seen.items() if self._is_certain(suspected[rank], found)}
+        stuck = {rank: found for rank, found in seen.items() if self._is_certain(suspected[rank], found, now)}
         exiting = all(suspected[rank].state is RankState.done for rank in stuck)
         self.suspicion = describe_stuck(stuck, now=now, exiting=exiting) if stuck else None
         if not any(self._is_confirmed(self._suspects[rank], now) for rank in stuck):
@@ -144,7 +144,7 @@ class WaitDetector:
             suspect.looks += 1
             suspect.stuck = prove_stuck(suspect.first, look, suspect.channels or Channels())
             if suspect.stuck is not None:
-                promising |= self._is_certain(suspected[rank], suspect.stuck)
+                promising |= self._is_certain(suspected[rank], suspect.stuck, now)
             elif suspect.channels is None:
                 # read between two looks, so that it holds for a moment at which all threads waited
                 suspect.channels = read_channels(look)
@@ -153,11 +153,13 @@ class WaitDetector:
                 self._suspects[rank] = _Suspect(first=look, first_at=now, cleared=True)
         return promising
 
-    def _is_certain(self, slot: Slot, stuck: StuckRank) -> bool:
+    def _is_certain(self, slot: Slot, stuck: StuckRank, now: float) -> bool:
         """Whether the rank is stuck for ever, or known to miss the deadline of its phase."""
         if math.isinf(stuck.until_seconds):
             return True
-        return slot.state is not RankState.done and self._overdue_at(slot, stuck.until_seconds) is not None
+        if slot.state is RankState.done:
+            return False
+        return self._overdue_at(slot, stuck.until_seconds, now) is not None
 
     def _is_confirmed(self, suspect: _Suspect, now: float) -> bool:
         assert suspect.stuck is not None
@@ -173,7 +175,7 @@ class WaitDetector:
         assert slot is not None
         missed = None
         if math.isfinite(stuck[first].until_seconds):
-            missed = self._overdue_at(slot, stuck[first].until_seconds)
+            missed = self._overdue_at(slot, stuck[first].until_seconds, now)
         phase = missed.phase if missed is not None else _phase(slot)
         return Finding(
             stall=Stall(

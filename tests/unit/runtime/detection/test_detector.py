@@ -1167,6 +1167,80 @@ def test_a_starved_machine_freezes_nobody(make: Callable[..., World], share: flo
     assert world.advance(300.0, every=0.5, doing=starve) is None
 
 
+def test_the_only_rank_is_not_suspended_by_being_stopped(make: Callable[..., World]) -> None:
+    """Whoever suspends a job stops its supervisor too. The deadline that is shown is the one that ends the rank."""
+    world = make(settings=DeadlineSettings(), ranks=1)
+    world.writers[0].replace(Phase.reward)
+    world.process_state[0] = "T"
+    world.frozen = {0}
+    assert world.advance(15.0, every=0.5) is None
+    assert world.watch.suspended_since is None
+    assert world.watch.awaited is not None
+    ends_in = world.watch.awaited.deadline_at_seconds - world.now
+    assert 0 < ends_in < 10
+    found = world.advance(ends_in + 5.0, every=0.5)
+    assert found is not None
+    assert found.stall is not None
+    assert (found.stall.cause, found.stall.culprits) == (Cause.interpreter_stuck, (0,))
+
+
+def test_a_suspended_job_with_one_rank_survives(make: Callable[..., World]) -> None:
+    """The supervisor is continued first."""
+    world = make(settings=DeadlineSettings(), ranks=1)
+    world.writers[0].replace(Phase.reward)
+    world.process_state[0] = "T"
+    world.frozen = {0}
+    world.scan()
+    world.now += 600.0
+    assert world.advance(15.0, every=0.5) is None
+    world.process_state[0] = "S"
+    world.frozen = set()
+    assert world.advance(50.0, every=0.5) is None
+
+
+def test_a_deadline_is_shown_that_has_not_passed_while_the_job_is_suspended(
+    make: Callable[..., World],
+) -> None:
+    """No other deadline runs meanwhile."""
+    world = make(settings=DeadlineSettings())
+    hang_in(world, Phase.reward)
+    for rank in (0, 1):
+        world.process_state[rank] = "T"
+    world.frozen = {0, 1}
+    assert world.advance(200.0, every=0.5) is None
+    assert world.watch.suspended_since is not None
+    if world.watch.awaited is not None:
+        assert world.watch.awaited.deadline_at_seconds > world.now
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_connection_to_outside_lengthens_a_learned_deadline(
+    make: Callable[..., World], connected: bool
+) -> None:
+    """A server is slow once, while the rank computes a little, so that it is not quiet."""
+    world = make(settings=DeadlineSettings())
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
+    world.issue(0, "all_reduce")
+    for _ in range(2):
+        world.writers[1].replace(Phase.reward)
+    world.connected = {1} if connected else set()
+
+    def compute() -> None:
+        world.cpu[1] += 0.05
+
+    found = world.advance(290.0, every=0.5, doing=compute)
+    assert (found is None) is connected
+    if found is not None:
+        return
+    assert world.watch.awaited is not None
+    assert world.watch.awaited.deadline_at_seconds - world.watch.awaited.since_seconds == 300.0
+    found = world.advance(15.0, every=0.5, doing=compute)
+    assert found is not None
+    assert found.stall is not None
+    assert found.stall.culprits == (1,)
+    assert "with a connection to a process outside the job" in found.stall.sentence
+
+
 def test_ranks_that_are_all_stopped_are_given_five_minutes_and_their_clocks_start_again(
     make: Callable[..., World],
 ) -> None:
@@ -1239,6 +1313,26 @@ def test_a_connected_process_gets_longer_to_exit(world: World) -> None:
     world.connected = {0}
     assert world.advance(299.0, every=0.5) is None
     assert world.advance(5.0, every=0.5) is not None
+
+
+def test_a_rank_that_does_not_exit_is_awaited(world: World) -> None:
+    """With the deadline of its process, which is long while it computes."""
+    at_the_end(world)
+    world.watch.rank_exited(0)
+    assert world.advance(2.5) is None
+    waited = world.watch.awaited
+    assert waited is not None
+    assert (waited.rank, waited.exiting, waited.busy) == (1, True, False)
+    assert waited.deadline_at_seconds - world.now < TIGHT.exit_seconds
+
+    def compute() -> None:
+        world.cpu[1] += 0.1
+
+    world.advance(5.0, doing=compute)
+    waited = world.watch.awaited
+    assert waited is not None
+    assert waited.busy
+    assert waited.deadline_at_seconds - world.now > TIGHT.ceiling_seconds - 15
 
 
 def test_the_end_of_the_scripts_clears_a_suspected_stall(world: World) -> None:

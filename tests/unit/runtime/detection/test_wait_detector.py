@@ -125,7 +125,7 @@ class World:
     def _main_thread(self, pid: int) -> MainThread:
         return MainThread(state=self.ranks[pid - 100].state, cpu_seconds=0.0)
 
-    def _overdue_at(self, slot: Slot, when: float) -> PhaseClock | None:
+    def _overdue_at(self, slot: Slot, when: float, now: float) -> PhaseClock | None:
         since = slot.phases[-1].since_seconds
         if when - since <= self.deadline:
             return None

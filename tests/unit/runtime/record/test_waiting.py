@@ -71,6 +71,10 @@ def test_a_wait_keeps_its_key_while_it_lasts() -> None:
             {"phase": Phase.callback, "callback": "Upload.on_save"},
             "waiting for rank 1: callback Upload.on_save, 6 min (deadline 10 min)",
         ),
+        (
+            {"phase": Phase.idle, "exiting": True},
+            "waiting for rank 1: exit after its last line, 6 min (deadline 10 min)",
+        ),
         ({"phase": Phase.idle}, "waiting for rank 1: outside train(), 6 min (deadline 10 min)"),
         ({"deadline_at_seconds": math.inf}, "waiting for rank 1: reward, 6 min"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -34,6 +34,7 @@ def find(
     still: float = 30.0,
     since: Mapping[int, float] = {},
     busy: Mapping[int, bool | None] = {},
+    asking: Collection[int] = (),
 ) -> AwaitedRank | None:
     """Find the awaited rank; every rank's slot has been still for `still` seconds."""
     clocks = {
@@ -42,7 +43,7 @@ def find(
         if slot is not None
     }
     return find_awaited_rank(
-        slots, waiting=waiting, still=dict.fromkeys(slots, still), clocks=clocks, busy=busy
+        slots, waiting=waiting, still=dict.fromkeys(slots, still), clocks=clocks, busy=busy, asking=asking
     )
 
 
@@ -97,3 +98,23 @@ def test_a_rank_that_may_wait_is_a_waiter_and_not_awaited(make_slot: MakeSlot) -
     found = find(slots, {0: None, 1: False})
     assert found is not None
     assert (found.rank, found.waiters) == (1, (0,))
+
+
+def test_next_to_ranks_that_do_nothing_the_one_that_works_is_awaited(make_slot: MakeSlot) -> None:
+    """No record tells who waits at start-up, for example in a store."""
+    slots = {rank: make_slot(rank, phases=(), state=RankState.starting) for rank in range(3)}
+    nobody_waits = dict.fromkeys(slots, False)
+    found = find(slots, nobody_waits, busy={0: False, 1: True, 2: False})
+    assert found is not None
+    assert (found.rank, found.busy, found.waiters) == (1, True, (0, 2))
+    for busy in ({0: False, 1: True}, {0: False, 1: False, 2: False}):
+        assert find(slots, nobody_waits, busy=busy) is None
+
+
+def test_a_rank_that_asks_another_process_of_the_job_waits(make_slot: MakeSlot) -> None:
+    """The other one does nothing either."""
+    slots = {rank: make_slot(rank, phases=(), state=RankState.starting) for rank in range(2)}
+    found = find(slots, {0: False, 1: False}, busy={0: False, 1: False}, asking={0})
+    assert found is not None
+    assert (found.rank, found.waiters) == (1, (0,))
+    assert find(slots, {0: False, 1: False}, asking={0, 1}) is None
