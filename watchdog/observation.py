@@ -141,7 +141,8 @@ class RankError:
 
     `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are those
     in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
-    None if it was raised in the phases of the slot.
+    None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
+    those of the exceptions that it was raised from.
     """
 
     type: str
@@ -151,6 +152,7 @@ class RankError:
     wall_time: float
     phases: tuple[Phase, ...] | None = None
     callback: str = ""
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.origins import Origin
 
 SCHEMA = 2
 
@@ -41,7 +42,8 @@ class Verdict:
     `unknown`. `locations` holds the line of user code of each culprit and waiter, as far as known.
     `uninterruptible` says that a culprit was in uninterruptible sleep when its state was read. Two incidents
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
-    that cannot help.
+    that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
+    exception comes from, and `final` why no restart can help.
     """
 
     cause: Cause
@@ -60,6 +62,9 @@ class Verdict:
     advice: tuple[str, ...] = ()
     locations: Mapping[int, Location] = field(default_factory=dict)
     uninterruptible: bool = False
+    starting: bool = False
+    origin: Origin = Origin.code
+    final: str = ""
 
     @property
     def culprit(self) -> int | None:

@@ -100,6 +100,7 @@ class AttemptFiles:
                 wall_time=float(value["wall_time"]),
                 phases=tuple(Phase[name] for name in phases) if phases is not None else None,
                 callback=str(value.get("callback", "")),
+                bases=tuple(map(str, value.get("bases", ()))),
             )
         except (OSError, ValueError, TypeError, LookupError):
             return None  # the verdict then relies on the exit code

@@ -59,6 +59,10 @@ class Recovery:
     """Ranks that failed only because they lost their connection to `rank`."""
     mismatch: str = ""
     """How the next attempt did not continue what the run has; empty if it did."""
+    starting: bool = False
+    """It failed outside the steps of a `train()` call."""
+    patient: bool = False
+    """It is tried again for minutes, and does not count against the restart budget."""
     also_failed: tuple[int, ...] = ()
     """Further ranks that failed by themselves."""
 
@@ -120,6 +124,10 @@ class History:
     highest_checkpoint: tuple[int, int] = (0, 0)
     """The furthest position ever checkpointed. The restart budget refills when it rises."""
     failures_without_progress: int = 0
+    recoveries_at_progress: int = 0
+    """How many of `recoveries` came before the last progress."""
+    committed_in_attempt: bool = False
+    """Whether a step was committed in the present attempt."""
     supervisors: int = 0
     ranks_stopped: bool = False
     """Whether a rank of the present attempt has exited after an agreed stop."""
@@ -167,7 +175,7 @@ class History:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
         if self.exit_code == EXIT_GAVE_UP:
-            self.failures_without_progress = 0  # the user has started the run again after it was given up
+            self._reset_budget()  # the user has started the run again after it was given up
         self.exit_code = None
         self.sentence = ""
         self.state = "starting"
@@ -184,6 +192,7 @@ class History:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
         self.ranks_stopped = False
         self.steps.interrupt()
+        self.committed_in_attempt = False
         self.calls.apply_attempt_started(record, time)
 
     def _on_rank_started(self, record: dict[str, Any], time: float) -> None:
@@ -225,6 +234,7 @@ class History:
         at = float(record.get("committed_at") or time)
         self.steps.commit(call, step, at)
         self.step, self.train_call = step, call
+        self.committed_in_attempt = True
         self.calls.apply_step_committed(call, step)
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
@@ -267,7 +277,11 @@ class History:
         position = (self.calls.lineage(call), step)
         if position > self.highest_checkpoint:
             self.highest_checkpoint = position
-            self.failures_without_progress = 0
+            self._reset_budget()
+
+    def _reset_budget(self) -> None:
+        self.failures_without_progress = 0
+        self.recoveries_at_progress = len(self.recoveries)
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
         self.recoveries.append(
@@ -281,6 +295,7 @@ class History:
                 at=float(record.get("failed_at") or time),
                 train_call=int(record.get("train_call") or self.train_call),
                 signature=record.get("signature") or "",
+                starting=bool(record.get("starting")),
                 sentence=record.get("sentence") or "",
                 lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
                 also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
@@ -292,6 +307,9 @@ class History:
         if self.recoveries and not self.recoveries[-1].action:
             self.recoveries[-1].action = record["action"]
             self.recoveries[-1].reason = record.get("reason") or ""
+            if record.get("patient"):
+                self.recoveries[-1].patient = True
+                self.failures_without_progress -= 1
 
     def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
         self.injections_fired.append(str(record.get("injection")))

@@ -33,12 +33,13 @@ USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What follows a fault: a new attempt, or the end of the run with `event`, `exit_code` and a sentence.
+    """What follows a fault: a new attempt after a delay, or the end of the run with `event`, `exit_code` and a sentence.
 
     An empty sentence means that the final state of the run is summarized as usual.
     """
 
     restart: bool = False
+    delay_seconds: float = 0.0
     event: RunEvent = RunEvent.gave_up
     exit_code: int = EXIT_GAVE_UP
     sentence: str = ""
@@ -102,13 +103,19 @@ class FaultHandler:
         restart = decision.action in RESTARTS
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
-        self._reporter.write("action", action=str(decision.action), reason=decision.reason)
+        self._reporter.write(
+            "action",
+            action=str(decision.action),
+            reason=decision.reason,
+            patient=decision.patient,
+            delay_seconds=decision.delay_seconds,
+        )
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
         if restart:
-            return Resolution(restart=True)
+            return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
@@ -162,6 +169,8 @@ class FaultHandler:
             **_other_failures(context.attempt, verdict),
             sentence=verdict.sentence,
             signature=verdict.signature,
+            starting=verdict.starting,
+            origin=str(verdict.origin),
             incident=str(outcome.folder),
             failed_at=failed_at,
             detection_seconds=max(0.0, time.time() - failed_at),

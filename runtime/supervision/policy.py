@@ -2,21 +2,34 @@
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
-certain to repeat (the same error at the same line and step) causes only one restart. A script that fails
-before its first step is restarted only if an earlier attempt got further. Called by `faults.py`. Does not
-act.
+certain to repeat (the same error at the same line and step) causes only one restart.
+
+A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
+progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
+without counting against the budget; other errors twice. An error that no restart can help ends the run at
+once. Called by `faults.py`. Does not act.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.launch.config import Budget
-from grpo_run.runtime.record.history import History
-from grpo_run.watchdog.causes import Cause
+from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
+
+PATIENCE_SECONDS = 600.0
+"""How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be away."""
+MAX_DELAY_SECONDS = 30.0
+"""Between two failed starts. The delay begins with 1 s and doubles."""
+MIN_PATIENT_TRIES = 4
+"""Tries of a start that itself takes minutes to fail."""
 
 
 class Action(str, Enum):
@@ -40,10 +53,17 @@ RESTARTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An action, and the reason shown to the user."""
+    """An action, and the reason shown to the user.
+
+    Attributes:
+        delay_seconds: wait before the restart.
+        patient: the failure does not count against the restart budget.
+    """
 
     action: Action
     reason: str
+    delay_seconds: float = 0.0
+    patient: bool = False
 
 
 def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool) -> Decision:
@@ -56,23 +76,75 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
         stopping: a stop was requested, so nothing is restarted.
     """
     if stopping:
-        return Decision(action=Action.stop, reason="a stop was requested")
-    if verdict.cause is Cause.startup_failure and verdict.deterministic and history.best_position == (0, 0):
-        return Decision(
-            action=Action.stop, reason="the script failed before its first step; a restart would repeat it"
-        )
-    failures = history.failures_without_progress
-    earlier = history.recoveries[-failures:-1] if failures else []  # since the last progress
+        return _stop("a stop was requested")
+    if verdict.final:
+        return _stop(f"{verdict.final}; a restart would repeat it")
+    trained = history.best_position > (0, 0)
+    if trained and _deserves_patience(history, verdict) and budget.failures_without_progress > 0:
+        return _try_patiently(history)
+    earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
-    if verdict.deterministic and (same or _is_repeated(history)):
-        return Decision(action=Action.stop, reason="the same failure occurred again at the same step")
+    failed_start = trained and verdict.starting
+    repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
+    if verdict.deterministic and repeated:
+        where = "when the script started" if verdict.starting else "at the same step"
+        return _stop(f"the same failure occurred again {where}")
+    failures = history.failures_without_progress
     if failures > budget.failures_without_progress:
-        return Decision(
-            action=Action.stop,
-            reason=f"{failures} failure{'' if failures == 1 else 's'} in a row without a newer checkpoint (budget {budget.failures_without_progress})",
+        plural = "" if failures == 1 else "s"
+        return _stop(
+            f"{failures} failure{plural} in a row without a newer checkpoint (budget {budget.failures_without_progress})"
         )
-    start = expected_start(history.calls, trained=history.best_position > (0, 0))
-    return Decision(action=Action.restart, reason=start)
+    start = expected_start(history.calls, trained=trained)
+    if not verdict.starting:
+        return Decision(action=Action.restart, reason=start)
+    delay_seconds = _delay_seconds(_failed_starts(history))
+    return Decision(
+        action=Action.restart,
+        reason=f"{start}, in {duration_text(delay_seconds)}",
+        delay_seconds=delay_seconds,
+    )
+
+
+def _stop(reason: str) -> Decision:
+    return Decision(action=Action.stop, reason=reason)
+
+
+def _deserves_patience(history: History, verdict: Verdict) -> bool:
+    """Whether the failure comes from outside the script, at its start or before the attempt's first step."""
+    if verdict.starting:
+        return verdict.origin in (Origin.files, Origin.network)
+    return verdict.origin is Origin.network and not history.committed_in_attempt
+
+
+def _try_patiently(history: History) -> Decision:
+    row = _in_a_row(history, lambda recovery: recovery.patient)
+    tried_seconds = row[-1].at - row[0].at
+    if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
+        return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")
+    delay_seconds = _delay_seconds(row)
+    start = expected_start(history.calls, trained=True)
+    return Decision(
+        action=Action.restart,
+        reason=f"{start}, in {duration_text(delay_seconds)}: files, the network or a hub may come back, which is tried"
+        f" for {duration_text(PATIENCE_SECONDS)}",
+        delay_seconds=delay_seconds,
+        patient=True,
+    )
+
+
+def _failed_starts(history: History) -> list[Recovery]:
+    return _in_a_row(history, lambda recovery: recovery.starting)
+
+
+def _in_a_row(history: History, belongs: Callable[[Recovery], bool]) -> list[Recovery]:
+    """Return the latest incident and those directly before it that belong to it, oldest first."""
+    *before, now = history.recoveries
+    return [*reversed(list(takewhile(belongs, reversed(before)))), now]
+
+
+def _delay_seconds(row: list[Recovery]) -> float:
+    return float(min(MAX_DELAY_SECONDS, 2.0 ** min(len(row) - 1, 16)))
 
 
 def _is_repeated(history: History) -> bool:

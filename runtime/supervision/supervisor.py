@@ -116,6 +116,7 @@ class Supervisor:
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
+        self._restart_at = 0.0
         self._previous_poll_at = self._polled_at = time.monotonic()
         self.exit_code: int | None = None
         self.sentence = ""
@@ -143,6 +144,9 @@ class Supervisor:
 
         Returns what each rank is started with.
         """
+        time.sleep(
+            max(0.0, self._restart_at - time.monotonic())
+        )  # a stop request ends the wait by an exception
         if self._drains is not None:
             self._drains.flush(restore=True)
             self._live.read_ranks()
@@ -333,6 +337,7 @@ class Supervisor:
         self._live.journal.sync()
         if resolution.restart:
             self.has_ranks = False
+            self._restart_at = time.monotonic() + resolution.delay_seconds
             return Directive.restart
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)
 

@@ -112,7 +112,7 @@ def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Ru
 
 
 def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A failure before the first step is not retried: traceback, and exit code 93."""
+    """A failure before the first step is tried once more: traceback, and exit code 93."""
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
@@ -123,9 +123,9 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     assert 'broken.py", line 2, in setup' in text
     assert "runpy" not in text.split("Traceback")[-1]
     status = run.status()
-    assert status["attempts"] == 1
-    assert status["recoveries"][0]["cause"] == "startup_failure"
-    assert status["recoveries"][0]["action"] == "stop"
+    assert status["attempts"] == 2
+    assert [recovery["cause"] for recovery in status["recoveries"]] == ["startup_failure"] * 2
+    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
 
 
 def test_deterministic_failure_stops_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diagnosis", "run_processes"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
-            "causes", "cgroups", "observation", "processes", "socket_tables",
+            "causes", "cgroups", "observation", "origins", "processes", "socket_tables",
             "rank_names", "verdict",
         ),
     ),
@@ -53,6 +53,7 @@ PURE = (
     "watchdog.diagnosis.exits",
     "watchdog.stalls.durations",
     "watchdog.observation",
+    "watchdog.origins",
     "watchdog.deadlocks.sentences",
     "watchdog.stalls.detection",
     "watchdog.stalls.exit_hangs",

@@ -19,6 +19,8 @@ from grpo_run.watchdog.evidence.source import is_user_file
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 MAX_MESSAGE_CHARACTERS = 4000
+MAX_CAUSES = 8
+"""Exceptions of a chain (`raise ... from ...`) whose classes are recorded."""
 
 
 def user_traceback(error: BaseException, launcher: str) -> TracebackType | None:
@@ -65,7 +67,22 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "wall_time": time.time(),
         "phases": [phase.name for phase in raised.phases] if raised is not None else None,
         "callback": raised.callback if raised is not None else "",
+        "bases": _bases(error),
     }
+
+
+def _bases(error: BaseException) -> list[str]:
+    """The full names of the classes of an exception, and of those that it was raised from."""
+    names: dict[str, None] = {}
+    chained: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if chained is None:
+            break
+        names.update(
+            dict.fromkeys(f"{base.__module__}.{base.__qualname__}" for base in type(chained).__mro__[:-1])
+        )
+        chained = chained.__cause__
+    return list(names)
 
 
 def _message(error: BaseException) -> str:

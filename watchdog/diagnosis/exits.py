@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
+from grpo_run.watchdog.origins import origin_of
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
@@ -86,6 +87,8 @@ def diagnose_exits(
     phase = next(reversed(_phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
+    starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
+    origin, final = origin_of(culprit, starting=starting)
     return Verdict(
         cause=_cause(culprit, slots, all_victims),
         culprits=() if all_victims else (culprit.rank,),
@@ -99,6 +102,9 @@ def diagnose_exits(
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
         advice=_advice(culprit, best_position),
+        starting=starting,
+        origin=origin,
+        final=final,
     )
 
 
@@ -161,6 +167,11 @@ def _phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
     if exit.error is not None and exit.error.phases is not None:
         return exit.error.phases
     return tuple(one.phase for one in slot.phases) if slot is not None else ()
+
+
+def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
+    """Whether the rank failed before the first step of a `train()` call, or between two calls."""
+    return set(_phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 
 
 def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
@@ -230,7 +241,7 @@ def _advice(culprit: Exit, best_position: tuple[int, int]) -> tuple[str, ...]:
     if culprit.exit_code == 0:
         return ("To end training early, set control.should_training_stop in a callback.",)
     if culprit.error is not None and best_position == (0, 0):
-        return ("The script failed before its first step; a restart would fail again.",)
+        return ("The script failed before its first step: if it fails so again, the run ends.",)
     return ()
 
 

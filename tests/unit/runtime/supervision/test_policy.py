@@ -10,18 +10,20 @@ import pytest
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.policy import RESTARTS, Action, decide
+from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
 
 
 def verdict(
-    *, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False
-) -> Verdict:
+    *, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False, starting: bool = False,
+    origin: Origin = Origin.code, final: str = "",
+) -> Verdict:  # fmt: skip
     """A verdict with the fields that the policy reads."""
     return Verdict(
         cause=cause, culprits=(1,), step=7, phase=None, confidence="proved", sentence="It failed.",
-        signature=signature, deterministic=deterministic,
+        signature=signature, deterministic=deterministic, starting=starting, origin=origin, final=final,
     )  # fmt: skip
 
 
@@ -41,7 +43,9 @@ def history(story: Sequence[str], *, trained: bool = True) -> History:
 KILLED = verdict()
 BUG = verdict(cause=Cause.exception, signature="KeyError@train.py:3:step7", deterministic=True)
 BUG_TWICE = f"!{BUG.signature}"
-NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:1:step0", deterministic=True)
+NO_START = verdict(
+    cause=Cause.startup_failure, signature="ImportError@train.py:1:step0", deterministic=True, starting=True
+)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +82,12 @@ NO_START = verdict(cause=Cause.startup_failure, signature="ImportError@train.py:
             BUG,
             Action.stop,
         ),
-        ("no attempt reached a step", [f"!{NO_START.signature}"], False, NO_START, Action.stop),
-        ("an earlier attempt reached a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
-        (
-            "an earlier attempt reached a step, but the same failure twice",
-            [f"!{NO_START.signature}"] * 2,
-            True,
-            NO_START,
-            Action.stop,
-        ),
+        ("the first start fails", [f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("the first start fails twice", [f"!{NO_START.signature}"] * 2, False, NO_START, Action.stop),
+        ("it fails at another line", ["!x", f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("after a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
+        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.restart),
+        ("after a step, a third time", [f"!{NO_START.signature}"] * 3, True, NO_START, Action.stop),
         ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
     ],
 )
@@ -164,16 +165,86 @@ def test_signatures_are_compared_for_equality_only() -> None:
         assert decision.action is Action.restart
 
 
-def test_only_a_startup_failure_is_final_before_the_first_step() -> None:
-    """Another deterministic failure before any step is tried again, and so is a start-up that is not deterministic."""
-    for cause in (Cause.exception, Cause.collective_mismatch, Cause.unknown):
-        other = verdict(cause=cause, signature="x", deterministic=True)
-        assert (
-            decide(history(["!x"], trained=False), other, Budget(), stopping=False).action is Action.restart
+def test_an_error_that_no_restart_can_help_ends_the_run_at_once() -> None:
+    """Also after progress: the code cannot be compiled, or the script refuses its arguments."""
+    final = replace(NO_START, final="the code cannot be compiled")
+    for trained in (False, True):
+        decision = decide(
+            history([f"!{NO_START.signature}"], trained=trained), final, Budget(), stopping=False
         )
-    flaky = replace(NO_START, deterministic=False)
-    story = [f"!{NO_START.signature}"]
-    assert decide(history(story, trained=False), flaky, Budget(), stopping=False).action is Action.restart
+        assert decision.action is Action.stop
+        assert "cannot be compiled" in decision.reason
+
+
+def starts(
+    *, seconds: float, budget: int = 3, origin: Origin = Origin.network, trained: bool = True
+) -> list[Decision]:
+    """Decide on starts that fail after a kill, each after the delay decided before and 2 s, for a number of seconds."""
+    made = history(["!killed"], trained=trained)
+    made.apply({"event": "action", "action": "restart"})
+    decisions: list[Decision] = []
+    at, number = 1000.0, 0
+    while at < 1000.0 + seconds:
+        number += 1
+        what = replace(NO_START, origin=origin, signature=f"ConnectionError@hub.py:{number % 2}:step0")
+        made.apply({"event": "attempt_started", "attempt": number, "time": at})
+        made.apply(
+            {"event": "incident", "cause": "startup_failure", "step": 0, "signature": what.signature, "starting": True,
+             "failed_at": at, "time": at}
+        )  # fmt: skip
+        decision = decide(made, what, Budget(failures_without_progress=budget), stopping=False)
+        made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
+        decisions.append(decision)
+        if decision.action is Action.stop:
+            break
+        at += 2.0 + decision.delay_seconds
+    assert not trained or budget == 0 or made.failures_without_progress <= 2
+    return decisions
+
+
+@pytest.mark.parametrize("origin", [Origin.network, Origin.files])
+def test_a_start_that_fails_on_files_or_the_network_is_tried_for_ten_minutes(origin: Origin) -> None:
+    """With growing delays, whatever the restart budget; then the run ends."""
+    decisions = starts(seconds=3000.0, origin=origin)
+    assert decisions[-1].action is Action.stop
+    assert "could not start for 10 min" in decisions[-1].reason
+    delays = [decision.delay_seconds for decision in decisions[:-1]]
+    assert delays[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert set(delays[6:]) == {30.0}
+    assert sum(delays) + 2.0 * len(delays) >= 600.0
+
+
+def test_the_hub_is_away_for_20_seconds_or_for_9_minutes() -> None:
+    """The run is still there."""
+    for seconds in (20.0, 540.0):
+        assert {decision.action for decision in starts(seconds=seconds)} == {Action.restart}
+
+
+def test_a_start_that_takes_minutes_to_fail_is_tried_more_than_once() -> None:
+    """A download with long timeouts has not had its chances after one try."""
+    made = history([])
+    for at in (0.0, 700.0, 1400.0):
+        made.apply({"event": "incident", "cause": "x", "starting": True, "failed_at": at, "signature": "s"})
+        decision = decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False)
+        assert decision.action is Action.restart
+        made.apply({"event": "action", "action": "restart", "patient": decision.patient})
+
+
+def test_nobody_waits_for_a_hub_without_progress_or_budget() -> None:
+    """A run that has nothing to lose reports a wrong model name soon; `--max-restarts 0` restarts nothing."""
+    assert [decision.action for decision in starts(seconds=3000.0, trained=False)][-1] is Action.stop
+    assert len(starts(seconds=3000.0, trained=False)) <= 3
+    assert [decision.action for decision in starts(seconds=3000.0, budget=0)] == [Action.stop]
+
+
+def test_a_connection_that_fails_before_the_attempts_first_step_is_tried_patiently_too() -> None:
+    """A data set that is streamed fails inside `train()`. After a step of the attempt, it is a failure of that step."""
+    lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=Origin.network)
+    story = history(["!s", "!s", "!s"])
+    story.apply({"event": "attempt_started", "attempt": 3})
+    assert decide(story, lost, Budget(), stopping=False).patient
+    story.apply({"event": "step_committed", "step": 8, "train_call": 1})
+    assert decide(story, lost, Budget(), stopping=False).action is Action.stop
 
 
 def test_decisions_and_budgets_are_immutable() -> None:

@@ -341,9 +341,12 @@ def full(descriptor: int, data: bytes) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_failure_before_the_first_step_is_given_up_at_once(start: Callable[..., SupervisedRun]) -> None:
-    """A restart would repeat it."""
+def test_a_failure_before_the_first_step_is_tried_once_more(start: Callable[..., SupervisedRun]) -> None:
+    """The same failure again ends the run."""
     run = start()
+    run.attempt()
+    run.raised(1)
+    assert run.poll(run.ranks.exit(1, code=1)) is Directive.restart
     run.attempt()
     run.raised(1)
     assert run.poll(run.ranks.exit(1, code=1)) is Directive.terminate

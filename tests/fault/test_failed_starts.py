@@ -1,0 +1,54 @@
+"""Starts that fail: after progress they are tried again for a while, before it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from support.runs import SCRIPTS, Run
+
+AWAY_SECONDS = 9.0
+HUB = f"""
+import os, pathlib, sys, time
+sys.path.insert(0, {str(SCRIPTS)!r})
+killed = pathlib.Path("out/killed")
+if killed.exists() and time.time() - killed.stat().st_mtime < {AWAY_SECONDS}:
+    raise OSError("We couldn't connect to 'https://huggingface.co'")
+import odd_starts
+odd_starts.main()
+"""
+LOOP = """
+import pathlib
+marker = pathlib.Path("raised")
+for step in range(100):
+    if step == 50 and not marker.exists():
+        marker.touch()
+        raise ValueError("once")
+pathlib.Path("finished").touch()
+"""
+
+
+def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """More failed starts than the restart budget has failures. The run then continues where it was."""
+    (tmp_path / "hub.py").write_text(HUB)
+    run = runs(
+        "hub.py", "--output-dir", "out", "--max-steps", "4", "--save-steps", "2", "--sft-steps", "1",
+        "--save-inside-rollouts", "--kill-at-step", "3",
+    ).start()  # fmt: skip
+    assert run.wait(150) == 0, run.tail()
+    recoveries = run.status()["recoveries"]
+    assert len(recoveries) > 4, run.tail()
+    assert "which is tried for 10 min" in run.tail()
+    assert run.events("resume_chosen")[-1]["step"] >= 2
+
+
+def test_a_script_without_a_trainer_that_raises_once_finishes(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """As under torchrun with a restart. Its end does not name steps that nobody counted."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    run = runs("loop.py", cold=True).start()
+    assert run.wait(60) == 0, run.tail()
+    assert (tmp_path / "finished").exists()
+    assert "step 0" not in run.tail(), run.tail()
+    assert "from the start of the script" in run.tail()

@@ -1,0 +1,54 @@
+"""Where the exception of a script comes from decides how patiently its start is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.watchdog.observation import Exit, RankError
+from grpo_run.watchdog.origins import Origin, origin_of
+
+
+def failed(error_type: str, *bases: str, code: int = 1) -> Exit:
+    """A rank that raised an exception with these base classes."""
+    error = RankError(type=error_type, message="m", traceback="t", location=None, wall_time=0.0, bases=bases)
+    return Exit(rank=0, pid=1, exit_code=code, signal=None, order=0, error=error)
+
+
+@pytest.mark.parametrize(
+    ("exit", "origin"),
+    [
+        (failed("KeyError", "builtins.KeyError", "builtins.LookupError"), Origin.code),
+        (failed("FileNotFoundError", "builtins.FileNotFoundError", "builtins.OSError"), Origin.files),
+        (failed("ConnectTimeout", "httpx.ConnectTimeout", "httpx.HTTPError"), Origin.network),
+        (
+            failed("HfHubHTTPError", "huggingface_hub.errors.HfHubHTTPError", "builtins.OSError"),
+            Origin.network,
+        ),
+        (failed("ConnectionRefusedError", "builtins.ConnectionError", "builtins.OSError"), Origin.network),
+        (
+            failed("RuntimeError", "builtins.RuntimeError", "requests.exceptions.ConnectionError"),
+            Origin.network,
+        ),
+        (failed("DistNetworkError", "torch.distributed.DistNetworkError"), Origin.network),
+        (failed("IndentationError", "builtins.IndentationError", "builtins.SyntaxError"), Origin.usage),
+        (failed("SystemExit", "builtins.SystemExit", code=2), Origin.usage),
+        (failed("SystemExit", "builtins.SystemExit", code=1), Origin.code),
+        (failed("Wandbug", "wandbug.Error"), Origin.code),
+    ],
+)
+def test_origins(exit: Exit, origin: Origin) -> None:
+    """By the names of the classes, because the libraries are not imported here."""
+    found, final = origin_of(exit, starting=True)
+    assert found is origin
+    assert bool(final) is (origin is Origin.usage)
+
+
+def test_exit_code_2_inside_training_is_no_usage_error() -> None:
+    """argparse runs at the start."""
+    assert origin_of(failed("SystemExit", code=2), starting=False) == (Origin.code, "")
+
+
+def test_a_rank_without_an_error_file_says_nothing() -> None:
+    """It was ended by `os._exit`."""
+    silent = Exit(rank=0, pid=1, exit_code=7, signal=None, order=0)
+    assert origin_of(silent, starting=True) == (Origin.code, "")

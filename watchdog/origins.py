@@ -1,0 +1,74 @@
+"""Where an exception of a script comes from: its own code, files, the network, or wrong usage.
+
+Decides how patiently a failed start is tried again: a hub that does not answer comes back, an error in the code
+does not. Called by `watchdog.diagnosis.exits`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from grpo_run.watchdog.observation import Exit
+
+
+class Origin(str, Enum):
+    """Where an exception comes from. The values appear in the journal."""
+
+    code = "code"
+    files = "files"
+    network = "network"
+    usage = "usage"
+    """No restart can help: the script cannot be compiled, refuses its arguments, or the user wants no restart."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+NETWORK_LIBRARIES = frozenset(
+    {
+        "aiohttp", "botocore", "google.api_core", "grpc", "httpcore", "httpx", "huggingface_hub", "requests", "urllib3",
+        "wandb", "websockets",
+    }
+)  # fmt: skip
+"""Packages whose own exception classes report requests that failed."""
+NETWORK_ERRORS = frozenset(
+    {
+        "builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError", "urllib.error.URLError",
+        "http.client.HTTPException",
+    }
+)  # fmt: skip
+TORCH_NETWORK_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})
+FILE_ERROR = "builtins.OSError"
+FINAL_ERRORS = {
+    "builtins.SyntaxError": "the code cannot be compiled",
+    "grpo_run.runtime.errors.ResumeMismatchError": "--require-resume is set",
+}
+USAGE_EXIT_CODE = 2
+"""argparse exits with it after printing how the script is called."""
+
+
+def origin_of(exit: Exit, *, starting: bool) -> tuple[Origin, str]:
+    """Return where the failure of a rank comes from, and for `usage` why no restart can help.
+
+    Args:
+        exit: of the rank.
+        starting: it failed outside the steps of a `train()` call.
+    """
+    error = exit.error
+    if error is None:
+        return Origin.code, ""
+    if starting and error.type == "SystemExit" and exit.exit_code == USAGE_EXIT_CODE:
+        return Origin.usage, "the script refuses its arguments"
+    for name in error.bases:
+        if name in FINAL_ERRORS:
+            return Origin.usage, FINAL_ERRORS[name]
+    if any(_is_of_network(name) for name in error.bases):
+        return Origin.network, ""
+    return (Origin.files if FILE_ERROR in error.bases else Origin.code), ""
+
+
+def _is_of_network(name: str) -> bool:
+    parts: Sequence[str] = name.split(".")
+    libraries = {".".join(parts[:1]), ".".join(parts[:2])}
+    return name in NETWORK_ERRORS or parts[-1] in TORCH_NETWORK_ERRORS or bool(libraries & NETWORK_LIBRARIES)
