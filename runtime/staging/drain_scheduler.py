@@ -145,6 +145,12 @@ class DrainScheduler:
         self._durable_at = self._clock()
         self._published.record(call, step, taken_at=time.time() if taken_at is None else taken_at)
 
+    def note_event(self, record: dict[str, Any]) -> None:
+        """Take an event of a rank into account: it may have written a checkpoint to disk itself."""
+        if record["event"] == "checkpoint_published":
+            call, step = int(record.get("train_call") or 0), int(record["step"])
+            self.record_published(call, step, taken_at=record["time"])
+
     def close(self) -> bool:
         """Stop the drain worker, and free the memory if every snapshot that matters is on disk.
 

@@ -72,7 +72,7 @@ class Supervisor:
         self.run = run
         self._rank_environment = rank_environment
         self._follow_output = follow_output
-        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._note_published)
+        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event)
         self.history = self._live.history
         self._held = HeldCheckpoints(run.path, config.run_id, self.history.calls)
         self.run_started_at = self.history.first_time or time.time()
@@ -396,9 +396,6 @@ class Supervisor:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
         self._reporter.write("state_changed", **fields)
 
-    def _note_published(self, record: dict[str, Any]) -> None:
-        """A rank has published a checkpoint itself: older snapshots need not be written to disk."""
-        if record["event"] == "checkpoint_published" and self._drains is not None:
-            self._drains.record_published(
-                int(record.get("train_call") or 0), int(record["step"]), taken_at=record["time"]
-            )
+    def _on_rank_event(self, record: dict[str, Any]) -> None:
+        if self._drains is not None:
+            self._drains.note_event(record)
