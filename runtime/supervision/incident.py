@@ -16,11 +16,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.watchdog.causes import Cause
@@ -60,6 +63,26 @@ class IncidentContext:
     best_position: tuple[int, int]
     finding: Finding | None = None
     stop_seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        attempt: Attempt,
+        ranks: RankGroup,
+        board: Board,
+        detector: HangDetector,
+        history: History,
+        **fields: Any,
+    ) -> IncidentContext:
+        """Return the context of a fault, from the parts of the supervisor; `fields` are the last two arguments."""
+        return cls(
+            attempt=attempt,
+            ranks=ranks,
+            read_slots=lambda: attempt.read_slots(board),
+            detector=detector,
+            best_position=history.best_position,
+            **fields,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -344,16 +344,8 @@ class Supervisor:
     def _incident(
         self, ranks: RankGroup, *, finding: Finding | None = None, stop_seconds: float = 0.0
     ) -> IncidentContext:
-        attempt = self.attempt
-        return IncidentContext(
-            attempt=attempt,
-            ranks=ranks,
-            read_slots=lambda: attempt.read_slots(self.board),
-            detector=self.detector,
-            best_position=self.history.best_position,
-            finding=finding,
-            stop_seconds=stop_seconds,
-        )
+        watched = (self.attempt, ranks, self.board, self.detector, self.history)
+        return IncidentContext.of(*watched, finding=finding, stop_seconds=stop_seconds)
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code
