@@ -12,6 +12,7 @@ from grpo_run.runtime.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from grpo_run.runtime.processes.agent import Agent
+    from grpo_run.runtime.processes.helpers import Helpers
 
 ENTRY = "grpo_run.trainers.bootstrap:main"
 """What a rank runs: the function that runs the user's script."""
@@ -19,7 +20,7 @@ MASTER_PORT = 29500
 """torchrun's default."""
 
 
-def build_agent(launch: LaunchCommand, supervisor: Supervisor) -> Agent:
+def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers) -> Agent:
     """Return an agent that starts ranks as torchrun would, controlled by the supervisor.
 
     A run on one node without an explicit rendezvous gets a rendezvous of its own on a free port.
@@ -79,5 +80,6 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor) -> Agent:
         },
         preloaded=config.preload,
         elastic=elastic.max_nodes > 1,
+        helpers=helpers,
         term_seconds=config.timeouts.term_seconds,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 import signal
 import stat
 import sys
@@ -25,16 +26,20 @@ from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
 from grpo_run.cli.run_end.on_end import run_on_end
-from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
+from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision import last_resort
+from grpo_run.runtime.supervision.ending.guardian import Guardian
 from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
+from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -103,8 +108,7 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
             staging.write_kept_checkpoints(kept, directory, config.run_id)
         print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
         return EXIT_FINISHED
-    fields = {"working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json()}
-    register(directory.path, registry_folder())
+    fields = {"typed": list(launch.typed), "inputs": inputs.as_json()}
     with staging.staged(launch, directory, fields) as staged:
         return _supervise(staged, directory, listener)
 
@@ -125,8 +129,18 @@ def open_listener(launch: LaunchCommand) -> Listener | None:
 def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
     config = launch.config
     os.environ.update(config.environment)
+    token = secrets.token_hex(16)
+    # setproctitle would overwrite the environment that /proc shows, and the token with it
+    marks = {TOKEN_VARIABLE: token, "SPT_NOENV": "1"}
+    owned = RunProcesses(
+        os.getpid(),
+        os.getsid(0),
+        tokens=(token,),
+        started_by_supervisor=own_children,
+        adopts_only_ours=adopt_orphans(),
+    )
     if config.preload:
-        forkserver.start_server(PRELOAD)
+        forkserver.start_server(PRELOAD, marks)
     from torch.distributed import DistError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -144,16 +158,29 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listene
         terminal.attempt_begins()
 
     ranks = int(launch.elastic.nproc_per_node)
+    remaining = RemainingProcesses(owned, keep=config.keep)
     supervisor = Supervisor(
         config,
         directory,
         local_world_size=ranks,
-        rank_environment=_rank_environment,
+        rank_environment=lambda *of_rank: {**marks, **_rank_environment(*of_rank)},
         notify=terminal.notify,
+        observe_exit=remaining.observe,
         follow_output=follow,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
     )
-    agent = build_agent(launch, supervisor)
+    guardian = Guardian(directory.journal, config.run_id, tokens=(token,), keep=config.keep)
+    helpers = Helpers(
+        owned,
+        remaining,
+        keep=config.keep,
+        settings=config.deadlines,
+        announce_ranks=guardian.begin_attempt,
+        notify=terminal.notify,
+        report=supervisor.report_terminated,
+        interrupted=lambda: supervisor.stop_noted,
+    )
+    agent = build_agent(launch, supervisor, helpers)
     server = announce(launch, directory, supervisor, terminal, listener)
     terminal.start()
     output.start()
@@ -172,7 +199,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listene
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     finally:
-        for part in (output.stop, terminal.stop):
+        for part in (guardian.end, output.stop, terminal.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display

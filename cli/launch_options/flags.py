@@ -95,6 +95,15 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         " transformers and trl)",
     )
     group.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave running what the script has started under this name (default: all of it is ended before a restart"
+        " and after the run). NAME is a process's name as in `ps -o comm`, or a shell pattern for its whole command line"
+        " as in `ps -o args`, such as '*redis-server*'; what it has started is kept too. May be repeated",
+    )
+    group.add_argument(
         "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
     )
 

@@ -106,6 +106,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         require_resume=options.require_resume,
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
+        keep=tuple(options.keep),
         shown_ranks=values.shown_ranks(options.show_ranks, ranks.per_node * nodes[1]),
     )
     return LaunchCommand(

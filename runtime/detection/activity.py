@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 
+from grpo_run.runtime import upstream
 from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families import usage as families
 from grpo_run.runtime.detection.waits import awaited_socket
@@ -265,14 +266,12 @@ class RankActivity:
 def _read_connections(
     members: Mapping[int, list[int]],
 ) -> dict[int, connections.Connections | None]:
-    """Connections by rank, from the members of all ranks' families."""
-    return connections.read_connections(members, supervisor=[os.getpid(), *_children(os.getpid())])
+    """Connections by rank, from the members of all ranks' families.
 
-
-def _children(pid: int) -> list[int]:
-    """Direct children of this process; empty where the kernel does not list them."""
-    content = processes.read_file(f"/proc/{pid}/task/{pid}/children")
-    return [int(number) for number in content.split()] if content is not None else []
+    Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's helpers.
+    """
+    server = upstream.forkserver_pid()
+    return connections.read_connections(members, supervisor=[os.getpid(), *([server] if server else [])])
 
 
 def _asks_job(pid: int, connected: connections.Connections | None) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.collective_records import CollectiveRecords
 from grpo_run.runtime.detection.deadlock_detector import DeadlockDetector
-from grpo_run.runtime.detection.exit_hangs import ExitHangDetector
+from grpo_run.runtime.detection.exit_hangs import ExitHangDetector, Observe
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.phase_durations import PhaseDurations
@@ -43,13 +43,20 @@ class HangDetector:
     Args:
         board: read only.
         settings: bounds of the learned deadlines.
+        observe_exit: reads the processes that remain after the last line of every script.
         clock: returns monotonic seconds; must be the clock that the ranks use.
     """
 
     def __init__(
-        self, board: Board, settings: DeadlineSettings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        board: Board,
+        settings: DeadlineSettings,
+        *,
+        observe_exit: Observe,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._observe_exit = observe_exit
         self._clock = clock
         self.phase_durations = PhaseDurations()
         self._proved_waits: set[tuple[object, ...]] = set()
@@ -79,7 +86,7 @@ class HangDetector:
             self._ranks, self._settings, self._movement, self._records, self.phase_durations, now
         )
         self._waits = WaitDetector(self._ranks, self._movement, self._stalls.overdue_at)
-        self._exit_hangs = ExitHangDetector(self._settings)
+        self._exit_hangs = ExitHangDetector(self._settings, self._observe_exit)
         self._scanned_at = now
 
     def rank_exited(self, rank: int) -> None:
@@ -101,7 +108,7 @@ class HangDetector:
         if all_done(list(slots.values())):
             self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
             stuck = self._waits.scan(slots, now)
-            stall = self._exit_hangs.scan(slots, self._ranks.pids, self._ranks.sockets, now)
+            stall = self._exit_hangs.scan(slots, self._ranks.pids, now)
             # a rank that works on is not ended for the sake of one that is stuck: nobody waits for that one
             if (
                 stuck is not None

@@ -14,14 +14,13 @@ from typing import Protocol
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
-from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import (
     STOPPED_STATES,
     Activity,
+    ExitClock,
     ExitFacts,
-    activity,
     frozen_limit_seconds,
     frozen_ranks,
     hung_ranks,
@@ -39,9 +38,7 @@ COST_FRACTION = 0.005
 class Observe(Protocol):
     """Return the processes that remain; see `RemainingProcesses.observe`."""
 
-    def __call__(
-        self, pids: Mapping[int, int], sockets: Mapping[int, str], *, connections: bool
-    ) -> ExitFacts | None: ...
+    def __call__(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None: ...
 
 
 class ExitHangDetector:
@@ -49,34 +46,32 @@ class ExitHangDetector:
 
     Args:
         settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
-        observe: reads the processes; replaced in tests.
+        observe: reads the processes.
         cost_clock: measures what an observation costs, in seconds.
     """
 
     def __init__(
         self,
         settings: DeadlineSettings,
+        observe: Observe,
         *,
-        observe: Observe | None = None,
         cost_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._settings = settings
-        self._observe = RemainingProcesses().observe if observe is None else observe
+        self._observe = observe
         self._cost_clock = cost_clock
-        self._next_check_at = self._next_connections_at = 0.0
+        self._next_check_at = self._next_connections_at = self._observed_since = 0.0
         self.restart()
 
     def restart(self) -> None:
         """Start the clock again, after a pause of the supervisor."""
         self.awaited: AwaitedRank | None = None
-        self._inactive_since: tuple[float, ExitFacts] | None = None
-        self._own_active_at = self._progress_at = self._observed_since = 0.0
+        self._exit_clock: ExitClock | None = None
 
     def scan(
         self,
         slots: Mapping[int, Slot | None],
         pids: Mapping[int, int],
-        sockets: Mapping[int, str],
         now: float,
     ) -> Stall | None:
         """Return the processes that do not exit, or None.
@@ -84,53 +79,51 @@ class ExitHangDetector:
         Args:
             slots: all local ranks' slots.
             pids: processes that are still running, by rank.
-            sockets: paths of their worker servers.
             now: monotonic seconds.
         """
         done = all(slot is not None and slot.state is RankState.done for slot in slots.values())
         if now < self._next_check_at or not pids or not done:
             return None
         began = self._cost_clock()
-        facts = self._facts(pids, sockets, now)
+        facts = self._facts(pids, now)
         cost = self._cost_clock() - began
         self._next_check_at = now + max(CHECK_SECONDS, cost / COST_FRACTION)
         if facts is None:
-            self._inactive_since = self.awaited = None
+            self._exit_clock = self.awaited = None
             return None
-        if self._inactive_since is None:
-            self._inactive_since = (now, facts)
-            self._own_active_at = self._progress_at = self._observed_since = now
+        if self._exit_clock is None:
+            self._exit_clock = ExitClock(self._settings, facts, now)
+            self._observed_since = now
             return None
         silent = {
             rank: now - max(slot.heartbeat_seconds, self._observed_since)
             for rank, slot in slots.items()
             if slot is not None
         }
-        stall, seen = self._judge(facts, silent, now)
-        self.awaited = self._find_awaited(facts, slots, silent, seen, now)
-        return stall
+        self._exit_clock.record(facts, now)
+        self.awaited = self._find_awaited(self._exit_clock, facts, slots, silent, now)
+        return self._judge(self._exit_clock, facts, silent, now)
 
     def _find_awaited(
         self,
+        clock: ExitClock,
         facts: ExitFacts,
         slots: Mapping[int, Slot | None],
         silent: Mapping[int, float],
-        seen: Activity,
         now: float,
     ) -> AwaitedRank | None:
-        assert self._inactive_since is not None
         rank = next(iter(hung_ranks(facts)), None)
         slot = slots[rank] if rank is not None else None
         if slot is None:
             return None
-        at_work = seen in (Activity.progress, Activity.cpu)
+        at_work = clock.seen in (Activity.progress, Activity.cpu)
         if facts.states[slot.rank] in STOPPED_STATES:
             limit = frozen_limit_seconds(facts, self._settings, local_ranks=len(silent))
             ends_at = now - silent[slot.rank] + limit
         elif at_work:
-            ends_at = self._progress_at + self._settings.ceiling_seconds
+            ends_at = clock.progress_at + self._settings.ceiling_seconds
         else:
-            ends_at = self._inactive_since[0] + limit_seconds(facts, self._settings)
+            ends_at = clock.inactive_since[0] + limit_seconds(facts, self._settings)
         return AwaitedRank(
             rank=slot.rank,
             phase=Phase.idle,
@@ -141,47 +134,33 @@ class ExitHangDetector:
             exiting=True,
         )
 
-    def _facts(self, pids: Mapping[int, int], sockets: Mapping[int, str], now: float) -> ExitFacts | None:
-        since = self._inactive_since
+    def _facts(self, pids: Mapping[int, int], now: float) -> ExitFacts | None:
+        since = self._exit_clock.inactive_since if self._exit_clock is not None else None
         # before a deadline everything is looked at once more
         due = since is not None and now - since[0] + CHECK_SECONDS >= limit_seconds(since[1], self._settings)
         connections = due or (since is not None and now >= self._next_connections_at)
         if connections:
             self._next_connections_at = now + CONNECTIONS_SECONDS
-        return self._observe(pids, sockets, connections=connections)
+        return self._observe(pids, connections=connections)
 
     def _judge(
-        self, facts: ExitFacts, silent: Mapping[int, float], now: float
-    ) -> tuple[Stall | None, Activity]:
-        assert self._inactive_since is not None
-        _, before = self._inactive_since
-        ceiling = self._settings.ceiling_seconds
-        seen = activity(before, facts, self._settings.exit_seconds)
-        if seen is Activity.progress:
-            self._progress_at = now
-        if seen in (Activity.progress, Activity.cpu):
-            self._own_active_at = now
-        if seen is not Activity.none and now - self._own_active_at < ceiling:
-            self._inactive_since = (now, facts)
+        self, clock: ExitClock, facts: ExitFacts, silent: Mapping[int, float], now: float
+    ) -> Stall | None:
         ranks = hung_ranks(facts)
         if not ranks:
-            return None, seen
-        if seen is not Activity.progress and frozen_ranks(
+            return None
+        if clock.seen is not Activity.progress and frozen_ranks(
             facts, silent, self._settings, local_ranks=len(silent)
         ):
-            waited = min(silent[rank] for rank in ranks)
-            what = "ran no Python code"
-            limit = self._settings.frozen_limit_seconds
-            return _stall(ranks, waited, limit, what, (), Cause.interpreter_stuck), seen
-        if now - self._progress_at >= ceiling and seen is Activity.cpu:
-            what = "used the CPU without any input or output"
-            return _stall(ranks, now - self._progress_at, ceiling, what, ()), seen
-        limit = limit_seconds(facts, self._settings)
-        # the connections may have appeared since the clock started
-        elapsed = now - self._inactive_since[0]
-        if elapsed < limit or (seen is not Activity.none and now - self._own_active_at < ceiling):
-            return None, seen
-        return _stall(ranks, elapsed, limit, "did nothing", facts.waits_for), seen
+            waited, limit = min(silent[rank] for rank in ranks), self._settings.frozen_limit_seconds
+            return _stall(ranks, waited, limit, "ran no Python code", (), Cause.interpreter_stuck)
+        if clock.computes_for_too_long(now):
+            waited, limit = now - clock.progress_at, self._settings.ceiling_seconds
+            return _stall(ranks, waited, limit, "used the CPU without any input or output", ())
+        if not clock.expired(facts, now):
+            return None
+        waited, limit = now - clock.inactive_since[0], limit_seconds(facts, self._settings)
+        return _stall(ranks, waited, limit, "did nothing", facts.waits_for)
 
 
 def _stall(

@@ -121,6 +121,8 @@ class RunConfig:
     """Whether library versions outside the tested ranges are accepted."""
     expected_distributed_type: str | None = None
     """accelerate's `DistributedType` that the accelerate configuration file asks for."""
+    keep: tuple[str, ...] = ()
+    """Names and patterns of processes that ranks start and that are not ended with them."""
     shown_ranks: RankSet = frozenset()
     """Ranks whose output is shown on the terminal."""
 

@@ -25,6 +25,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.observation import Exit
 
@@ -116,6 +117,7 @@ class Agent(LocalElasticAgent):
         environment: what ranks inherit; torchrun's and the controller's variables are added to it.
         preloaded: fork ranks from the warm interpreter.
         elastic: several nodes may join; check for membership changes.
+        helpers: the processes that ranks start.
         term_seconds: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
     """
 
@@ -128,6 +130,7 @@ class Agent(LocalElasticAgent):
         environment: dict[str, str],
         preloaded: bool,
         elastic: bool,
+        helpers: Helpers,
         term_seconds: float = 0.0,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
@@ -136,6 +139,7 @@ class Agent(LocalElasticAgent):
         self._environment = environment
         self._preloaded = preloaded
         self._elastic = elastic
+        self._helpers = helpers
         self._term_seconds = term_seconds
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
@@ -183,6 +187,7 @@ class Agent(LocalElasticAgent):
             for worker in worker_group.workers
         ]
         self._ranks = RankGroup(specs, entry=self._entry, preloaded=self._preloaded)
+        self._helpers.begin_attempt(self._ranks.pids.values())
         self._controller.attempt_started(self._ranks)
         return self._ranks.pids
 
@@ -220,9 +225,13 @@ class Agent(LocalElasticAgent):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
-        """Terminate the ranks and all processes of their sessions. Both arguments are torch's and unused."""
+        """Terminate the ranks and what they have started. Both arguments are torch's and unused."""
+        try:
+            if self._ranks is not None:
+                self._ranks.kill(self._term_seconds)
+        finally:
+            self._helpers.terminate()
         if self._ranks is not None:
-            self._ranks.kill(self._term_seconds)
             self._ranks.release()
             self._ranks = None
         self._attempt_store = None
@@ -237,6 +246,7 @@ class Agent(LocalElasticAgent):
         while True:
             assert self._ranks is not None
             exits = self._ranks.wait(interval)
+            self._helpers.poll()
             directive = self._controller.poll(self._ranks, exits)
             if (
                 directive is Directive.monitor
@@ -249,6 +259,8 @@ class Agent(LocalElasticAgent):
                 continue
             if directive is Directive.finished:
                 group.state = WorkerState.SUCCEEDED
+                if not self._ranks.alive:  # else it was proved that nothing works any more
+                    self._helpers.wait()
                 self._exit_barrier()  # type: ignore[no-untyped-call]
                 return RunResult(
                     state=WorkerState.SUCCEEDED,

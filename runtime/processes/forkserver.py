@@ -27,13 +27,14 @@ _IMPORT_PATH = [entry for entry in sys.path if entry]
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
 
 
-def start_server(preload: Sequence[str]) -> None:
+def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None:
     """Start the server, which imports modules in the background. Does nothing if it is running.
 
     Libraries read environment variables at import: they see the values that are set now.
 
     Args:
         preload: names of the modules to import.
+        environment: additional variables, which /proc shows for every fork of the server.
     """
     from multiprocessing import forkserver
 
@@ -43,11 +44,18 @@ def start_server(preload: Sequence[str]) -> None:
     # Ctrl-C signals the server too, and would end it with a traceback while it imports; children restore the
     # handler
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         with upstream.hidden_main():
             forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, interrupt)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def start_child(entry: str, environment: Mapping[str, str], directory: str) -> ForkServerProcess:

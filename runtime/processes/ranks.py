@@ -1,7 +1,7 @@
 """The rank processes of one attempt on this node: starting, waiting and terminating.
 
-Called by `agent.py`. Each rank is the leader of its own session and process group, so that the processes it
-started are terminated with it. Does not determine why a rank exited or what follows.
+Called by `agent.py`. Each rank is the leader of its own session and process group. Does not determine why a rank
+exited or what follows, and does not terminate what a rank has started (`helpers.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -21,7 +21,6 @@ from pathlib import Path
 from grpo_run.runtime.errors import ProcessError
 from grpo_run.runtime.processes import forkserver
 from grpo_run.watchdog.observation import Exit
-from grpo_run.watchdog.processes import members_by_session
 
 KILL_DEADLINE_SECONDS = 10.0
 """How long a process may take to exit after SIGKILL."""
@@ -143,7 +142,7 @@ class RankGroup:
         return exits
 
     def kill(self, grace_seconds: float = 0.0) -> None:
-        """Terminate every rank and all processes in its session, and wait until the ranks have exited.
+        """Terminate every rank, and wait until all have exited.
 
         Args:
             grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM. SIGCONT follows SIGTERM,
@@ -155,20 +154,13 @@ class RankGroup:
         """
         if grace_seconds and self.alive:
             for pid in self.alive.values():
-                _send(os.killpg, pid, signal.SIGTERM)
-                _send(os.killpg, pid, signal.SIGCONT)
+                _send(pid, signal.SIGTERM)
+                _send(pid, signal.SIGCONT)
             deadline = time.monotonic() + grace_seconds
             while self.alive and (remaining := deadline - time.monotonic()) > 0:
                 self.wait(remaining)
-        # members of the session may be in process groups of their own, and may outlive the leader
-        try:
-            sessions = members_by_session(self.pids.values())
-        except OSError:  # no descriptor for /proc: the process groups of the ranks are killed in any case
-            sessions = {pid: [] for pid in self.pids.values()}
-        for pid, members in sessions.items():
-            for member in members:
-                _send(os.kill, member, signal.SIGKILL)
-            _send(os.killpg, pid, signal.SIGKILL)
+        for pid in self.alive.values():
+            _send(pid, signal.SIGKILL)
         deadline = time.monotonic() + KILL_DEADLINE_SECONDS
         while self.alive and time.monotonic() < deadline:
             self.wait(0.05)
@@ -184,9 +176,9 @@ class RankGroup:
         self._processes.clear()
 
 
-def _send(function: Callable[[int, int], None], pid: int, number: int) -> None:
+def _send(pid: int, number: int) -> None:
     try:
-        function(pid, number)
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return  # it has exited already, or it belongs to another user (setuid) and may not be killed
 

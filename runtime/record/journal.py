@@ -42,6 +42,7 @@ EVENTS = frozenset(
         "incident",
         "action",
         "attempt_ended",
+        "processes_ended",
         "plan_changed",
         "sample_excluded",
         "prompt_quarantined",

@@ -29,6 +29,11 @@ class StopRequest:
         """Whether a stop was requested."""
         return self._requested_at is not None
 
+    @property
+    def noted(self) -> bool:
+        """Whether a request was noted that is not handled yet."""
+        return bool(self._noted)
+
     def note(self, reason: str) -> None:
         """Note a request. Safe in a signal handler."""
         self._noted.append(reason)

@@ -18,12 +18,14 @@ from typing import Any
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.continuity.held import HeldCheckpoints
 from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.detection.exit_hangs import Observe
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -33,6 +35,7 @@ from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.ending.run_end import RunEnd
+from grpo_run.runtime.supervision.ending.terminated import report
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate
@@ -53,6 +56,7 @@ class Supervisor:
         local_world_size: number of ranks on this node.
         rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
+        observe_exit: reads the processes that remain after the last line of every script.
         follow_output: receives the log file of each rank when an attempt starts.
         staging: where ranks place snapshots; None if they save directly.
     """
@@ -65,6 +69,7 @@ class Supervisor:
         local_world_size: int,
         rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
+        observe_exit: Observe,
         follow_output: Callable[[dict[int, Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
     ) -> None:
@@ -77,7 +82,7 @@ class Supervisor:
         self._held = HeldCheckpoints(run.path, config.run_id, self.history.calls)
         self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
-        self.detector = HangDetector(self.board, config.deadlines)
+        self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
         self._drains = (
@@ -136,8 +141,6 @@ class Supervisor:
             raise RunDirectoryError(
                 f"cannot write to {self.run.path}, the disk may be full; free some space and run the same command again"
             )
-
-    # ---- AttemptController ----
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board.
@@ -230,11 +233,18 @@ class Supervisor:
             return self._end(RunEvent.stopped, EXIT_STOPPED)
         return self._check_for_hangs(ranks, slots)
 
-    # ---- the end of a run from outside ----
-
     def note_stop(self, reason: str) -> None:
         """Note that a stop is requested; safe in a signal handler. The next poll handles it."""
         self._stop.note(reason)
+
+    @property
+    def stop_noted(self) -> bool:
+        """Whether a stop was noted that no poll has handled yet."""
+        return self._stop.noted
+
+    def report_terminated(self, terminated: list[TerminatedProcess]) -> None:
+        """Report helpers of the ranks that were terminated."""
+        report(self._reporter, terminated)
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to agree on a step, save and exit. A second request terminates them immediately."""
@@ -290,8 +300,6 @@ class Supervisor:
             journal_lost=self._live.journal.lost,
         )
 
-    # ---- private ----
-
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
         commit = self.attempt.new_commit(slots)
         if commit is None:
@@ -311,10 +319,7 @@ class Supervisor:
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
-        """Collect evidence, then terminate ranks that did not stop in time.
-
-        A second request of the user has the same effect.
-        """
+        """Collect evidence, then terminate ranks that did not stop in time, or whose user asked twice."""
         self.detector.discard_recordings()
         waited_seconds = round(self._stop.waited_seconds(now), 1)
         outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))

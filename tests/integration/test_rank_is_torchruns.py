@@ -57,10 +57,10 @@ DRAWN = ("numpy", "python_random", "torch_seed")
 
 DIFFER_BY_NATURE = {
     "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OBSERVED", "MASTER_ADDR",
-    "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST", "TORCH_FR_BUFFER_SIZE",
+    "TORCHELASTIC_MAX_RESTARTS", "_", "PYTEST_CURRENT_TEST", "TORCH_FR_BUFFER_SIZE", "SPT_NOENV",
 }  # fmt: skip
-"""Ports, ids and paths of one run, the restart budget, the shell's `_`, and the size of the Flight Recorder's
-buffer."""
+"""Ports, ids and paths of one run, the restart budget, the shell's `_`, the size of the Flight Recorder's
+buffer, and that titles of processes must not overwrite the environment that /proc shows."""
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """All processes of the machine at one moment: their parents, sessions and CPU time, from /proc/PID/stat.
 
-A helper that leaves its parent's session remains its child; one whose parent has exited is adopted by init
-and is found by the environment it inherited. Used by `remaining.py`. A process that has exited meanwhile is
-absent: never an exception. Reads /proc; judges nothing.
+A helper that leaves its parent's session remains its child. Used by `ownership.py`, `remaining.py` and those who
+look at the descendants of ranks. A process that has exited meanwhile is absent: never an exception. Reads /proc;
+judges nothing.
 """
 
 from __future__ import annotations
@@ -49,21 +49,16 @@ def read_arguments(pid: int) -> str:
     return content.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def inherited(pid: int, texts: Iterable[bytes]) -> bool:
-    """Return whether the environment that a process was started with contains one of these texts.
-
-    False if it may not be read. Only a program started by `exec` has an environment of its own in /proc.
-    """
-    environment = _read_whole(f"/proc/{pid}/environ")
-    return any(text in environment for text in texts)
-
-
 MAX_ENVIRONMENT_BYTES = 1024 * 1024
 
 
-def _read_whole(path: str) -> bytes:
+def read_environment(pid: int) -> bytes:
+    """Return the environment that a process's program was started with; empty if it may not be read.
+
+    Only a program started by `exec` has an environment of its own in /proc; a fork shows that of its parent.
+    """
     try:
-        with open(path, "rb") as file:
+        with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read(MAX_ENVIRONMENT_BYTES)
     except OSError:
         return b""

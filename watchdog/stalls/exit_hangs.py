@@ -118,6 +118,54 @@ def frozen_ranks(
     return ranks if frozen else ()
 
 
+class ExitClock:
+    """How long the processes that remain have been inactive. Times are seconds of one monotonic clock.
+
+    Args:
+        settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
+        facts: the first observation.
+        now: of that observation.
+    """
+
+    def __init__(self, settings: DeadlineSettings, facts: ExitFacts, now: float) -> None:
+        self._settings = settings
+        self._inactive_since = (now, facts)
+        self._own_active_at = self.progress_at = now
+        self.seen = Activity.none
+        """What has happened since they were last active, as of the last observation."""
+
+    @property
+    def inactive_since(self) -> tuple[float, ExitFacts]:
+        """When they were last seen active, and what was observed then."""
+        return self._inactive_since
+
+    def record(self, facts: ExitFacts, now: float) -> None:
+        """Take an observation into account. Activity of processes that are only waited for counts for a limited time."""
+        self.seen = activity(self._inactive_since[1], facts, self._settings.exit_seconds)
+        if self.seen is Activity.progress:
+            self.progress_at = now
+        if self.seen in (Activity.progress, Activity.cpu):
+            self._own_active_at = now
+        if self._active(now):
+            self._inactive_since = (now, facts)
+
+    def computes_for_too_long(self, now: float) -> bool:
+        """Return whether nothing but CPU time has been used for the longest time that is allowed."""
+        return self.seen is Activity.cpu and now - self.progress_at >= self._settings.ceiling_seconds
+
+    def expired(self, facts: ExitFacts, now: float) -> bool:
+        """Return whether they have been inactive for longer than their deadline.
+
+        Args:
+            facts: the last observation: connections may have appeared since the clock started.
+        """
+        elapsed = now - self._inactive_since[0]
+        return elapsed >= limit_seconds(facts, self._settings) and not self._active(now)
+
+    def _active(self, now: float) -> bool:
+        return self.seen is not Activity.none and now - self._own_active_at < self._settings.ceiling_seconds
+
+
 def _did_io(before: Usages, now: Usages) -> bool:
     return any(now[key].io_bytes - before[key].io_bytes >= QUIET_BYTES for key in before.keys() & now.keys())
 

@@ -20,7 +20,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--require-resume",
+    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--require-resume",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from grpo_run.runtime.detection import activity
 from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families.connections import Connections, read_connections, read_socket_tables
 from grpo_run.runtime.detection.waits.awaited_socket import read_awaited_socket
@@ -48,6 +49,21 @@ def server() -> Iterator[socket.socket]:
     """A server in this process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
+
+
+def test_a_fresh_rank_is_a_child_of_the_supervisor_and_its_connections_are_its_own(
+    start: Start, server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So may be a helper of a rank that has lost its parent. Only the supervisor and its forkserver pass on theirs."""
+    client = start(CLIENT.format(port=server.getsockname()[1]))
+    monkeypatch.setattr(
+        os, "getpid", lambda: 2**22 + 1
+    )  # this process is a stranger, whose child is the rank
+    monkeypatch.setattr(activity.upstream, "forkserver_pid", lambda: None)
+    monkeypatch.setattr(activity.processes, "read_file", lambda path: str(client).encode())
+    found = activity._read_connections({0: [client]})[0]
+    assert found is not None
+    assert found.outside
 
 
 def of(pid: int, supervisor: list[int], *others: int) -> Connections:

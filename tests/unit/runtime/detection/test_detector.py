@@ -34,7 +34,6 @@ from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
-from grpo_run.watchdog.run_processes import remaining
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
@@ -63,7 +62,6 @@ class World:
         monkeypatch.setattr(flight_recorder, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
-        monkeypatch.setattr(remaining.RemainingProcesses, "observe", self._remaining)
         monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
         monkeypatch.setattr(families, "find_families", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(families, "read_family", self._family)
@@ -71,7 +69,7 @@ class World:
         monkeypatch.setattr(connections, "read_connections", self._connections)
         self.path = path
         self.board = Board.create(path, ranks)
-        self.watch = HangDetector(self.board, settings, clock=lambda: self.now)
+        self.watch = HangDetector(self.board, settings, observe_exit=self.remaining, clock=lambda: self.now)
         self.some_thread_runs = (
             settings is TIGHT
         )  # with tight settings, only learned deadlines are of interest
@@ -184,9 +182,7 @@ class World:
         }
         return answers, failures
 
-    def _remaining(
-        self, pids: Mapping[int, int], sockets: Mapping[int, str], *, connections: bool
-    ) -> ExitFacts | None:
+    def remaining(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
         """What `RemainingProcesses.observe` returns."""
         usages = {}
         for rank, pid in pids.items():
@@ -382,7 +378,7 @@ def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_ti
     circle(world)
     world.frozen = {1}
     patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, clock=lambda: world.now)
+    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
     world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     assert world.advance(30.0) is None
     assert [asked for asked in world.asked if 1 in asked] == [{0, 1}] * MAX_UNANSWERED
@@ -477,7 +473,7 @@ def test_poll_intervals_grow_during_a_long_phase(world: World) -> None:
     """300 scans in 30 s cause at most a dozen polls, at growing intervals."""
     add_entry(world.writers[0].collective_log, progress=CollectiveProgress.waiting)
     patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, clock=lambda: world.now)
+    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
     world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     world.writers[1].replace(Phase.generate)
     assert world.advance(30.0) is None

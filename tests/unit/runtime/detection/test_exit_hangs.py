@@ -34,7 +34,7 @@ class End:
         self.cost = 0.0
         self.spent = 0.0
         self.looks: list[tuple[float, bool]] = []
-        self.detector = ExitHangDetector(SETTINGS, observe=self._observe, cost_clock=lambda: self.spent)
+        self.detector = ExitHangDetector(SETTINGS, self._observe, cost_clock=lambda: self.spent)
 
     def wait(self, seconds: float, *, busy: int | None = None, writing: int | None = None) -> Stall | None:
         """Scan ten times per second for this long; return the first finding."""
@@ -44,14 +44,12 @@ class End:
                 self.cpu[busy] += 0.05
             if writing is not None:
                 self.io[writing] = (self.io[writing] or 0) + QUIET_BYTES
-            found = self.detector.scan(self.slots, self.pids, {}, self.now)
+            found = self.detector.scan(self.slots, self.pids, self.now)
             if found is not None:
                 return found
         return None
 
-    def _observe(
-        self, pids: Mapping[int, int], sockets: Mapping[int, str], *, connections: bool
-    ) -> ExitFacts | None:
+    def _observe(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
         self.looks.append((self.now, connections))
         self.spent += self.cost
         usages = {}

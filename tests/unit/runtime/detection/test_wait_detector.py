@@ -277,7 +277,9 @@ def scan_until(watch: HangDetector, world: World, seconds: float) -> Finding | N
 
 def whole_detector(world: World) -> HangDetector:
     """The detector of hangs with the default deadlines."""
-    watch = HangDetector(world.board, DeadlineSettings(), clock=lambda: world.now)
+    watch = HangDetector(
+        world.board, DeadlineSettings(), observe_exit=lambda pids, connections: None, clock=lambda: world.now
+    )
     watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {}, 2)
     return watch
 

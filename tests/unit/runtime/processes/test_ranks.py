@@ -49,7 +49,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]) -> list[tuple
     """The signals that were sent, as (pid, number); SIGKILL makes a fake process exit."""
     signals: list[tuple[int, int]] = []
 
-    def send(function: object, pid: int, number: int) -> None:
+    def send(pid: int, number: int) -> None:
         signals.append((pid, number))
         if number == signal.SIGKILL:
             next(process for process in made if process.pid == pid).end(-signal.SIGKILL)
@@ -123,14 +123,14 @@ def test_exits_are_numbered_in_the_order_observed(group: RankGroup, made: list[F
     assert group.wait(5.0) == []
 
 
-def test_killing_includes_all_process_groups(
+def test_a_rank_that_has_exited_is_not_signaled(
     group: RankGroup, made: list[FakeProcess], sent: list[tuple[int, int]]
 ) -> None:
-    """Also the group of a leader that has exited: its members may still be running."""
+    """Its pid may be in use again."""
     made[1].end(0)
     group.wait(5.0)
     group.kill()
-    assert {(104, 9), (105, 9), (106, 9)} <= set(sent)
+    assert set(sent) == {(104, 9), (106, 9)}
     assert group.alive == {}
 
 
@@ -138,7 +138,7 @@ def test_a_process_that_survives_sigkill_is_named(
     group: RankGroup, made: list[FakeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hold a device: no other rank may be started on it, and the supervisor does not wait forever."""
-    monkeypatch.setattr(ranks, "_send", lambda function, pid, number: None)
+    monkeypatch.setattr(ranks, "_send", lambda pid, number: None)
     monkeypatch.setattr(ranks, "KILL_DEADLINE_SECONDS", 0.0)
     made[0].end(0)
     group.wait(5.0)
@@ -173,23 +173,19 @@ def test_no_rank_remains_if_one_cannot_be_started(
 
 def test_a_signal_to_a_process_that_has_exited_is_ignored() -> None:
     """The signal was meant to make it exit."""
-
-    def gone(pid: int, number: int) -> None:
-        raise ProcessLookupError
-
-    ranks._send(gone, 1, signal.SIGKILL)
+    ranks._send(2**22 + 1, signal.SIGKILL)
 
 
 @pytest.fixture
 def graceful(
     monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]
-) -> tuple[list[tuple[object, int, int]], set[int]]:
-    """The signals that were sent, as (function, pid, number), and the pids that exit after SIGTERM."""
-    signals: list[tuple[object, int, int]] = []
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """The signals that were sent, as (pid, number), and the pids that exit after SIGTERM."""
+    signals: list[tuple[int, int]] = []
     cooperative: set[int] = set()
 
-    def send(function: object, pid: int, number: int) -> None:
-        signals.append((function, pid, number))
+    def send(pid: int, number: int) -> None:
+        signals.append((pid, number))
         # a stopped process handles SIGTERM once it is continued
         if number == signal.SIGKILL or (number == signal.SIGCONT and pid in cooperative):
             for process in made:
@@ -197,26 +193,24 @@ def graceful(
                     process.end(-number if number == signal.SIGKILL else 0)
 
     monkeypatch.setattr(ranks, "_send", send)
-    monkeypatch.setattr(ranks, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
     return signals, cooperative
 
 
-def test_ranks_receive_sigterm_before_sigkill(
-    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[object, int, int]], set[int]]
+def test_ranks_receive_sigterm_first(
+    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[int, int]], set[int]]
 ) -> None:
-    """Process groups receive SIGTERM, SIGCONT (a stopped rank handles no signal), and SIGKILL last."""
+    """And SIGCONT, because a stopped rank handles no signal. Those that exit are not killed."""
     signals, cooperative = graceful
     cooperative |= {104, 105, 106}
     group.kill(grace_seconds=20.0)
     for pid in (104, 105, 106):
-        numbers = [number for function, to, number in signals if to == pid and function is os.killpg]
-        assert numbers == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+        assert [number for to, number in signals if to == pid] == [signal.SIGTERM, signal.SIGCONT]
     assert {process.code for process in made} == {0}
     assert group.alive == {}
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
-    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[object, int, int]], set[int]]
+    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[int, int]], set[int]]
 ) -> None:
     """Only that rank was killed by a signal."""
     _, cooperative = graceful
@@ -227,36 +221,13 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
 
 
 def test_without_a_grace_period_no_sigterm_is_sent(
-    group: RankGroup, graceful: tuple[list[tuple[object, int, int]], set[int]]
+    group: RankGroup, graceful: tuple[list[tuple[int, int]], set[int]]
 ) -> None:
     """SIGKILL is the only signal."""
     signals, _ = graceful
     group.kill()
-    assert {number for _, _, number in signals} == {signal.SIGKILL}
+    assert {number for _, number in signals} == {signal.SIGKILL}
     assert group.alive == {}
-
-
-def test_processes_that_a_rank_started_are_killed_with_it(
-    group: RankGroup,
-    made: list[FakeProcess],
-    graceful: tuple[list[tuple[object, int, int]], set[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Including children with their own process group, and children of a rank that has exited."""
-    asked: list[set[int]] = []
-
-    def members(pids: object) -> dict[int, list[int]]:
-        asked.append(set(pids))  # type: ignore[call-overload]
-        return {104: [104, 2001], 105: [2002, 2003], 106: [106]}
-
-    monkeypatch.setattr(ranks, "members_by_session", members)
-    made[1].end(0)
-    group.wait(5.0)
-    group.kill()
-    signals, _ = graceful
-    killed = {pid for function, pid, number in signals if function is os.kill and number == signal.SIGKILL}
-    assert killed == {104, 106, 2001, 2002, 2003}
-    assert asked == [{104, 105, 106}]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
@@ -277,16 +248,3 @@ def test_a_rank_is_started_once_the_machine_permits(
     monkeypatch.setattr(ranks, "RETRY_EVERY_SECONDS", 0.0)
     assert RankGroup([spec(0, 0)], entry="a:b", preloaded=True).pids == {0: 100}
     assert tries == 3
-
-
-def test_ranks_are_killed_without_descriptors(
-    monkeypatch: pytest.MonkeyPatch, group: RankGroup, made: list[FakeProcess], sent: list[tuple[int, int]]
-) -> None:
-    """/proc cannot be listed then; their process groups are killed."""
-
-    def listed(sessions: object) -> dict[int, list[int]]:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(ranks, "members_by_session", listed)
-    group.kill()
-    assert {pid for pid, _ in sent} >= {process.pid for process in made}

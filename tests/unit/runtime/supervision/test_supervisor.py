@@ -29,7 +29,6 @@ from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.evidence import collection
 from grpo_run.watchdog.observation import Exit, Phase, RankState
-from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 
@@ -73,7 +72,9 @@ class SupervisedRun:
             local_world_size=2,
             rank_environment=lambda supervisor, rank, world_size: {},
             notify=self.messages.append,
+            observe_exit=lambda pids, connections: self.remaining,
         )
+        self.remaining: ExitFacts | None = None
         self.supervisor.begin()
         self.ranks = FakeRanks()
         self.starts: Mapping[int, RankStart] = {}
@@ -493,9 +494,8 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
 ) -> None:
     """After its deadline without activity. The run has finished."""
     monkeypatch.setattr(exit_hangs, "CHECK_SECONDS", 0.0)
-    facts = ExitFacts(states={0: "S"}, own={}, awaited={})
-    monkeypatch.setattr(RemainingProcesses, "observe", lambda *arguments, connections: facts)
     run = start(deadlines=DeadlineSettings(exit_seconds=1e-9))
+    run.remaining = ExitFacts(states={0: "S"}, own={}, awaited={})
     run.vote(100)
     run.done(0, 1)
     deadline = time.monotonic() + 10.0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 
@@ -43,11 +44,13 @@ class Rank:
         while (line := self.supervisor.stdout.readline()).strip() != "ready":
             assert line, "the rank has died"
             self.lines.append(line.strip())
-        self.remaining = RemainingProcesses(self.supervisor.pid)
+        self.owned = RunProcesses(self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=["t0ken"])
+        self.owned.begin_attempt([self.pid])
+        self.remaining = RemainingProcesses(self.owned, keep=["kept *"], supervisor=self.supervisor.pid)
 
     def look(self) -> ExitFacts:
         """Observe, with connections."""
-        found = self.remaining.observe({0: self.pid}, {0: "/run/attempt/rank0.sock"}, connections=True)
+        found = self.remaining.observe({0: self.pid}, connections=True)
         assert found is not None
         return found
 
@@ -125,7 +128,7 @@ os.close(r), os.close(w)
 def test_a_daemon_is_found_by_the_environment_that_it_inherited(start: Callable[..., Rank]) -> None:
     """Its parent has exited, so it is a child of init."""
     body = DAEMON.format(descriptors="os.close(r), os.close(w)", then="os.execvp('sleep', ['sleep', '600'])")
-    rank = start(body, environment={"GRPO_RUN_RANK": '{"socket": "/run/attempt/rank0.sock"}'})
+    rank = start(body, environment={TOKEN_VARIABLE: "t0ken"})
     wait_until(lambda: "sleep" in Path(f"/proc/{rank.lines[0]}/comm").read_text())
     assert int(rank.lines[0]) in rank.own()
     assert rank.look().waits_for == (f"process {rank.lines[0]} (sleep)",)
@@ -193,15 +196,32 @@ def test_what_the_supervisor_started_is_not_the_ranks(start: Callable[..., Rank]
     """Forkserver and drain worker are its children too, and hold pipes to the ranks."""
     rank = start("pass")
     other = start("pass")
-    both = RemainingProcesses(rank.supervisor.pid)
-    found = both.observe({0: rank.pid}, {}, connections=True)
-    assert found is not None
-    assert other.pid not in {pid for pid, _ in found.own}
+    assert other.pid not in rank.own()
 
 
 def test_a_rank_that_may_not_be_read_is_unknown(start: Callable[..., Rank]) -> None:
     """No facts instead of zeros."""
     rank = start("pass")
-    assert rank.remaining.observe({0: 2**22 + 1}, {}, connections=False) is not None
+    assert rank.remaining.observe({0: 2**22 + 1}, connections=False) is not None
     if os.geteuid() != 0:
-        assert rank.remaining.observe({0: 1}, {}, connections=False) is None
+        assert rank.remaining.observe({0: 1}, connections=False) is None
+
+
+def test_without_ranks_what_is_kept_and_services_are_nothing_to_wait_for(start: Callable[..., Rank]) -> None:
+    """A helper that works is. With the rank alive, each of them counts."""
+    rank = start(
+        "from multiprocessing import resource_tracker\nresource_tracker.ensure_running()\n"
+        "print(resource_tracker._resource_tracker._pid)\n"
+        "for name in ('sleep', 'kept'):\n"
+        "    print(subprocess.Popen([name, '600'], executable='/bin/sleep', start_new_session=True).pid)"
+    )
+    service, helper, kept = (int(line) for line in rank.lines)
+    assert {rank.pid, service, helper, kept} == rank.own()
+    os.kill(rank.pid, signal.SIGKILL)
+
+    def without_rank() -> set[int]:
+        found = rank.remaining.observe({}, connections=False)
+        assert found is not None
+        return {pid for pid, _ in found.own}
+
+    wait_until(lambda: without_rank() == {helper})

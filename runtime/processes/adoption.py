@@ -1,0 +1,93 @@
+"""Adoption: orphans of the supervisor's descendants become its children, and are reaped when they exit.
+
+A process whose parent exits is handed to the nearest ancestor that has asked for it (PR_SET_CHILD_SUBREAPER,
+prctl(2)), else to init. With it, what a rank has started remains a descendant of the supervisor: also in a session
+of its own, and after a double fork. Each adopted child is waited for by its pid: waiting for any child would take
+the exit codes of others. Called by `helpers.py`. Terminates nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+
+from grpo_run.runtime import upstream
+from grpo_run.watchdog.processes import list_processes, read_file, read_stat
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+REAP_SECONDS = 1.0
+"""Time between two looks for children that have exited; one takes about 20 µs."""
+UNCLAIMED_SECONDS = 60.0
+"""After this time nobody waits for a child of our own session that has exited."""
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of all future orphans among this process's descendants.
+
+    Call it before the first rank is started.
+
+    Returns:
+        whether every child that this process does not start itself will be a descendant of one that it does. Not so
+        if the kernel refuses, for pid 1 of a container, which adopts everything, and with children from before.
+    """
+    adopts = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return adopts and os.getpid() != 1 and not children(os.getpid())
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process that were started by its main thread, or adopted."""
+    content = read_file(f"/proc/{pid}/task/{pid}/children")
+    if content is not None:
+        return [int(number) for number in content.split()]
+    # a kernel without CONFIG_PROC_CHILDREN
+    stats = [read_stat(other) for other in list_processes()]
+    return [stat.pid for stat in stats if stat is not None and stat.parent == pid]
+
+
+def own_children() -> set[int]:
+    """Return the pids of the forkserver and of the drain worker, which have sessions of their own."""
+    # ranks are not daemons
+    started = {child.pid for child in multiprocessing.active_children() if child.daemon}
+    return {pid for pid in (upstream.forkserver_pid(), *started) if pid is not None}
+
+
+class Reaper:
+    """Reaps the children that this process has adopted.
+
+    Args:
+        started: returns the pids of children that have sessions of their own and are waited for by others.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, started: Callable[[], set[int]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._started = started
+        self._clock = clock
+        self._session = os.getsid(0)
+        self._next_at = 0.0
+        self._exited_since: dict[tuple[int, int], float] = {}
+
+    def reap(self, *, now: bool = False) -> None:
+        """Reap adopted children that have exited.
+
+        Args:
+            now: also if the last look was a moment ago.
+        """
+        moment = self._clock()
+        if moment < self._next_at and not now:
+            return
+        self._next_at = moment + REAP_SECONDS
+        started = self._started()
+        stats = [read_stat(pid) for pid in children(os.getpid()) if pid not in started]
+        exited = [stat for stat in stats if stat is not None and stat.state == "Z"]
+        self._exited_since = {stat.key: self._exited_since.get(stat.key, moment) for stat in exited}
+        for stat in exited:
+            unclaimed = moment - self._exited_since[stat.key] >= UNCLAIMED_SECONDS
+            if stat.session != self._session or unclaimed:
+                with contextlib.suppress(ChildProcessError):  # waited for meanwhile, by another thread
+                    os.waitpid(stat.pid, os.WNOHANG)

@@ -1,0 +1,173 @@
+"""The guardian: a small process that ends what a supervisor killed by SIGKILL would leave behind.
+
+Forkserver, ranks and drain worker die with the supervisor (`processes/parent_death.py`). What the ranks have started
+does not, and would keep ports, memory and devices. The guardian waits for the supervisor's exit on a pidfd, then
+terminates the processes that belong to the ranks, and writes one event to the journal. In the meantime it looks at
+the processes now and then, to remember those that have left both their parents and their environment. It stays in
+the supervisor's session, which is how it is told from a helper. `Guardian` is the supervisor's side, `main` the
+process itself. It has no part in a run that ends in order: the supervisor ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.supervision.ending.terminated import EVENT, event_fields
+from grpo_run.watchdog.run_processes.keeping import without_kept
+from grpo_run.watchdog.run_processes.ownership import RunProcesses
+from grpo_run.watchdog.run_processes.process_tree import read_processes
+
+LOOK_SECONDS = 2.0
+"""Time between two looks at the processes of the run."""
+COST_FRACTION = 0.005
+"""Share of one core that the looks may take; on a machine with many processes they are made less often."""
+EXIT_SECONDS = 5.0
+"""How long the guardian may take to exit after it was killed."""
+MAX_MESSAGE_BYTES = 64 * 1024
+
+
+class Guardian:
+    """The supervisor's side of its guardian.
+
+    Args:
+        journal: of the run.
+        run_id: of the run.
+        tokens: values of the token variable in the environments of this supervisor's ranks.
+        keep: patterns of `--keep`.
+    """
+
+    def __init__(self, journal: Path, run_id: str, *, tokens: Sequence[str], keep: Sequence[str]) -> None:
+        settings = {
+            "supervisor": os.getpid(),
+            "session": os.getsid(0),
+            "journal": str(journal),
+            "run_id": run_id,
+            "tokens": list(tokens),
+            "keep": list(keep),
+        }
+        # inherited, so that Ctrl-C does not end it while it starts; it leaves the process group afterwards
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"import sys; del sys.path[0]; from {__name__} import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
+        self._tell(settings)
+
+    def begin_attempt(self, ranks: Collection[int]) -> None:
+        """Tell it the ranks of a new attempt, by pid."""
+        self._tell({"ranks": list(ranks)})
+
+    def end(self) -> None:
+        """End it: the run has ended in order."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        # it may have been killed; the run goes on without it
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def main() -> None:
+    """Wait for the end of the supervisor, then end what its ranks have started. Entry point of the process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # as sent to every process of a job that is to stop
+    os.setpgrp()
+    os.chdir("/")
+    messages = _Messages()
+    while (settings := messages.next()) is None:
+        messages.receive()
+        if messages.closed:
+            return  # the supervisor has ended before it had ranks
+    supervisor = settings["supervisor"]
+    owned = RunProcesses(
+        supervisor,
+        settings["session"],
+        tokens=settings["tokens"],
+    )
+    ranks = _wait_for_exit(supervisor, owned, messages)
+    terminated = terminate(
+        lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
+    )
+    _report(terminated, settings)
+
+
+class _Messages:
+    """Lines of JSON on standard input. The supervisor's death closes it."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._lines: list[bytes] = []
+        self.closed = False
+
+    def receive(self) -> None:
+        """Wait for input and read it."""
+        received = os.read(0, MAX_MESSAGE_BYTES)
+        self.closed = not received
+        *lines, self._text = (self._text + received).split(b"\n")
+        self._lines += lines
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next message that was received, or None."""
+        message: dict[str, Any] | None = json.loads(self._lines.pop(0)) if self._lines else None
+        return message
+
+
+def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) -> list[int]:
+    """Return the last attempt's ranks when the supervisor has exited; look at its processes until then."""
+    ranks: list[int] = []
+    try:
+        pidfd = os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        return ranks
+    if os.getppid() != supervisor:
+        return ranks  # it has exited before, and its pid is in use again
+    pause_seconds = 0.0
+    while True:
+        waiting = [pidfd] if messages.closed else [pidfd, 0]
+        ready, _, _ = select.select(waiting, [], [], pause_seconds)
+        if pidfd in ready:
+            return ranks
+        if 0 in ready:
+            messages.receive()
+        while (message := messages.next()) is not None:
+            ranks = message["ranks"]
+            owned.begin_attempt(ranks)
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            owned.find(read_processes())
+        pause_seconds = max(LOOK_SECONDS, (time.monotonic() - began) / COST_FRACTION)
+
+
+def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:
+    if not terminated:
+        return
+    sentence = describe(terminated)
+    # nobody may be left to read it
+    with contextlib.suppress(OSError):
+        if sentence:
+            print(f"grpo-run: the supervisor was killed; {sentence}", file=sys.stderr, flush=True)
+        Journal(Path(settings["journal"]), settings["run_id"]).write(
+            EVENT, **event_fields(terminated, by="guardian")
+        )
