@@ -187,6 +187,7 @@ def _leave(code: int) -> NoReturn:
 def _destroy_groups() -> None:
     opened = current()
     if opened is not None:
+        opened.keep_process_group()
         opened.close()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -207,13 +207,19 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     place = (
         f"step {history.step} of {history.target_steps}" if history.target_steps else f"step {history.step}"
     )
-    recovered = sum(1 for recovery in history.recoveries if recovery.recovery_seconds is not None)
+    recovered = sum(
+        1
+        for recovery in history.recoveries
+        # the script of a finished run may have had no further step to commit
+        if recovery.recovery_seconds is not None
+        or (exit_code == EXIT_FINISHED and recovery.action.startswith("restart"))
+    )
     faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
     if history.recoveries and not recovered:
         faults = "no fault recovered"
     trained = history.train_call > 0 or history.step > 0
     if exit_code == EXIT_FINISHED and not trained:
-        return "Finished. The script did not use a Trainer, so no steps were counted."
+        return f"Finished, {faults}. The script did not use a Trainer, so no steps were counted."
     if exit_code == EXIT_FINISHED:
         return f"Finished at {place}, {faults}."
     if exit_code == EXIT_STOPPED and not trained:

@@ -23,7 +23,7 @@ class Exits:
 
     Args:
         files: of the attempt.
-        warn: receives (rank, text) for a rank that crashed after its script had completed.
+        warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with code 0.
     """
 
     def __init__(self, files: AttemptFiles, warn: Callable[[int, str], None]) -> None:
@@ -40,6 +40,23 @@ class Exits:
     def stopped(self) -> bool:
         """Whether a rank exited because all ranks agreed to stop."""
         return any(exit.exit_code == EXIT_STOPPED for exit in self.seen)
+
+    def past_training(self, slots: Mapping[int, Slot | None]) -> frozenset[int]:
+        """Return the ranks that have returned from a `train()` call and not completed, if every other rank has completed.
+
+        What such a rank still does is no training, which would need all ranks. Empty if no rank has completed, as
+        between two calls.
+        """
+        exited = {exit.rank for exit in self.seen if exit.completed}
+        states = {rank: slot.state if slot is not None else None for rank, slot in slots.items()}
+        left = {
+            rank: state
+            for rank, state in states.items()
+            if rank not in exited and state is not RankState.done
+        }
+        if len(left) == len(states) or any(state is not RankState.between for state in left.values()):
+            return frozenset()
+        return frozenset(left)
 
     def add(self, exits: Iterable[Exit], slots: Mapping[int, Slot | None]) -> None:
         """Record exits, each with its error file and with whether its script completed.
@@ -62,7 +79,15 @@ class Exits:
                 )
             # a script may end with os._exit(0) after its last train() call, but not inside one
             training = slot is not None and slot.state is RankState.training
-            completed = done or (exit.exit_code == EXIT_FINISHED and not training)
+            left = exit.exit_code == EXIT_FINISHED and not done and not training
+            if left:
+                when = "after its last train() call" if slot is not None and slot.train_call else "by itself"
+                self._warn(
+                    exit.rank,
+                    f"rank {exit.rank} exited with code 0 {when}, without running the script's last line (os._exit?);"
+                    " it counts as finished",
+                )
+            completed = done or left
             self.seen.append(replace(exit, completed=completed, error=self._files.read_error(exit.rank)))
 
     def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:

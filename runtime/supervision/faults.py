@@ -8,9 +8,11 @@ has returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.config import RunConfig
@@ -27,6 +29,7 @@ from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
+DESTRUCTOR = re.compile(r"~(?:Reducer|ProcessGroup)")
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 """Errors of a rank that the user has to correct. A script's own `sys.exit(2)` is not one of them."""
 
@@ -87,10 +90,15 @@ class FaultHandler:
             stopping: a stop has been requested.
             exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
         """
-        if context.finding is not None and all_done(list(slots.values())):
-            return self._handle_exit_hang(context, slots, exits_unseen_since)
+        outcome = None
+        if context.finding is not None:
+            left = context.attempt.exits.past_training(slots)
+            if left or all_done(list(slots.values())):
+                outcome = self._investigate(context, slots, exits_unseen_since)
+                if in_destructor(outcome.folder, left):
+                    return self._end_exit_hang(context, outcome.verdict)
         self._lifecycle.fire(RunEvent.fault)
-        outcome = self._investigate(context, slots, exits_unseen_since)
+        outcome = outcome or self._investigate(context, slots, exits_unseen_since)
         self._lifecycle.fire(RunEvent.evidence_written)
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
@@ -130,14 +138,11 @@ class FaultHandler:
         if verdict.traceback and verdict.culprit is not None and wanted:
             self._reporter.notify(verdict.traceback.rstrip())
 
-    def _handle_exit_hang(
-        self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
-    ) -> Resolution:
-        """A rank does not exit although every script has completed.
+    def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:
+        """A rank does not exit although every script has completed, or only torch's destructors are left.
 
         The work is done: warn, and end the run.
         """
-        verdict = self._investigate(context, slots, exits_unseen_since).verdict
         self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
         self._reporter.write("warning", text=verdict.sentence)
         if self._history.ranks_stopped or context.attempt.exits.stopped:
@@ -176,6 +181,21 @@ class FaultHandler:
             detection_seconds=max(0.0, time.time() - failed_at),
         )
         return outcome
+
+
+def in_destructor(incident: Path, ranks: Collection[int]) -> bool:
+    """Whether each of these ranks is inside the destructor of DDP's reducer or of a process group, by its native stack.
+
+    torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need.
+    """
+    for rank in ranks:
+        try:
+            stack = (incident / "stacks" / f"rank{rank}.native.txt").read_text(errors="replace")
+        except OSError:
+            return False
+        if not DESTRUCTOR.search(stack):
+            return False
+    return True
 
 
 def _usage_error(exits: Exits) -> RankError | None:

@@ -54,10 +54,16 @@ def wrap_train(module: Any, guard: Guard) -> None:
         if trial is not None or not guard.session.is_rank:
             return original(self, resume_from_checkpoint, trial, *args, **kwargs)
         # imports torch, which only the script may import first
-        from grpo_run.trainers.hooks.train_call import run_train_call
+        from grpo_run.trainers.hooks.train_call import run_inner_call, run_train_call
 
+        if guard.running:
+            return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
         check_trainer(guard.session, self)
-        return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
+        guard.running = True
+        try:
+            return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
+        finally:
+            guard.running = False
 
     setattr(train, _GUARDED, True)
     module.Trainer.train = train

@@ -26,7 +26,10 @@ class Guard:
         self.requests = UserRequests(session.board)
         self.claimed: set[int] = set()
         """Numbers of the calls of the run that were recognized in this attempt."""
+        self.running = False
+        """Whether a `train()` call is running."""
         self._train_calls = 0
+        self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
 
@@ -46,6 +49,15 @@ class Guard:
             )
         self._output_dirs.add(directory)
         return call
+
+    def warn_of_inner_call(self, trainer: Any) -> None:
+        """Warn once that a `train()` call inside another one is a part of that one's step."""
+        if not self._warned_of_inner_call:
+            self._warned_of_inner_call = True
+            self.session.warn(
+                f"a train() call inside another one ({type(trainer).__qualname__}) belongs to the step of the outer call:"
+                " after a fault it is repeated with that step, and it has no checkpoints of its own"
+            )
 
     def recognize(self, call: TrainCall, ordinal: int) -> TrainCall:
         """Return the call with its number in the run, on which all ranks have agreed."""

@@ -88,10 +88,29 @@ def run_train_call(
             raise Stopped(trainer.state.global_step)
         if not resume.finished or resume.foreign:
             _finish(session, trainer, call, saver)
+    session.keep_process_group()
     session.slot.state = RankState.between
     session.slot.replace(Phase.idle)
     session.slot.publish()
     return result
+
+
+def run_inner_call(
+    guard: Guard,
+    trainer: Any,
+    original: Callable[..., Any],
+    script_argument: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a `train()` call that a callback or a reward of another call makes, as transformers would.
+
+    It is a part of the outer call's step, so it has no steps, votes or checkpoints of its own. A number of its own
+    would not identify it: a resumed run makes only the inner calls of the steps that are left.
+    """
+    guard.warn_of_inner_call(trainer)
+    with record_model_activity(trainer, guard.session):
+        return original(trainer, script_argument, None, *args, **kwargs)
 
 
 def _stopped_everywhere(session: Session, exact: ExactState) -> bool:

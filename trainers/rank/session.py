@@ -60,6 +60,7 @@ class Session:
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
+        self._process_groups: list[Any] = []
         self.rejected_checkpoints = 0
         """How many checkpoints this rank has rejected, and said so."""
         self._worker_server: Any = None
@@ -131,6 +132,19 @@ class Session:
         # the rank's file of stacks is evidence; a crash of this process is printed like its other output
         faulthandler.unregister(STACK_SIGNAL)
         faulthandler.enable(2)
+
+    def keep_process_group(self) -> None:
+        """Keep the default process group until the process exits, also if the script destroys it.
+
+        torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need. DDP's
+        reducer calls it when the script frees its model as the last holder of the group.
+        """
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return
+        group = distributed.group.WORLD
+        if not any(kept is group for kept in self._process_groups):
+            self._process_groups.append(group)
 
     def close(self) -> None:
         """Release the vote group."""

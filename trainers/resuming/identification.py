@@ -102,16 +102,17 @@ def identify(
     ordinal = (
         known.ordinal if known is not None else max([0, *taken, *(one.ordinal for one in known_calls)]) + 1
     )
-    interrupted = next((one for one in free if one.interrupted and one.saved and one is not known), None)
+    interrupted = next((one for one in free if one.interrupted and one is not known), None)
     lost = skipped = None
     if known is None:
         # a finished call only at the same position and with equal settings: a loop may have gone on to its next call
         finished = (one for one in same_class if one.finished and one.settings == settings)
-        lost = next((one for one in same_class if one is interrupted), None) or next(
+        lost = next((one for one in same_class if one is interrupted and one.saved), None) or next(
             (one for one in finished if interrupted is not None or one.ordinal == call.ordinal), None
         )
     if interrupted is not None and lost is None and ordinal > interrupted.ordinal:
-        skipped = interrupted
+        # a call of the same class without a checkpoint may be this one, which has nothing to continue
+        skipped = interrupted if interrupted.saved or interrupted not in same_class else None
     return IdentifiedCall(
         call=call.model_copy(update={"ordinal": ordinal}),
         known=known,
@@ -179,6 +180,8 @@ def find_mismatch(
 
 
 def _newest(call: KnownCall) -> str:
+    if not call.saved:
+        return "no checkpoint of it exists"
     return f"the newest is {call.checkpoint}" if call.checkpoint else f"the newest is of step {call.saved}"
 
 

@@ -70,6 +70,15 @@ class RunEnd:
         if missed and self._config.strict_drills and event is RunEvent.completed:
             event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
             sentence = f"The script ran to its end at step {self._live.history.step}, but --strict-drills asks for all drills."
+        left_out = self._left_out() if event is RunEvent.completed else ""
+        if left_out:
+            self._reporter.write("resume_missed", mismatch=left_out)
+            if self._config.require_resume:
+                event, exit_code, sentence = (
+                    RunEvent.gave_up,
+                    EXIT_GAVE_UP,
+                    f"{left_out} --require-resume is set.",
+                )
         self._lifecycle.fire(event)
         kept = False
         if self._drains is not None:
@@ -77,6 +86,9 @@ class RunEnd:
             kept = self._drains.close()
         self._live.read_ranks()
         sentence = sentence or summarize(str(self._lifecycle.state), self._live.history, exit_code)
+        if left_out and left_out not in sentence:
+            sentence = f"{sentence} {left_out}"
+            self._reporter.write("warning", text=left_out)
         sentence = " ".join(filter(None, (sentence, missed)))
         if missed:
             self._reporter.write("warning", text=missed)
@@ -85,6 +97,14 @@ class RunEnd:
         )
         self._live.journal.sync()
         return Ended(exit_code, sentence)
+
+    def _left_out(self) -> str:
+        """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if none."""
+        history = self._live.history
+        call = history.calls.interrupted
+        if call is None or call.attempt >= history.attempts - 1:
+            return ""
+        return f"{call.place} was interrupted at {call.progress}, and the script ended without continuing it."
 
     def _missed_drills(self, exit_code: int, ranks: Collection[int]) -> str:
         """What to say about drills that never happened; nothing while the run may be continued."""

@@ -179,7 +179,7 @@ def test_a_summary_counts_recovered_faults(recovery_seconds: list[float | None],
 def test_a_finished_script_without_a_trainer_is_not_at_step_0() -> None:
     """There are no steps to count."""
     sentence = summarize("finished", History(attempts=1), 0)
-    assert sentence == "Finished. The script did not use a Trainer, so no steps were counted."
+    assert sentence == "Finished, no faults. The script did not use a Trainer, so no steps were counted."
 
 
 def test_a_stopped_run_without_a_checkpoint_is_shown_as_such() -> None:

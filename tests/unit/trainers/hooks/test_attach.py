@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import grpo_run.trainers
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.hooks import train_call
 from grpo_run.trainers.hooks.attach import check_trainer, wrap_train
 from grpo_run.trainers.hooks.guard import Guard
 
@@ -38,6 +40,38 @@ def test_a_hyperparameter_trial_calls_the_original(session: Any) -> None:
     wrap_train(module, Guard(session))
     assert Trainer().train(True, {"lr": 1}, ignore_keys_for_eval=["x"]) == "output"
     assert calls == [(True, {"lr": 1}, {"ignore_keys_for_eval": ["x"]})]
+
+
+def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no number in the run, and is said once. The next call of the script is guarded again."""
+    guarded: list[str] = []
+
+    class Trainer:
+        """The class in `transformers.trainer`."""
+
+        def __init__(self, inner: int = 0) -> None:
+            self.inner = inner
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> str:
+            """Train another one inside."""
+            for _ in range(self.inner):
+                assert Trainer().train() == "plain"
+            return "plain"
+
+    def run_guarded(guard: Guard, trainer: Any, original: Any, *rest: Any) -> str:
+        guarded.append("outer")
+        return f"guarded {original(trainer)}"
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    monkeypatch.setattr(train_call, "run_train_call", run_guarded)
+    monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
+    monkeypatch.setattr("grpo_run.trainers.hooks.attach.check_trainer", lambda session, trainer: None)
+    wrap_train(module, Guard(session))
+    assert [Trainer(inner=2).train(), Trainer().train()] == ["guarded plain", "guarded plain"]
+    assert guarded == ["outer", "outer"]
+    (warning,) = session.notified
+    assert "inside another one" in warning
 
 
 def test_wrapping_twice_has_no_effect(session: Any) -> None:

@@ -113,6 +113,15 @@ def test_a_stage_that_is_left_out_although_it_was_interrupted_is_named() -> None
     assert "was interrupted at step 6 of 10" in text_of(found, 0)
 
 
+def test_a_call_that_was_interrupted_before_its_first_checkpoint_has_nothing_to_lose() -> None:
+    """In another directory it starts over, which is right; left out by the script, it is missing."""
+    early = replace(known(1, "SFTTrainer", "/o/sft-amber", interrupted=True), saved=0, checkpoint=None)
+    found = ask("SFTTrainer", "/o/sft-birch", [early])
+    assert (found.lost, found.skipped) == (None, None)
+    assert text_of(found, 0) == ""
+    assert "no checkpoint of it exists" in text_of(ask("GRPOTrainer", "/o/grpo", [early]), 0)
+
+
 @pytest.mark.parametrize(
     ("step", "rejected", "said"), [(5, False, False), (0, False, True), (2, True, False)]
 )

@@ -1,0 +1,62 @@
+"""A run is finished when its script is, however it ends; and it finishes at the right step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from support.runs import SCRIPTS, Run
+
+SCRIPT = str(SCRIPTS / "odd_ends.py")
+STEPS = ("--max-steps", "4", "--save-steps", "2")
+
+
+def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The run finishes at its own step. After a kill, the inner calls of the repeated steps are made again."""
+    run = runs(
+        "--inject", "kill@rank0:step4", "--snapshot-every", "1", SCRIPT, "--output-dir", "out", *STEPS, "--end", "inner"
+    ).start()  # fmt: skip
+    assert run.wait(120) == 0, run.tail()
+    assert "Finished at step 4 of 4, 1 fault recovered." in run.tail()
+    assert "belongs to the step of the outer call" in run.tail()
+    probes = [line.split() for line in (tmp_path / "out" / "probes.txt").read_text().splitlines()]
+    assert {step for step, _ in probes} == {"2", "4"}
+    assert len({tuple(probe) for probe in probes}) == 2, (
+        "an inner call that is repeated gives the same result"
+    )
+    assert {event["train_call"] for event in run.events("step_committed")} == {1}
+
+
+def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callable[..., Run]) -> None:
+    """With a warning, because nobody saw its last line."""
+    run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "os-exit").start()
+    assert run.wait(120) == 0, run.tail()
+    assert "Finished at step 4 of 4, no faults." in run.tail()
+    assert (
+        "exited with code 0 after its last train() call, without running the script's last line" in run.tail()
+    )
+
+
+def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Callable[..., Run]) -> None:
+    """torch's destructor of the group would run while it holds the GIL; the group is kept until the process exits."""
+    run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed").start()
+    assert run.wait(120) == 0, run.tail()
+    assert "Finished at step 4 of 4, no faults." in run.tail()
+
+
+def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It skips training because its output directory exists. Under --require-resume the run has failed."""
+    (tmp_path / "skips.py").write_text(
+        f"import os, sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "if not os.path.isdir('out/grpo'):\n    import odd_starts; odd_starts.main()\n"
+    )
+    options = ("skips.py", "--output-dir", "out", "--max-steps", "4", "--save-steps", "2", "--sft-steps", "1",
+               "--save-inside-rollouts", "--kill-at-step", "3")  # fmt: skip
+    run = runs("--require-resume", *options).start()
+    assert run.wait(120) == 93, run.tail()
+    assert "was interrupted at step" in run.tail()
+    assert "the script ended without continuing it" in run.events("run_ended")[-1]["sentence"]
