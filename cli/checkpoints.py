@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
@@ -23,7 +24,6 @@ from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, i
 from grpo_run.runtime.checkpoints.search import step_of
 from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
 from grpo_run.runtime.record.journal import read_journal
-from grpo_run.runtime.record.run_directory import find_run
 
 EXIT_BAD = 1
 """`verify` found a damaged or incomplete checkpoint, or `prune` could not delete everything."""

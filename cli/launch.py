@@ -26,6 +26,7 @@ from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
 from grpo_run.cli.run_end.on_end import run_on_end
+from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
@@ -108,7 +109,8 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
             staging.write_kept_checkpoints(kept, directory, config.run_id)
         print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
         return EXIT_FINISHED
-    fields = {"typed": list(launch.typed), "inputs": inputs.as_json()}
+    fields = {"working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json()}
+    register(directory.path, registry_folder())
     with staging.staged(launch, directory, fields) as staged:
         return _supervise(staged, directory, listener)
 

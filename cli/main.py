@@ -18,14 +18,20 @@ from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 COMMANDS = {
     "launch": "run a training script under supervision; accepts torchrun's options",
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
+    "resume": "start the recorded command of a run again",
+    "ls": "list all runs",
     "status": "show the state of a run",
     "report": "write one incident as an HTML page",
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
+    "rm": "delete the directories of runs; checkpoints stay",
+    "gc": "free shared memory, renamed checkpoints and old runs that nobody needs",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
-RUNS = frozenset({"launch", "train"})
+HOUSEKEEPING = frozenset({"ls", "rm", "gc", "resume"})
+"""Commands whose files are in `housekeeping/`."""
+RUNS = frozenset({"launch", "train", "resume"})
 """Commands whose interruption leaves a run that the same command resumes."""
 
 USAGE = "\n".join(
@@ -82,7 +88,8 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {command!r}; {hint}")
-    module = importlib.import_module(f"grpo_run.cli.{command}")
+    folder = "grpo_run.cli.housekeeping" if command in HOUSEKEEPING else "grpo_run.cli"
+    module = importlib.import_module(f"{folder}.{command}")
     if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to clean up
     code: int = module.main(rest)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.record.run_directory import find_run
+from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.duration_text import duration_text, step_time_text
 

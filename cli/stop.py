@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.run_directory import find_run
 
 
 def main(arguments: Sequence[str]) -> int:

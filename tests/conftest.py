@@ -47,6 +47,12 @@ def _references(tmp_path_factory: pytest.TempPathFactory) -> None:
     references.cache.mkdir(exist_ok=True)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the runs of tests out of the registry of the user who runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the number of started processes to the controller."""
     if hasattr(session.config, "workeroutput"):

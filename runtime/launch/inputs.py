@@ -124,7 +124,7 @@ def collect(
     return Inputs(
         files={_shown(path): hashlib.sha256(content).hexdigest() for path, content in contents.items()},
         variables={
-            name: _recorded_value(name, environment[name])
+            name: recorded_value(name, environment[name])
             for name in sorted(names)
             if name in environment and not NEVER_COMPARED.fullmatch(name)
         },
@@ -150,7 +150,8 @@ def _shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _recorded_value(name: str, value: str) -> str:
+def recorded_value(name: str, value: str) -> str:
+    """Return what is recorded of a variable: its value, or a digest if it looks like a secret or is long."""
     if SECRET.search(name) or len(value) > 200:
         return f"sha256:{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
     return value

@@ -79,6 +79,15 @@ class Run:
             )  # fmt: skip
         return self
 
+    def resume(self, directory: Path) -> Run:
+        """Continue the run of a directory with `grpo-run resume`, from another working directory."""
+        with open(self.output, "ab") as file:
+            self.process = warm.start(
+                [*self.program, "resume", str(directory)],
+                cwd=Path("/"), environment=self.environment, stdout=file, cold=self.cold,
+            )  # fmt: skip
+        return self
+
     def wait(self, timeout_seconds: float = 120.0) -> int:
         """Wait for the supervisor and return its exit code."""
         assert self.process is not None

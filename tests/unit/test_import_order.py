@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "runtime": (
-        ("supervision",), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
+        ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
         ("processes",), ("board",), ("errors", "files", "upstream"),
     ),
     "trainers": (
@@ -118,6 +118,10 @@ LIGHT = (
     "cli.stop",
     "cli.save",
     "cli.checkpoints",
+    "cli.housekeeping.ls",
+    "cli.housekeeping.rm",
+    "cli.housekeeping.gc",
+    "cli.housekeeping.resume",
     "runtime.record.status",
     "runtime.processes.forkserver",
 )

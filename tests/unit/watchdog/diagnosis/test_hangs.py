@@ -138,6 +138,27 @@ def test_several_culprits_have_no_single_location(
         assert set(verdict.locations) == {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("threads", "ending", "place"),
+    [
+        ([stack(12, main=False)], ", at train.py:12 in reward.", THERE),
+        (
+            [stack(12, main=False), stack(88)],
+            ", at train.py:88 in reward; another of its threads is at train.py:12 in reward.",
+            replace(HERE, function="reward"),
+        ),
+    ],
+)
+def test_the_thread_that_may_hold_the_interpreter_is_named(
+    make_slot: MakeSlot, threads: list[Stack], ending: str, place: Location
+) -> None:
+    """Beside the main thread, or alone if that has left the user's code."""
+    frozen = stall(cause=Cause.interpreter_stuck, sentence="Rank 1's interpreter has not run for 20 s.")
+    verdict = hangs.diagnose_stall(frozen, {1: make_slot(1)}, {1: threads})
+    assert verdict.sentence == f"Rank 1's interpreter has not run for 20 s{ending}"
+    assert (verdict.location, verdict.locations[1]) == (place, place)
+
+
 def test_a_rank_that_waits_for_others_in_a_store_is_cleared_by_its_stack(
     slots: dict[int, Slot | None],
 ) -> None:

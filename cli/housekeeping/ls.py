@@ -1,0 +1,65 @@
+"""`grpo-run ls [--json]`: list all runs with state, step, age and size."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_run.cli.checkpoints import size
+from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.housekeeping.areas import areas_of
+from grpo_run.runtime.catalog.runs import RunEntry, read_runs, run_directories
+from grpo_run.watchdog.duration_text import duration_text
+
+TITLES = ("run", "state", "step", "age", "size", "memory", "directory")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print one line per run, the one with the latest event first; returns 0."""
+    parser = CommandParser(
+        prog="grpo-run ls",
+        description="List all runs: those in runs/, and those that this user has launched elsewhere.",
+        epilog="`age` is the time since the last event. `size` is what the run directory takes without checkpoints,"
+        " `memory` what its snapshots take in shared memory.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    paths = run_directories()
+    entries = read_runs(paths, areas_of(paths))
+    if options.json:
+        print(json.dumps({"runs": [entry.as_json() for entry in entries]}, indent=2))
+        return 0
+    if not entries:
+        print("no runs in runs/, and none that was launched elsewhere")
+        return 0
+    now = time.time()
+    rows = [TITLES, *(_row(entry, now) for entry in entries)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # one line each, however long: a pipe may read it
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(entry: RunEntry, now: float) -> tuple[str, ...]:
+    history = None if entry.status is None else entry.status.history
+    step = "" if history is None else str(history.step)
+    if history is not None and history.target_steps:
+        step += f" of {history.target_steps}"
+    return (
+        entry.run_id,
+        entry.state,
+        step,
+        duration_text(now - entry.last_time),
+        size(entry.size_bytes),
+        size(entry.memory_bytes) if entry.memory_bytes else "",
+        shown(entry.directory.path),
+    )
+
+
+def shown(path: Path) -> str:
+    """Return a path relative to the working directory if it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,58 @@
+"""`grpo-run rm RUN ... [--force]`: delete run directories and the memory of their snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.housekeeping.ls import shown
+from grpo_run.cli.housekeeping.removal import remove_run
+from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.staging.ownership.owner import recorded_areas
+from grpo_run.runtime.staging.slot import STAGED
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Delete runs; returns 0. Nothing is deleted if one of them must not be."""
+    parser = CommandParser(
+        prog="grpo-run rm",
+        description="Delete run directories: journal, logs and incidents, and snapshots in memory. Checkpoints stay."
+        " A live run is refused.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory or run id")
+    parser.add_argument(
+        "--force", action="store_true", help="also delete a run whose newest state is only in memory"
+    )
+    options = parser.parse_args(arguments)
+    found = {run.path.resolve(): run for run in map(find_run, options.runs)}
+    for run in found.values():
+        _check(run, force=options.force)
+    for run in found.values():
+        rest = remove_run(run)
+        if rest:
+            print(f"deleted the run in {shown(run.path)}; other files in it stay, such as {rest[0].name}")
+        else:
+            print(f"deleted {shown(run.path)}")
+    return 0
+
+
+def _check(run: RunDirectory, *, force: bool) -> None:
+    """Refuse to delete a run that is live, or whose newest state would be lost.
+
+    Raises:
+        RunDirectoryError: with what to do.
+    """
+    owner = run.owner()
+    if owner is not None:
+        raise RunDirectoryError(f"the run in {run.path} is live (supervisor {owner}); stop it first")
+    if force or History.of(read_journal(run.journal)).finished:
+        return
+    if any(any(area.glob(f"*/{STAGED}")) for area in recorded_areas(run.read_run())):
+        raise RunDirectoryError(
+            f"the newest state of the run in {run.path} is only in memory; `grpo-run gc` writes it to disk, and --force"
+            " deletes it"
+        )

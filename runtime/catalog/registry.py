@@ -1,0 +1,90 @@
+"""The registry of run directories: where a user has launched runs, so that `grpo-run ls` finds all of them.
+
+    $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65      ~/.local/state by default, mode 0700; one file for a run directory
+
+Every launch writes its entry, under a name that follows from the path. The registry is an index and nothing else: an
+entry without a run directory is ignored, and a run without an entry is found in `runs/`. Called by `cli.launch`
+and `runs.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+MAX_ENTRIES = 1000
+"""The entries launched last are kept; `ls` shows no more runs than a person can read."""
+MAX_PATH_BYTES = 4096
+"""PATH_MAX of Linux."""
+
+
+def registry_folder() -> Path | None:
+    """Return the folder of the registry; None if the user has no home directory."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # the specification: a relative path is ignored
+        return Path(state) / "grpo-run" / "runs"
+    try:
+        return Path.home() / ".local" / "state" / "grpo-run" / "runs"
+    except RuntimeError:
+        return None
+
+
+def register(run_directory: Path, folder: Path | None) -> bool:
+    """Write the entry of a run directory, and remove the oldest entries over `MAX_ENTRIES`.
+
+    Returns:
+        whether it could be written. A home directory that cannot be written is no reason not to train.
+    """
+    if folder is None:
+        return False
+    path = os.fsencode(run_directory.resolve())
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        entry = folder / _name(path)
+        temporary = folder / f".{entry.name}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, path)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, entry)
+        for old in _newest_first(folder)[MAX_ENTRIES:]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def forget(run_directory: Path, folder: Path | None) -> None:
+    """Remove the entry of a run directory, if there is one."""
+    if folder is not None:
+        with suppress(OSError):  # without its directory, the entry is ignored
+            (folder / _name(os.fsencode(run_directory.resolve()))).unlink(missing_ok=True)
+
+
+def registered(folder: Path | None) -> list[Path]:
+    """Return the registered run directories, launched last first. They may not exist any more."""
+    if folder is None:
+        return []
+    found = []
+    for entry in _newest_first(folder)[:MAX_ENTRIES]:
+        with suppress(OSError):
+            with open(entry, "rb") as file:
+                path = file.read(MAX_PATH_BYTES)
+            if path.startswith(b"/") and _name(path) == entry.name:
+                found.append(Path(os.fsdecode(path)))
+    return found
+
+
+def _name(path: bytes) -> str:
+    return hashlib.sha256(path).hexdigest()[:16]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    try:
+        entries = [(entry.stat().st_mtime_ns, entry.name) for entry in os.scandir(folder)]
+    except OSError:
+        return []
+    return [folder / name for _, name in sorted(entries, reverse=True) if not name.startswith(".")]
