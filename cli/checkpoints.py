@@ -120,7 +120,7 @@ def _row(entry: CheckpointEntry) -> list[str]:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified_at)),
         size(entry.size_bytes),
         "" if entry.ranks is None else str(entry.ranks),
-        "" if manifest is None else "yes" if manifest.scheduled else "no",
+        "" if manifest is None else "kept" if manifest.kept else "yes" if manifest.scheduled else "no",
         "" if manifest is None else manifest.run_id,
         str(entry.state) + (f": {entry.problem}" if entry.problem else ""),
     ]

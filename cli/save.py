@@ -1,27 +1,150 @@
-"""`grpo-run save [RUN]`: ask a run to save a checkpoint at the next step that all ranks agree on."""
+"""`grpo-run save [RUN] [--wait [SECONDS]]`: ask a run to save a checkpoint at the next step that all ranks agree on.
+
+The checkpoint is kept from rotation and pruning: somebody wanted it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.catalog.runs import find_run
-from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
+from grpo_run.runtime.record.journal import JournalReader
+from grpo_run.runtime.record.run_directory import RunDirectory
+
+EXIT_NOT_SAVED = 1
+DEFAULT_WAIT_SECONDS = 600.0
+"""A long generation, and writing a large checkpoint."""
+POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the request to the board, where the ranks' next vote reads it; returns 0."""
+    """Write the request to the board, where the ranks' next vote reads it.
+
+    Returns 0, or 1 (`EXIT_NOT_SAVED`) if `--wait` saw no checkpoint.
+    """
     parser = CommandParser(
-        prog="grpo-run save", description="Ask a run to save a checkpoint at the next step."
+        prog="grpo-run save",
+        description="Ask a run to save a checkpoint at the next step. `save_total_limit` and `grpo-run checkpoints prune`"
+        " do not delete it.",
     )
     parser.add_argument(
         "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
     )
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        const=str(DEFAULT_WAIT_SECONDS),
+        metavar="SECONDS",
+        help="wait until the checkpoint is on disk and print its path only; exit code 1 if that takes longer"
+        f" (default: {DEFAULT_WAIT_SECONDS:g})",
+    )
     options = parser.parse_args(arguments)
-    run = find_run(options.run)
+    name, seconds = _wait_option(options.run, options.wait)
+    run = find_run(name)
     if run.owner() is None:
         raise RunDirectoryError(f"no run is active in {run.path}")
-    Board.open(run.board, writable=True).request_save()
-    print(f"requested a checkpoint of the run in {run.path}")
-    return 0
+    board = Board.open(run.board, writable=True)
+    if seconds is None:
+        board.request_save()
+        print(f"requested a checkpoint of the run in {run.path}")
+        return 0
+    return _save_and_wait(run, board, seconds)
+
+
+def _wait_option(run: str | None, wait: str | None) -> tuple[str | None, float | None]:
+    """Return the run and the seconds to wait. In `save --wait RUN` the word after `--wait` is the run."""
+    if wait is None:
+        return run, None
+    try:
+        seconds = float(wait)
+    except ValueError:
+        if run is None:
+            return wait, DEFAULT_WAIT_SECONDS
+        raise UsageError(f"--wait {wait!r}: give a number of seconds") from None
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--wait {wait}: give a number of seconds above 0")
+    return run, seconds
+
+
+def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
+    """Request a checkpoint, and wait until one that was taken after the request is on disk."""
+    journal = JournalReader(run.journal)
+    waiting = _Waiting()
+    waiting.read(journal.new())
+    waiting.begin()
+    board.request_save()
+    deadline = time.monotonic() + seconds
+    while True:
+        ended = run.owner() is None
+        path = waiting.read(journal.new())
+        if path is not None:
+            print(path)
+            return 0
+        if ended:
+            raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")
+        if waiting.restarted:
+            waiting.restarted = False
+            board.request_save()  # ranks that were started since do not know of the request
+        if time.monotonic() >= deadline:
+            trouble = f": {waiting.failure}" if waiting.failure else ""
+            print(f"no checkpoint is on disk {seconds:g} s after the request{trouble}")
+            return EXIT_NOT_SAVED
+        time.sleep(POLL_SECONDS)
+
+
+class _Waiting:
+    """What the journal says since the request.
+
+    `restarted` is set when the ranks of a new attempt have committed a step, `failure` is why a checkpoint could not
+    be written.
+    """
+
+    def __init__(self) -> None:
+        self.restarted = False
+        self.failure: str | None = None
+        self._position = (0, 0)
+        self._requested_at: tuple[int, int] | None = None
+        self._attempt_is_new = False
+
+    def begin(self) -> None:
+        """The request is made now."""
+        self._requested_at = self._position
+        self._attempt_is_new = False
+
+    def read(self, records: Iterable[dict[str, Any]]) -> Path | None:
+        """Take new events into account; return the checkpoint that was asked for, once it is on disk."""
+        for record in records:
+            name = record["event"]
+            if name == "attempt_started":
+                self._attempt_is_new = True
+            elif name == "step_committed":
+                self._position = (int(record.get("train_call") or 0), int(record.get("step") or 0))
+                self.restarted |= self._attempt_is_new
+                self._attempt_is_new = False
+            elif name == "checkpoint_failed":
+                self.failure = str(record.get("reason"))
+            elif (
+                name == "checkpoint_published"
+                and self._requested_at is not None
+                and record.get("durable", True)
+            ):
+                position = (int(record.get("train_call") or 0), int(record["step"]))
+                if position > self._requested_at and _is_kept(Path(record["path"])):
+                    return Path(record["path"])
+        return None
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a checkpoint stays: the user asked for it, or it is the last one of its `train()` call."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return False
+    return manifest.kept or manifest.finished

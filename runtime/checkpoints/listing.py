@@ -79,6 +79,7 @@ class CheckpointEntry:
             "ranks": self.ranks,
             "scheduled": manifest.scheduled if manifest else None,
             "finished": manifest.finished if manifest else None,
+            "kept": manifest.kept if manifest else None,
             "run": manifest.run_id if manifest else None,
             "train_call": manifest.train_call.ordinal if manifest else None,
             "global_batch": manifest.global_batch if manifest else None,

@@ -44,6 +44,7 @@ class Identity(pydantic.BaseModel):
     Attributes:
         scheduled: True if the script's own save schedule asked for it; False if it was taken for recovery
             only.
+        kept: the user asked for it (`grpo-run save`), so rotation and pruning leave it.
         global_batch: samples per optimizer step, over all ranks. None in older manifests, like the next four.
         per_device_train_batch_size: samples per rank and micro-batch.
         gradient_accumulation_steps: micro-batches per optimizer step.
@@ -59,6 +60,7 @@ class Identity(pydantic.BaseModel):
     step: int
     world_size: int
     scheduled: bool = True
+    kept: bool = False
     global_batch: int | None = None
     per_device_train_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
@@ -148,6 +150,11 @@ def compute_seal(fields: Mapping[str, Any]) -> str:
 def mark_finished(path: Path) -> None:
     """Record in the manifest that the `train()` call ran to its end. Raises as `read_manifest`."""
     _write_sealed(path, read_manifest(path).model_copy(update={"finished": True}))
+
+
+def mark_kept(path: Path) -> None:
+    """Record in the manifest that the user asked for this checkpoint. Raises as `read_manifest`."""
+    _write_sealed(path, read_manifest(path).model_copy(update={"kept": True}))
 
 
 def remove_manifest(path: Path) -> None:

@@ -25,7 +25,7 @@ def select_prunable(
     Args:
         entries: verified entries of any number of directories.
         keep: how many of the newest verified checkpoints to keep, at least 1, per directory, run and
-            `train()` call.
+            `train()` call. Those that the user asked for (`grpo-run save`) are kept in addition.
         best: names of checkpoints that a trainer recorded as its best; they are kept.
         include_unusable: select rejected and partial directories too. The caller must check that a partial
             directory is abandoned.
@@ -40,7 +40,7 @@ def select_prunable(
         entry
         for group in groups.values()
         for entry in sorted(group, key=lambda entry: -entry.step)[keep:]
-        if entry.path.name not in kept_names
+        if entry.path.name not in kept_names and entry.manifest is not None and not entry.manifest.kept
     ]
     if include_unusable:
         unusable = (CheckpointState.partial, CheckpointState.rejected)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, read_manifest
+from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
 from grpo_run.runtime.checkpoints.search import CHECKPOINT_NAME
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, sync_directory, write_json
@@ -144,7 +144,10 @@ def publish(partial: Path, final: Path) -> None:
 def _delete_or_keep(replaced: Path, final: Path) -> None:
     """Delete a replaced directory if `final` supersedes it, otherwise keep it as `replaced-checkpoint-N`."""
     try:
-        keep = read_manifest(replaced).train_call_key != read_manifest(final).train_call_key
+        older, newer = read_manifest(replaced), read_manifest(final)
+        keep = older.train_call_key != newer.train_call_key
+        if older.kept and not newer.kept and not keep:
+            mark_kept(final)  # the step was done again after a recovery
     except CheckpointError:
         keep = not _is_half_written(replaced)
     if keep:

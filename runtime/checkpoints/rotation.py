@@ -2,8 +2,8 @@
 
 Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a
 loadable checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never
-deletes the newest checkpoint, the best one, the last one of a finished `train()` call, or snapshots of
-another run. `pruning.py` is the user's command for the same purpose.
+deletes the newest checkpoint, the best one, the last one of a finished `train()` call, one that the user asked
+for, or snapshots of another run. `pruning.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         directory: an `output_dir`.
         newest: the checkpoint just published and verified; never deleted.
         limit: number of scheduled checkpoints to keep, including the newest (transformers'
-            `save_total_limit`); None or 0 keeps all.
+            `save_total_limit`); None or 0 keeps all. Those that the user asked for do not count.
         best: directory name of the script's best checkpoint, which is kept in addition.
 
     Returns:
@@ -36,7 +36,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
             continue
         manifest = _manifest_or_none(path)
-        if manifest is not None and manifest.finished:
+        if manifest is not None and (manifest.finished or manifest.kept):
             continue
         same_call = manifest is not None and manifest.train_call_key == new.train_call_key
         if manifest is not None and not manifest.scheduled and path.name != best:
@@ -75,7 +75,7 @@ def _over_limit(
     if limit == 1 and best is not None:
         limit = 2  # transformers keeps the last one beside the best, to resume from
     removable = sorted((path for path, _ in others if path not in kept), key=_age_key)
-    remaining = limit - int(new.scheduled) - len(kept)
+    remaining = limit - int(new.scheduled and not new.kept) - len(kept)
     return removable[: max(0, len(removable) - max(0, remaining))]
 
 

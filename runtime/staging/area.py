@@ -99,14 +99,15 @@ class StagingArea:
         disk.
 
         Args:
-            sacrifice: allow scheduled snapshots that are not on disk, oldest first.
+            sacrifice: allow scheduled snapshots that are not on disk, oldest first; not those that the user
+                asked for.
         """
         snapshots = self.snapshots()
         complete = {slot.index for _, slot in snapshots}
         drained = [slot for _, slot in snapshots if slot.drained]
         superseded = [slot for staged, slot in snapshots[1:] if not slot.drained and not staged.scheduled]
         empty = [slot for slot in self.slots if slot.index not in complete]
-        older = [slot for _, slot in reversed(snapshots[1:])] if sacrifice else []
+        older = [slot for staged, slot in reversed(snapshots[1:]) if not staged.kept] if sacrifice else []
         return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)
 
     def clear(self) -> None:

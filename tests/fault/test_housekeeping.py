@@ -48,7 +48,7 @@ def paths(listed: list[dict[str, object]]) -> set[str]:
     return {str(one["path"]) for one in listed}
 
 
-@pytest.mark.parametrize("killed", [2, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("killed", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 def test_gc_frees_exactly_what_killed_supervisors_left(
     killed: int, runs: Callable[..., Run], memory: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -74,7 +74,7 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
     left = areas(memory)
     assert len(left) == killed
     shutil.rmtree(dead[0].directory)
-    live = launch("live", 0.2 * killed)  # it must outlast `gc`
+    live = launch("live", 0.2 if killed < 5 else 9.0)  # it must outlast `gc`
     live.until_step(3)
 
     listed = printed(capsys, "gc", "--dry-run")
@@ -86,7 +86,7 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
     assert len(areas(memory)) == 1, "the memory of the live run"
     states = {run["run_id"]: run["state"] for run in printed(capsys, "ls")["runs"]}
     assert sorted(states.values()) == ["running", *["unknown"] * (killed - 1)]
-    assert live.wait(300) == 0, live.tail()
+    assert live.wait(600) == 0, live.tail()
     assert digest(tmp_path / "live") == undisturbed("grpo.py", STEPS)
 
     checkpoint = dead[1].status()["checkpoint"]

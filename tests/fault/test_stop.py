@@ -15,6 +15,9 @@ import pytest
 from support.references import undisturbed
 from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
 
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+
 STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
@@ -148,17 +151,24 @@ def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Callable[..., R
 
 
 def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues."""
+    """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues.
+
+    With `--wait` it prints the path, and rotation leaves the checkpoint.
+    """
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24",
-        "--save-steps", "24", "--step-seconds", "0.05",
+        "--save-steps", "4", "--save-total-limit", "1", "--step-seconds", "0.3",
     ).start()  # fmt: skip
-    run.until_step(3)
-    subprocess.run([str(BIN / "grpo-run"), "save", str(run.directory)], check=True, timeout=30)
-    published = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_published"])
-    assert 3 <= published[0]["step"] < 24
-    assert (Path(published[0]["path"]) / "MANIFEST.json").is_file()
+    run.until_step(1)
+    command = [str(BIN / "grpo-run"), "save", str(run.directory), "--wait"]
+    path = Path(subprocess.check_output(command, text=True, timeout=60).strip())
+    assert path.parent == tmp_path / "ours"
+    assert read_manifest(path).kept
     assert run.wait() == 0, run.tail()
+    assert sorted((tmp_path / "ours").glob("checkpoint-*")) == sorted(
+        {path, tmp_path / "ours" / "checkpoint-24"}
+    )
+    verify_digests(path, read_manifest(path).files)
 
 
 def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:

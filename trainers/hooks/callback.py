@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +43,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
         record: what the journal records of the call besides its steps.
+        on_save_asked: called on every rank when all ranks have agreed to save because the user asked for it.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         restoring: bool = False,
         resumed_from: Path | None = None,
         record: Mapping[str, Any] = MappingProxyType({}),
+        on_save_asked: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -65,6 +67,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._restoring = restoring
         self._resumed_from = resumed_from
         self._record = record
+        self._on_save_asked = on_save_asked
         self.stopping = False
 
     def on_train_begin(
@@ -137,6 +140,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
         if result.flags.save or result.flags.stop:
             control.should_save = True
+        if result.flags.save:
+            self._on_save_asked()
         if result.flags.stop:
             self.stopping = True
 

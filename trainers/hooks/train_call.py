@@ -75,6 +75,7 @@ def run_train_call(
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             record=agreed.record,
+            on_save_asked=saver.keep_the_next,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)

@@ -53,11 +53,12 @@ class CheckpointContents:
         full_model = self.size_bytes // 3 if self._session.is_main else 0
         return self.size_bytes // self._session.world_size + full_model
 
-    def identity(self, *, scheduled: bool) -> Identity:
+    def identity(self, *, scheduled: bool, kept: bool = False) -> Identity:
         """Return the identity of a checkpoint of the current step.
 
         Args:
             scheduled: whether the script or the user asked for it.
+            kept: whether the user did.
         """
         return Identity(
             run_id=self._session.config.run_id,
@@ -65,11 +66,12 @@ class CheckpointContents:
             step=self._trainer.state.global_step,
             world_size=self._session.world_size,
             scheduled=scheduled,
+            kept=kept,
             versions=_versions(),
             **self._description,
         )
 
-    def staged(self, *, scheduled: bool) -> StagedSnapshot:
+    def staged(self, *, scheduled: bool, kept: bool = False) -> StagedSnapshot:
         """Return the record of a snapshot of the current step."""
         return StagedSnapshot(
             attempt=self._session.settings.attempt,
@@ -77,7 +79,7 @@ class CheckpointContents:
             limit=self._trainer.args.save_total_limit,
             best=self.best(),
             staged_at=time.time(),
-            **dict(self.identity(scheduled=scheduled)),
+            **dict(self.identity(scheduled=scheduled, kept=kept)),
         )
 
     def best(self) -> str | None:

@@ -74,6 +74,7 @@ class Saver:
         self._contents = CheckpointContents(trainer, session, self._call, exact)
         self._direct = DirectSaves(trainer, session, self._output, checkpoint_bytes=self._contents.size_bytes)
         self._refused_step: int | None = None
+        self._keep_next = False
         self._prepared = False
         self._no_snapshots_before = -1
         self.saved_step = -1
@@ -108,6 +109,10 @@ class Saver:
             self._trainer, **{upstream.SAVE_CHECKPOINT: save, upstream.AFTER_STEP: after}
         ):
             yield
+
+    def keep_the_next(self) -> None:
+        """Keep the next checkpoint from rotation, because the user has asked for it. Called on every rank."""
+        self._keep_next = True
 
     def finish(self) -> Path | None:
         """Return the durable checkpoint of the call's last step; save it now if the script did not.
@@ -154,12 +159,13 @@ class Saver:
             return None
         else:
             returned = self._direct.save(
-                self._contents.identity(scheduled=True),
+                self._contents.identity(scheduled=True, kept=self._keep_next),
                 lambda folder: self._contents.write(folder, args, kwargs),
                 best=self._contents.best,
                 began=began,
             )
         self._record_saved(began)
+        self._keep_next = False
         return returned
 
     def _take_snapshot(self, snapshots: Snapshots) -> None:
@@ -187,7 +193,7 @@ class Saver:
         scheduled: bool,
     ) -> tuple[SaveFlags, bool]:
         """Try to take a snapshot. Return the agreed flags and whether it was taken, equal on every rank."""
-        staged = self._contents.staged(scheduled=scheduled)
+        staged = self._contents.staged(scheduled=scheduled, kept=scheduled and self._keep_next)
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.identities import identity
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.checkpoints.manifest import write_manifest
+from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
@@ -49,3 +55,91 @@ def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
     shown = capsys.readouterr().err
     assert shown.startswith("grpo-run: ")
     assert shown.count("\n") == 1
+
+
+class Writer(threading.Thread):
+    """Plays a run: once a save is requested, write these events, with a checkpoint for each that is published."""
+
+    def __init__(self, run: RunDirectory, *events: dict[str, Any], lock: int | None = None) -> None:
+        super().__init__()
+        self.run_directory, self.events, self.lock = run, events, lock
+        self.requests_seen: list[int] = []
+        self.start()
+
+    def run(self) -> None:
+        """Wait for the request, then write."""
+        board, journal = Board.open(self.run_directory.board), Journal(self.run_directory.journal, "night")
+        for event in self.events:
+            seen = self.requests_seen[-1] if self.requests_seen else 0
+            deadline = time.monotonic() + 30
+            while event.pop("asked", True) and board.requests[1] == seen and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.requests_seen.append(board.requests[1])
+            if event["event"] == "checkpoint_published":
+                path, kept = Path(event["path"]), event.pop("kept")
+                path.mkdir(parents=True)
+                (path / "model").write_bytes(b"weights")
+                write_manifest(path, identity(path.parent, event["step"], kept=kept))
+            journal.write(event.pop("event"), train_call=1, **event)
+        journal.close()
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+def published(here: Path, step: int, *, kept: bool, **fields: Any) -> dict[str, Any]:
+    """The event of a checkpoint."""
+    path = here / "out" / f"checkpoint-{step}"
+    return {"event": "checkpoint_published", "step": step, "path": str(path), "kept": kept, **fields}
+
+
+def test_wait_prints_the_path_of_the_checkpoint(run: RunDirectory, here: Path, capsys: Captured) -> None:
+    """Of the one that was asked for, not of a scheduled one in between. The word after --wait may be the run."""
+    lock = run.acquire()
+    writer = Writer(run, published(here, 2, kept=False), published(here, 3, kept=True, asked=False))
+    assert main(["save", "--wait", "night"]) == 0
+    writer.join()
+    os.close(lock)
+    assert capsys.readouterr().out == f"{here / 'out' / 'checkpoint-3'}\n"
+
+
+def test_wait_asks_again_after_a_recovery(run: RunDirectory, here: Path, capsys: Captured) -> None:
+    """The ranks that were started since do not know of the request."""
+    lock = run.acquire()
+    writer = Writer(
+        run,
+        {"event": "attempt_started"},
+        {"event": "step_committed", "step": 1, "asked": False},
+        published(here, 3, kept=True),
+    )
+    assert main(["save", "night", "--wait", "60"]) == 0
+    writer.join()
+    os.close(lock)
+    assert writer.requests_seen[-1] == 2
+    assert "checkpoint-3" in capsys.readouterr().out
+
+
+def test_wait_exits_with_1_after_its_time(run: RunDirectory, capsys: Captured) -> None:
+    """With the reason, if the journal has one."""
+    lock = run.acquire()
+    writer = Writer(run, {"event": "checkpoint_failed", "reason": "the disk is full"})
+    assert main(["save", "night", "--wait", "2"]) == 1
+    writer.join()
+    os.close(lock)
+    assert capsys.readouterr().out == "no checkpoint is on disk 2 s after the request: the disk is full\n"
+
+
+def test_wait_ends_with_the_run(run: RunDirectory, capsys: Captured) -> None:
+    """Exit code 2: there will be no checkpoint."""
+    Writer(run, {"event": "run_ended", "exit_code": 93}, lock=run.acquire()).join(0)
+    assert main(["save", "night", "--wait"]) == 2
+    assert "has ended before it saved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_wrong_time_is_refused(run: RunDirectory, seconds: str, capsys: Captured) -> None:
+    """One line; no request is made."""
+    lock = run.acquire()
+    assert main(["save", "night", f"--wait={seconds}"]) == 2
+    os.close(lock)
+    assert "give a number of seconds" in capsys.readouterr().err
+    assert Board.open(run.board).requests == (False, 0)

@@ -151,7 +151,7 @@ def test_fields_of_a_staged_snapshot_are_not_stored_in_the_manifest(tmp_path: Pa
     write_manifest(path, staged)
     raw = json.loads((path / MANIFEST).read_text())
     assert set(raw) == {
-        "schema_version", "run_id", "train_call", "step", "world_size", "finished", "scheduled", "global_batch",
+        "schema_version", "run_id", "train_call", "step", "world_size", "finished", "scheduled", "kept", "global_batch",
         "per_device_train_batch_size", "gradient_accumulation_steps", "layout", "model_shape", "versions", "files",
         "seal",
     }  # fmt: skip

@@ -19,10 +19,13 @@ def entry(
     verified: bool | None = True,
     run_id: str = "run-1",
     ordinal: int = 1,
+    kept: bool = False,
 ) -> CheckpointEntry:
     """One listed directory."""
     call = TrainCall(ordinal=ordinal, trainer_class="T", output_dir="out")
-    manifest = Manifest(run_id=run_id, train_call=call, step=step, world_size=1, versions={}, files={})
+    manifest = Manifest(
+        run_id=run_id, train_call=call, step=step, world_size=1, versions={}, files={}, kept=kept
+    )
     return CheckpointEntry(
         path=Path(f"out/{run_id}/checkpoint-{step}"), step=step, state=state, size_bytes=1, modified_at=1.0,
         manifest=manifest if state is CheckpointState.published else None, verified=verified,
@@ -70,3 +73,9 @@ def test_unverified_checkpoints_are_never_selected_and_each_run_keeps_its_newest
 def test_the_best_checkpoint_is_kept() -> None:
     """A trainer may load it at the end."""
     assert select_prunable([entry(1), entry(2)], keep=1, best={"checkpoint-1"}) == []
+
+
+def test_a_checkpoint_that_the_user_asked_for_is_kept() -> None:
+    """In addition to the newest."""
+    made = [entry(1), entry(2, kept=True), entry(3), entry(4)]
+    assert [one.step for one in select_prunable(made, keep=1)] == [1, 3]

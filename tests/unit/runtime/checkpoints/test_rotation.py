@@ -12,7 +12,14 @@ from support.identities import identity
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_run.runtime.checkpoints import publishing, rotation
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, Manifest, mark_finished, write_manifest
+from grpo_run.runtime.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    mark_finished,
+    mark_kept,
+    read_manifest,
+    write_manifest,
+)
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.rotation import rotate
 from grpo_run.runtime.checkpoints.search import step_of
@@ -26,6 +33,7 @@ def save(
     run_id: str = "run-1",
     ordinal: int = 1,
     finished: bool = False,
+    kept: bool = False,
     age: float = 0.0,
 ) -> Path:
     """Write a complete checkpoint, modified `age` seconds after the first."""
@@ -36,6 +44,8 @@ def save(
     write_manifest(path, what)
     if finished:
         mark_finished(path)
+    if kept:
+        mark_kept(path)
     os.utime(path, (1e9 + age, 1e9 + age))
     return path
 
@@ -237,3 +247,24 @@ def test_a_superseded_snapshot_with_added_files_is_kept(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1/notes.txt").write_text("the good one")
     rotate(tmp_path, newest=save(tmp_path, 3), limit=None, best=None)
     assert remaining_steps(tmp_path) == [1, 3]
+
+
+def test_a_checkpoint_that_the_user_asked_for_is_kept_in_addition(tmp_path: Path) -> None:
+    """It neither goes nor takes the place of one that the limit keeps, also as the newest one."""
+    save(tmp_path, 1, age=1)
+    save(tmp_path, 2, age=2, kept=True)
+    save(tmp_path, 3, age=3)
+    rotate(tmp_path, newest=save(tmp_path, 4, age=4), limit=2, best=None)
+    assert remaining_steps(tmp_path) == [2, 3, 4]
+    rotate(tmp_path, newest=save(tmp_path, 5, age=5, kept=True), limit=2, best=None)
+    assert remaining_steps(tmp_path) == [2, 3, 4, 5]
+
+
+def test_a_step_that_is_done_again_after_a_recovery_stays_kept(tmp_path: Path) -> None:
+    """The checkpoint is written again, and nobody asks a second time."""
+    save(tmp_path, 2, kept=True)
+    with publishing.partial_directory(tmp_path, 2) as partial:
+        (partial / "model.safetensors").write_bytes(b"weights")
+        write_manifest(partial, identity(tmp_path, 2))
+        publishing.publish(partial, tmp_path / "checkpoint-2")
+    assert read_manifest(tmp_path / "checkpoint-2").kept

@@ -64,7 +64,11 @@ class Loop:
         exact: Any = SimpleNamespace(
             begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
         )
-        self.callback = GuardCallback(session, 1, self.step_vote, self.cadence, exact, restoring=restoring)
+        self.asked: list[int] = []
+        self.callback = GuardCallback(
+            session, 1, self.step_vote, self.cadence, exact, restoring=restoring,
+            on_save_asked=lambda: self.asked.append(self.state.global_step),
+        )  # fmt: skip
         self.state = TrainerState(global_step=0, max_steps=10)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer
@@ -196,7 +200,7 @@ def test_a_save_request_makes_one_checkpoint(session: Any, hooks: bool) -> None:
     session.board.request_save()
     for _ in range(3):
         loop.step()
-    assert loop.saved == [2, 6]
+    assert loop.saved == loop.asked == [2, 6]
 
 
 def test_a_save_request_before_the_call_is_served_once(session: Any, requests: UserRequests) -> None:
