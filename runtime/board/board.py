@@ -24,6 +24,7 @@ from grpo_run.runtime.board.callback_table import (
     read_callback_name,
 )
 from grpo_run.runtime.board.collective_log import (
+    LOG_BYTES,
     is_blocked,
     may_be_in_collective,
     read_collective_log,
@@ -65,6 +66,7 @@ class Board:
         self._memory = memory
         self._descriptor = descriptor
         self._readings: dict[int, tuple[bytes, Slot]] = {}
+        self._logs: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._awaited: AwaitedRank | None = None
         self.slots = slots
 
@@ -198,7 +200,12 @@ class Board:
 
     def collective_log(self, index: int) -> tuple[Collective, ...]:
         """Return the collectives that local rank `index` issued from Python in this attempt, oldest first."""
-        return read_collective_log(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT)
+        offset = _slot_offset(index) + COLLECTIVE_LOG_AT
+        raw = self._memory[offset : offset + LOG_BYTES]
+        last = self._logs.get(index)
+        if last is None or last[0] != raw:  # the log of a rank that waits does not change
+            last = self._logs[index] = raw, read_collective_log(self._memory, offset)
+        return last[1]
 
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""

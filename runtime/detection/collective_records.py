@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -47,6 +48,14 @@ class _Silence:
         return self.fetches >= SILENT_FETCHES and now - self.since_seconds >= SILENT_SECONDS
 
 
+class _Merged(NamedTuple):
+    """A rank's two records and what they were joined to."""
+
+    recorded: tuple[Collective, ...]
+    log: tuple[Collective, ...]
+    records: tuple[Collective, ...]
+
+
 class CollectiveRecords:
     """Collective records of one attempt.
 
@@ -64,6 +73,7 @@ class CollectiveRecords:
         self._silent: dict[int, _Silence] = {}
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._unanswered: Counter[int] = Counter()
+        self._merged: dict[int, _Merged] = {}
         self.recordings: dict[int, bytes] = {}
         self.unavailable: dict[int, str] = {}
 
@@ -155,11 +165,20 @@ class CollectiveRecords:
         observed = log is not None and (exited or bool(recorded) or (recorded is not None and not log))
         return Position(
             rank=rank,
-            records=merge(recorded or (), log or ()) if observed else None,
+            records=self._merge(rank, recorded or (), log or ()) if observed else None,
             exited=exited,
             outside_training=slot is not None and slot.state is RankState.between,
             in_backward=idle and slot is not None and slot.phase is Phase.forward_backward,
         )
+
+    def _merge(
+        self, rank: int, recorded: tuple[Collective, ...], log: tuple[Collective, ...]
+    ) -> tuple[Collective, ...]:
+        """Join both records of a rank; the last result while neither has changed."""
+        last = self._merged.get(rank)
+        if last is None or last.recorded is not recorded or last.log is not log:
+            last = self._merged[rank] = _Merged(recorded, log, merge(recorded, log))
+        return last.records
 
     def logs_as_json(self) -> dict[int, object]:
         """Each rank's collective log as plain JSON values; empty if the board was truncated."""

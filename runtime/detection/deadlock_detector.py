@@ -36,7 +36,8 @@ class Poll:
 
     `movement` are the signatures of the slots, `positions` what the records say, and `threads` the reports of
     the ranks' threads, empty if they were not asked for. Two equal polls are the input of a proof: whatever
-    both saw has not changed in between, on all ranks at once.
+    both saw has not changed in between, on all ranks at once. `suspected`: the records would prove a deadlock of
+    ranks without other threads; `deadlock` is what they prove.
     """
 
     movement: tuple[object, ...]
@@ -44,6 +45,8 @@ class Poll:
     main_threads: dict[int, processes.MainThread | None]
     positions: dict[int, Position]
     threads: dict[int, ThreadReport]
+    suspected: bool = False
+    deadlock: Deadlock | None = None
 
     def equals(self, other: Poll | None) -> bool:
         """Whether another poll saw the same."""
@@ -94,7 +97,9 @@ class DeadlockDetector:
         last, poll = self.last_poll, self._poll(slots)
         self.last_poll = poll
         unchanged = poll.equals(last)
-        deadlock = self._prove(poll)
+        # a proof takes longer than a poll, and most polls see what the last one saw
+        same = last is not None and (poll.positions, poll.threads) == (last.positions, last.threads)
+        poll.deadlock = deadlock = last.deadlock if last is not None and same else self._prove(poll)
         self.suspicion = deadlock.sentence if deadlock is not None else None
         if deadlock is None:
             longest = max(self._movement.still_seconds(rank, now) for rank in still)
@@ -124,15 +129,21 @@ class DeadlockDetector:
             )
             for rank, slot in slots.items()
         }
-        assumed = {rank: without_other_threads(position) for rank, position in positions.items()}
-        suspected = prove(assumed, world_size=self._ranks.world_size) is not None
+        suspected = self._is_suspected(positions)
         return Poll(
             movement=movement,
             recorded=recorded,
             main_threads=main_threads,
             positions=positions,
             threads=self._records.fetch_threads(running) if suspected else {},
+            suspected=suspected,
         )
+
+    def _is_suspected(self, positions: dict[int, Position]) -> bool:
+        if self.last_poll is not None and self.last_poll.positions == positions:
+            return self.last_poll.suspected
+        assumed = {rank: without_other_threads(position) for rank, position in positions.items()}
+        return prove(assumed, world_size=self._ranks.world_size) is not None
 
     def _is_idle(self, rank: int, now: processes.MainThread | None) -> bool:
         """Whether the rank's main thread has slept since the last poll."""

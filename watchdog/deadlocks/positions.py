@@ -194,4 +194,7 @@ def _blocked_threads(position: Position, records: tuple[Collective, ...]) -> tup
 def _with_members(records: tuple[Collective, ...], world: tuple[int, ...]) -> tuple[Collective, ...]:
     """Add the members of a group to all its records if any of them has them."""
     members = {DEFAULT_GROUP: world} | {r.group: tuple(sorted(r.members)) for r in records if r.members}
-    return tuple(replace(r, members=members[r.group]) if r.group in members else r for r in records)
+    return tuple(
+        r if members.get(r.group, r.members) == r.members else replace(r, members=members[r.group])
+        for r in records
+    )

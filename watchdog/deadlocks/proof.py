@@ -41,6 +41,8 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     for (group, sequence), here in places.items():
         for one, other in combinations(here, 2):
             ours, theirs = here[one], here[other]
+            if ours.completed and theirs.completed:
+                continue  # nobody waits in it
             if can_meet(ours, theirs) or _times_out(ours) or _times_out(theirs):
                 continue
             if not (_is_held_up(ranks, one, ours, other) or _is_held_up(ranks, other, theirs, one)):
