@@ -1,4 +1,4 @@
-"""Stall detection: compares open phases with their deadlines, twice per second.
+"""Stall detection: compares open phases with their deadlines, once per second.
 
 The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is
 overdue under the assumption that no rank waits. A stall is reported after two checks in a row found one.
@@ -16,7 +16,7 @@ from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.detection.slot_movement import SlotMovement
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.detection import find_stall, frozen_clock, nobody_works_seconds, quiet_clock
@@ -24,7 +24,9 @@ from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
 from grpo_run.watchdog.stalls.overdue import PhaseClock, phase_clocks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
-CHECK_SECONDS = 0.5
+CHECK_SECONDS = 1.0
+CHECKS_PER_FLOOR = 8
+"""Least number of checks in the shortest deadline."""
 RETRY_SECONDS = 5.0
 """Pause after the Flight Recorders have cleared an overdue phase."""
 SUSPENDED_AFTER_SECONDS = 1.0
@@ -56,6 +58,7 @@ class StallDetector:
         self._durations = durations
         self._observed_since = now
         self._next_check_at = 0.0
+        self._check_seconds = min(CHECK_SECONDS, settings.floor_seconds / CHECKS_PER_FLOOR)
         self._activity = RankActivity(settings.floor_seconds, now)
         self._nested = NestedPhaseTime()
         self.suspicion: str | None = None
@@ -88,7 +91,7 @@ class StallDetector:
         """
         if now < self._next_check_at:
             return None
-        self._next_check_at = now + CHECK_SECONDS
+        self._next_check_at = now + self._check_seconds
         still = {rank: self._movement.still_seconds(rank, now) for rank in slots}
         self.awaited = None
         if not self._may_be_late(slots, still, now):
@@ -221,11 +224,7 @@ class StallDetector:
             slots,
             waiting=waiting,
             still=still,
-            clocks={
-                rank: self._clock(slot, facts.get(rank), nobody_works, now)
-                for rank, slot in slots.items()
-                if slot is not None and slot.state is not RankState.absent
-            },
+            clock=lambda slot: self._clock(slot, facts.get(slot.rank), nobody_works, now),
             busy={rank: self._activity.is_busy(rank, now) for rank in slots},
             asking={rank for rank in slots if self._activity.asks_job(rank)},
         )

@@ -17,6 +17,7 @@ from support.waiting_programs import ALIVE, HUNG, LONG_SECONDS, SHORT_SECONDS, U
 
 from grpo_run.runtime.detection.waits.channels import read_channels
 from grpo_run.runtime.detection.waits.processes import LookReader
+from grpo_run.watchdog.waits.looks import Thread
 from grpo_run.watchdog.waits.proof import StuckRank, prove_stuck
 
 NAMES = [*HUNG, *UNTIL_LATER, *UNTIL_SOON, *ALIVE]
@@ -103,6 +104,40 @@ def test_a_program_that_something_may_wake_is_never_proved_stuck(
 ) -> None:
     """It waits for something outside, with a time limit, or for a process at work."""
     assert judged[name] is None
+
+
+def test_only_a_thread_that_has_run_is_read_again() -> None:
+    """Unless everything is to be read, as for the look that proves something."""
+    child = subprocess.Popen(["sh", "-c", "read a; read b"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    reader = LookReader()
+
+    def waiting() -> Thread:
+        deadline = time.monotonic() + 20.0
+        while True:
+            thread = reader.read({0: child.pid}, {0: ()})[0].main_thread
+            assert thread is not None
+            if thread.wait.call == "read":
+                return thread
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    try:
+        first = waiting()
+        assert waiting() is first
+        reader.forget()
+        again = waiting()
+        assert again == first
+        assert again is not first
+        child.stdin.write(b"x\n")
+        child.stdin.flush()
+        deadline = time.monotonic() + 20.0
+        while waiting().switches == first.switches:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another user")

@@ -22,10 +22,14 @@ class Timeline:
     def __init__(self) -> None:
         self._spans: dict[int, deque[list[Any]]] = {}
         self._last: dict[int, tuple[str, float]] = {}
+        self._slots: dict[int, Slot | None] = {}
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Record one scan at `now` (monotonic seconds). A rank that cannot be read is `unknown`."""
         for rank, slot in slots.items():
+            if slot is not None and slot is self._slots.get(rank):
+                continue  # the board returns the same reading while nothing has been written
+            self._slots[rank] = slot
             spans = self._spans.setdefault(rank, deque(maxlen=KEPT_SPANS))
             if slot is None:
                 name, since = "unknown", now
@@ -47,6 +51,7 @@ class Timeline:
         """Discard all spans when a new attempt begins."""
         self._spans.clear()
         self._last.clear()
+        self._slots.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`.

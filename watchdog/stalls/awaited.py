@@ -6,7 +6,7 @@ Does not decide whether the rank hangs (`detection.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from grpo_run.watchdog.observation import Phase, RankState, Slot
@@ -44,7 +44,7 @@ def find_awaited_rank(
     *,
     waiting: Mapping[int, bool | None],
     still: Mapping[int, float],
-    clocks: Mapping[int, PhaseClock],
+    clock: Callable[[Slot], PhaseClock],
     busy: Mapping[int, bool | None],
     asking: Collection[int] = (),
 ) -> AwaitedRank | None:
@@ -56,7 +56,7 @@ def find_awaited_rank(
         slots: last readings of the local ranks.
         waiting: whether each rank is blocked in a collective; None if unknown.
         still: for how many seconds each rank's slot has not changed.
-        clocks: the clock of each rank's innermost phase; ranks without one are not named.
+        clock: returns the clock of a rank's innermost phase.
         busy: whether each rank's processes are active; absent or None if unknown.
         asking: ranks that do nothing, and whose main thread waits for another process of the job, as in a store.
     """
@@ -79,18 +79,17 @@ def find_awaited_rank(
             rank for rank in watched.keys() - set(own_work) if still.get(rank, 0.0) >= SHORTEST_WAIT_SECONDS
         )
     )
-    awaited = [clocks[rank] for rank in own_work if rank in clocks]
     if not waiters and (len(watched) > 1 or max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS):
         return None
-    if not awaited:
+    if not own_work:
         return None
-    clock = min(awaited, key=lambda one: (one.since_seconds, one.rank))
+    awaited = min((clock(watched[rank]) for rank in own_work), key=lambda one: (one.since_seconds, one.rank))
     return AwaitedRank(
-        rank=clock.rank,
-        phase=clock.phase,
-        callback=clock.callback,
-        since_seconds=clock.since_seconds,
-        deadline_at_seconds=clock.deadline_at_seconds,
-        busy=busy.get(clock.rank),
+        rank=awaited.rank,
+        phase=awaited.phase,
+        callback=awaited.callback,
+        since_seconds=awaited.since_seconds,
+        deadline_at_seconds=awaited.deadline_at_seconds,
+        busy=busy.get(awaited.rank),
         waiters=waiters,
     )

@@ -33,6 +33,8 @@ class NestedPhaseTime:
 
         A slot that could not be read counts as unchanged.
         """
+        if all(slot is None or slot.phases == self.open_phases.get(rank) for rank, slot in slots.items()):
+            return self
         spent: dict[Key, Mapping[PhaseKey, float]] = {}
         ended_at: dict[Key, float] = {}
         open_phases = dict(self.open_phases)

@@ -43,10 +43,13 @@ IDLE_THREADS = (
 )
 
 
+_NAMES = frozenset(idle.name for idle in IDLE_THREADS)
+
+
 def is_idle(thread: Thread) -> bool:
     """Whether this is a thread of the list in its idle wait."""
     wait = thread.wait
-    return any(
+    return thread.name in _NAMES and any(
         thread.name == idle.name
         and wait.kind is idle.kind
         and wait.call in idle.calls

@@ -146,7 +146,9 @@ def _stuck_threads(
             if not main and (is_idle(thread) or (process.pid == now.pid and thread.tid in idle_threads)):
                 if process.pid != now.pid:
                     idle.add(process.pid)
-            elif _is_candidate(thread, with_sleepers=with_sleepers) and earlier.get(thread.tid) == thread:
+            elif _is_candidate(thread, with_sleepers=with_sleepers) and _is_same(
+                earlier.get(thread.tid), thread
+            ):
                 stuck[thread.tid], process_of[thread.tid] = thread, process
             else:
                 active.add(process.pid)
@@ -161,6 +163,10 @@ def _stuck_threads(
         for tid in woken:
             del stuck[tid]
             active.add(process_of[tid].pid)
+
+
+def _is_same(before: Thread | None, thread: Thread) -> bool:
+    return before is thread or before == thread
 
 
 def _at_work(look: Look, active: AbstractSet[int]) -> bool:

@@ -34,13 +34,18 @@ class LookReader:
 
     def __init__(self) -> None:
         self.refused: dict[int, str] = {}
+        self._threads: dict[int, Thread] = {}
+
+    def forget(self) -> None:
+        """Read every thread anew at the next look."""
+        self._threads.clear()
 
     def main_thread_may_be_stuck(self, pid: int) -> bool:
         """Whether the main thread sleeps in a call that has no time limit or a known end. Takes about 60 µs."""
         status = _read_status(f"/proc/{pid}/task/{pid}")
         if status is None:
             return False
-        thread, _ = self._read_thread(-1, pid, pid, status)
+        thread, _ = self._read_thread(pid, pid, status)
         return thread.wait.kind in (WaitKind.futex, WaitKind.descriptors, WaitKind.child, WaitKind.sleep)
 
     def read(self, pids: Mapping[int, int], idle_threads: Mapping[int, Collection[int]]) -> dict[int, Look]:
@@ -79,7 +84,7 @@ class LookReader:
             status = _read_status(f"{folder}/{tid}")
             if status is None:
                 return unreadable
-            thread, refusal = self._read_thread(rank, pid, tid, status)
+            thread, refusal = self._read_thread(pid, tid, status)
             if refusal:
                 self.refused.setdefault(rank, refusal)
             threads.append(thread)
@@ -99,12 +104,21 @@ class LookReader:
             helper=parent != 0 and _is_helper(pid),
         )
 
-    def _read_thread(
-        self, rank: int, pid: int, tid: int, status: Mapping[bytes, bytes]
-    ) -> tuple[Thread, str | None]:
-        """Return one thread, and the kernel's refusal to show its system call."""
+    def _read_thread(self, pid: int, tid: int, status: Mapping[bytes, bytes]) -> tuple[Thread, str | None]:
+        """Return one thread, and the kernel's refusal to show its system call.
+
+        A thread that sleeps and has not been scheduled since the last look is in the same call still.
+        """
         state = status[b"State"][:1].decode()
         switches = int(status[b"voluntary_ctxt_switches"]) + int(status[b"nonvoluntary_ctxt_switches"])
+        name = status[b"Name"].decode(errors="replace")
+        before = self._threads.get(tid)
+        if before is not None and (before.state, before.switches, before.name) == ("S", switches, name) == (
+            state,
+            switches,
+            name,
+        ):
+            return before, None
         wait, registers, refusal = UNKNOWN, "", None
         if state in "ZX":
             wait = Wait(kind=WaitKind.ended)
@@ -117,8 +131,9 @@ class LookReader:
                 wait = decode_wait(call, lambda address, size: read_memory(tid, address, size))
             if wait.kind is WaitKind.sleep and not _shares_clock(pid):
                 wait = UNKNOWN
-        name = status[b"Name"].decode(errors="replace")
         thread = Thread(tid=tid, name=name, state=state, switches=switches, wait=wait, registers=registers)
+        if not refusal:
+            self._threads[tid] = thread
         return thread, refusal
 
 

@@ -34,7 +34,10 @@ CONFIRMED_SECONDS = 3.0
 """Time from the first look to the last one of a proof."""
 STOPPED_SECONDS = 20.0
 """The same if the proof depends on a stopped process, which a debugger or a scheduler may continue."""
-SLOWEST_LOOK_SECONDS = 5.0
+SLOWEST_LOOK_SECONDS = 4.5
+"""Three of these are the longest time until a rank is found whose pipe was served by a process that then got stuck."""
+ASLEEP_LOOK_SECONDS = 8.0
+"""The same while nothing in any suspected rank is due before a known time."""
 
 OverdueAt = Callable[[Slot, float, float], "PhaseClock | None"]
 """The phase of a rank that will have missed its deadline at a time without progress, as of now (monotonic seconds)."""
@@ -72,6 +75,7 @@ class WaitDetector:
         self._suspects: dict[int, _Suspect] = {}
         self._next_look_at = 0.0
         self._interval = CONFIRM_SECONDS
+        self._promising = False
         self.suspicion: str | None = None
 
     @property
@@ -82,6 +86,8 @@ class WaitDetector:
     def restart(self) -> None:
         """Discard all looks, after a pause of the supervisor or after a rank has moved."""
         self._suspects.clear()
+        self._reader.forget()
+        self._promising = False
         self._interval = CONFIRM_SECONDS
         self._next_look_at = 0.0
         self.suspicion = None
@@ -94,18 +100,37 @@ class WaitDetector:
             return None
         if now < self._next_look_at:
             return None
+        complete = self._promising  # a proof may be near: nothing of the last look is used again
+        if complete:
+            self._reader.forget()
         suspected = self._suspected(slots, now)
-        promising = bool(suspected) and self._look(suspected, now)
+        self._promising = bool(suspected) and self._look(suspected, now)
         self._suspects = {rank: found for rank, found in self._suspects.items() if rank in suspected}
-        self._interval = CONFIRM_SECONDS if promising else min(SLOWEST_LOOK_SECONDS, 1.5 * self._interval)
-        self._next_look_at = now + self._interval
+        self._next_look_at = now + self._next_interval(suspected, now)
         seen = {rank: found.stuck for rank, found in self._suspects.items() if found.stuck is not None}
         stuck = {rank: found for rank, found in seen.items() if self._is_certain(suspected[rank], found, now)}
         exiting = all(suspected[rank].state is RankState.done for rank in stuck)
         self.suspicion = describe_stuck(stuck, now=now, exiting=exiting) if stuck else None
         if not any(self._is_confirmed(self._suspects[rank], now) for rank in stuck):
             return None
+        if not complete:
+            self._next_look_at = now
+            return None
         return self._finding(slots, stuck, now)
+
+    def _next_interval(self, suspected: Mapping[int, Slot], now: float) -> float:
+        """When to look again: soon if a proof is near, late if nothing is due in any rank before a known time."""
+        if self._promising:
+            self._interval = CONFIRM_SECONDS
+            return self._interval
+        self._interval = min(SLOWEST_LOOK_SECONDS, 2 * self._interval)
+        asleep = [found.stuck for found in self._suspects.values()]
+        if not suspected or len(asleep) < len(suspected):
+            return self._interval
+        ends = [found.until_seconds for found in asleep if found is not None]
+        if len(ends) < len(asleep):
+            return self._interval
+        return max(CONFIRM_SECONDS, min(ASLEEP_LOOK_SECONDS, min(ends) - now))
 
     def _suspected(self, slots: Mapping[int, Slot | None], now: float) -> dict[int, Slot]:
         """The ranks worth a look; none while any rank runs."""

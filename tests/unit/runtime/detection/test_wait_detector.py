@@ -54,6 +54,7 @@ class World:
         self.holders: dict[int, frozenset[int]] = {}
         self.deadline = 60.0
         self.beating = {0, 1}
+        self.forgotten_at = 0.0
         monkeypatch.setattr(slot_writer, "time", self)
         monkeypatch.setattr(wait_detector, "LookReader", lambda: self)
         monkeypatch.setattr(wait_detector, "read_channels", self._channels)
@@ -88,6 +89,9 @@ class World:
         return None
 
     # what the reader shows
+
+    def forget(self) -> None:
+        self.forgotten_at = self.now
 
     def main_thread_may_be_stuck(self, pid: int) -> bool:
         return self.ranks[pid - 100].waits[0].kind in CLOSED
@@ -158,6 +162,19 @@ def test_a_stuck_rank_is_found_within_seconds(world: World) -> None:
     assert found.began_at_seconds == pytest.approx(1000.1)
     assert [ranks for _, ranks in world.looks] == [(1,)] * 3
     assert 5.9 <= world.now - 1000.0 <= 8.0
+    assert world.forgotten_at == world.looks[-1][0]  # the look that proves it reads every thread
+
+
+def test_looks_are_rare_while_nothing_is_due_before_a_known_time(world: World) -> None:
+    """All threads sleep; a rank that gets stuck when its sleep ends is found as fast as any other."""
+    sleep = Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=1050.0)
+    for rank in world.ranks.values():
+        rank.waits = [sleep]
+    assert world.advance(49.9) is None
+    assert len(world.looks) <= 9
+    world.ranks[1].waits = [FUTEX]
+    world.ranks[1].switches += 1
+    assert world.advance(10.0) is not None
 
 
 def test_no_thread_is_read_while_any_rank_moves(world: World) -> None:

@@ -37,13 +37,13 @@ def find(
     asking: Collection[int] = (),
 ) -> AwaitedRank | None:
     """Find the awaited rank; every rank's slot has been still for `still` seconds."""
-    clocks = {
-        rank: clock(rank, slot.phase or Phase.startup, since.get(rank, 900.0))
-        for rank, slot in slots.items()
-        if slot is not None
-    }
     return find_awaited_rank(
-        slots, waiting=waiting, still=dict.fromkeys(slots, still), clocks=clocks, busy=busy, asking=asking
+        slots,
+        waiting=waiting,
+        still=dict.fromkeys(slots, still),
+        clock=lambda slot: clock(slot.rank, slot.phase or Phase.startup, since.get(slot.rank, 900.0)),
+        busy=busy,
+        asking=asking,
     )
 
 
