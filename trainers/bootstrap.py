@@ -26,7 +26,10 @@ from typing import NoReturn
 from grpo_run.runtime import upstream
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.processes.parent_death import allow_tracing_by, die_with_parent
+from grpo_run.trainers.inherited import imported
+from grpo_run.trainers.inherited.restoring import InheritedModules, forget_shadowed
 from grpo_run.trainers.rank.error_report import user_traceback, write_error
 from grpo_run.trainers.rank.output import flush_output, redirect_output, wrap_output
 from grpo_run.trainers.rank.session import Session, current, open_session
@@ -42,10 +45,11 @@ EXIT_HANDLER_SECONDS = 10.0
 def main() -> NoReturn:
     """Run the script and exit the process with its exit code. Does not return."""
     settings = RankSettings.from_environment()
+    inherited = None
     if settings.preloaded:
         redirect_output(settings.log)
-        _restart_if_cuda_was_initialized()
-    else:
+        inherited = _hide_inherited_modules(settings)
+    elif not settings.fresh_because:  # else the fork has done it
         die_with_parent(settings.parent_pid)
     wrap_output(forked=settings.preloaded)
     allow_tracing_by(settings.parent_pid)
@@ -53,24 +57,28 @@ def main() -> NoReturn:
     _dump_stacks_to(settings.stacks)
     session = open_session(settings)
     try:
-        code, completed = _run(settings, session)
+        code, completed = _run(settings, session, inherited)
     finally:
         flush_output()
     _exit(session, code, completed)
 
 
-def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
+def _run(
+    settings: RankSettings, session: Session, inherited: InheritedModules | None = None
+) -> tuple[int, bool]:
     """Run the script.
 
     Return the exit code, and whether the rank completed its work or stopped by agreement.
     """
     try:
         session.start()
+        if settings.fresh_because:
+            session.warn(f"{settings.fresh_because}: ranks start as fresh interpreters")
         # imported after the session is open: until then the board does not show this rank
         from grpo_run.trainers.hooks.attach import install_guard
 
         install_guard(session)
-        _run_script(settings)
+        _run_script(settings, inherited)
     except Stopped:
         return EXIT_STOPPED, True
     except SystemExit as error:
@@ -98,15 +106,24 @@ def _run(settings: RankSettings, session: Session) -> tuple[int, bool]:
     return 0, True
 
 
-def _run_script(settings: RankSettings) -> None:
+def _run_script(settings: RankSettings, inherited: InheritedModules | None) -> None:
     """Run the script in this process as `python script arguments` or `python -m module arguments` would."""
     config = settings.config
     sys.argv = [config.target, *config.arguments]
+    before = list(sys.path)
+    if sys.version_info < (3, 11) or not os.environ.get("PYTHONSAFEPATH"):
+        target = os.getcwd() if config.module else os.path.dirname(os.path.realpath(config.target))
+        sys.path.insert(0, target)
+    if inherited is not None:
+        inherited.compare()
+    else:
+        started_with = getattr(
+            sys.modules["__main__"], fresh_interpreter.STARTED_WITH, frozenset(sys.modules)
+        )
+        forget_shadowed(started_with, sys.path, before)
     if config.module:
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(config.target, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(config.target)))
         path = os.path.abspath(config.target)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -117,16 +134,33 @@ def _run_script(settings: RankSettings) -> None:
         exec(code, module.__dict__)  # noqa: S102 - this is the user's script
 
 
-def _restart_if_cuda_was_initialized() -> None:
-    """Re-execute as a fresh interpreter if the forkserver has initialized CUDA, which a fork cannot use."""
+def _hide_inherited_modules(settings: RankSettings) -> InheritedModules:
+    """Hide what the warm interpreter has imported until the script imports the same; start over if it cannot be used."""
+    environment = dict(os.environ)
+
+    def start_over(reason: str) -> NoReturn:
+        flush_output()
+        with contextlib.suppress(OSError):
+            os.unlink(settings.socket)  # torch's server does not replace one
+        fresh = settings.model_copy(update={"preloaded": False, "fresh_because": reason})
+        command = fresh_interpreter.command(f"{__name__}:main")
+        os.execve(command[0], command, {**environment, **fresh.to_environment()})
+
+    def warn(text: str) -> None:
+        session = current()
+        if session is not None:
+            session.warn(text)
+
+    made = imported.current()
+    if made is None:
+        start_over("the libraries could not be imported in advance")
+    if made.failure is not None:
+        start_over(made.failure)
     if upstream.cuda_was_opened_before_fork():
-        settings = RankSettings.from_environment().model_copy(
-            update={"preloaded": False, "parent_pid": os.getppid()}
-        )
-        code = "import sys; del sys.path[0]; from grpo_run.trainers.bootstrap import main; main()"
-        os.execve(
-            sys.executable, [sys.executable, "-u", "-c", code], {**os.environ, **settings.to_environment()}
-        )
+        start_over("a library has initialized CUDA at import, which a fork cannot use")
+    inherited = InheritedModules(made, start_over=start_over, warn=warn)
+    inherited.hide()
+    return inherited
 
 
 def _set_title(settings: RankSettings) -> None:

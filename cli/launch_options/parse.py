@@ -20,10 +20,10 @@ from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig, Timeouts
+from grpo_run.runtime.launch.fresh_interpreters import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.injection import check as check_injections
 from grpo_run.runtime.launch.injection import parse_all
 from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources.environment_variables import READ_AT_IMPORT, variables_set
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.upstream import check_versions
@@ -74,10 +74,11 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     ranks = parallelism(options, nodes[0])
     options.nproc_per_node = str(ranks.per_node)
     check_injections(injections, ranks.per_node * nodes[1])
-    sources = tuple(local_modules(source))
-    import_time = {name for name in variables_set(sources[0].nodes) if READ_AT_IMPORT.fullmatch(name)}
-    if import_time and not options.no_preload:
-        _warn(f"{source.name} sets {', '.join(sorted(import_time))}: ranks start as fresh interpreters")
+    first_entry = Path.cwd() if options.module else source.resolve().parent
+    sources = tuple(local_modules(source, first_entry))
+    reason = None if options.no_preload else reason_for_fresh_interpreters(sources, first_entry)
+    if reason is not None:
+        _warn(f"{reason}: ranks start as fresh interpreters")
     command = words.identity(arguments)
     series, run_id, directory = locate(options, command, nodes[1])
     check_resume_from(options.resume_from, directory, options.training_script_args)
@@ -90,7 +91,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         arguments=tuple(options.training_script_args),
         command=tuple(command),
         environment=ranks.environment,
-        preload=not options.no_preload and not import_time,
+        preload=not options.no_preload and reason is None,
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),

@@ -38,6 +38,8 @@ class RankSettings(pydantic.BaseModel):
     """File that receives the exception that ends the rank."""
     preloaded: bool
     """Whether this process was forked from the warm interpreter."""
+    fresh_because: str = ""
+    """Why this process, which was forked, is a fresh interpreter now; part of a sentence."""
     parent_pid: int
     title: str
     """Process title, as `ps` shows it."""

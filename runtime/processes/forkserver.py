@@ -1,8 +1,8 @@
 """Start ranks as forks of an interpreter that has imported torch, transformers and trl.
 
 A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by
-`ranks.py`. The server starts while the supervisor still imports torch, and exits with the supervisor. Does
-not run the user's script: a child calls the entry point that it is given.
+`ranks.py`. The server starts while the supervisor still imports torch, and exits with the supervisor. Does not
+run the user's script: a child calls the entry point that it is given. `server_start.py` waits until the server can fork.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ _IMPORT_PATH = [entry for entry in sys.path if entry]
 """
 
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
+_environment: dict[str, str] = {}
+"""Additional variables of this process's server."""
+
+
+def import_path() -> list[str]:
+    """In the server: return the import path of a script, without the entry for the script itself."""
+    return list(_IMPORT_PATH)
 
 
 def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -38,6 +45,7 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None
     """
     from multiprocessing import forkserver
 
+    _environment.update(environment)
     os.environ[SUPERVISOR_PID] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -56,6 +64,11 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def replace_server() -> None:
+    """Start another server, which imports nothing, after the first one has ended."""
+    start_server([], dict(_environment))
 
 
 def start_child(entry: str, environment: Mapping[str, str], directory: str) -> ForkServerProcess:

@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from grpo_run.runtime.errors import ProcessError
-from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes import forkserver, fresh_interpreter
 from grpo_run.watchdog.observation import Exit
 
 KILL_DEADLINE_SECONDS = 10.0
@@ -201,17 +200,10 @@ def _start_with_retries(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedR
 def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:
     if preloaded:
         return _ForkedRank(forkserver.start_child(entry, spec.environment, spec.directory))
-    module, _, function = entry.partition(":")
     log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            # not -P: the bootstrap sets sys.path[0] to what the script expects
-            [
-                sys.executable,
-                "-u",
-                "-c",
-                f"import sys; del sys.path[0]; from {module} import {function} as f; f()",
-            ],
+            fresh_interpreter.command(entry),
             env=dict(spec.environment),
             cwd=spec.directory,
             stdout=log,

@@ -22,6 +22,7 @@ from grpo_run.runtime.detection.exit_hangs import Observe
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.processes import server_start
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
@@ -143,13 +144,11 @@ class Supervisor:
             )
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
-        """Number the attempt, prepare its files and an empty board.
-
-        Returns what each rank is started with.
-        """
+        """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
         time.sleep(
             max(0.0, self._restart_at - time.monotonic())
         )  # a stop request ends the wait by an exception
+        server_start.await_server(lambda text: self._reporter.warn(None, text))
         if self._drains is not None:
             self._drains.flush(restore=True)
             self._live.read_ranks()

@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus"),
         ("hooks",), ("saving",), ("resuming",), ("capture",), ("exact",), ("rank",),
-        ("patches", "upstream"),
+        ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
         ("curves", "reward_plot", "terminal"),
@@ -91,6 +91,7 @@ PURE = (
     "runtime.launch.config",
     "runtime.launch.script",
     "runtime.launch.sources.environment_variables",
+    "runtime.launch.sources.import_path",
     "runtime.launch.sources.local_modules",
     "runtime.launch.sources.syntax",
     "runtime.checkpoints.compatibility",
@@ -105,8 +106,8 @@ OUTSIDE_WORLD = frozenset(
         "select", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib",
     ]
 )  # fmt: skip
-READS_THE_SCRIPT = {"runtime.launch.script": {"os"}}
-"""`runtime.launch.script` reads the script's source and finds the files of modules."""
+READS_THE_SCRIPT = {"runtime.launch.script": {"os"}, "runtime.launch.sources.import_path": {"os"}}
+"""The first finds the files of modules, the second evaluates `os.path` in a source."""
 LIGHT = (
     "trainers.hooks.attach",
     "trainers",
@@ -159,7 +160,9 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     folders = ("hooks", "saving", "resuming", "capture", "exact", "rank")
     used = {name for name in FILES if name.startswith(tuple(f"trainers.{folder}." for folder in folders))}
     only_with_injections = {"trainers.rank.faults", "trainers.rank.injector"}
-    assert used - modules_loaded_with("trainers.preload")[0] <= only_with_injections
+    named = {word.removeprefix("grpo_run.") for word in imports("trainers.preload")} & FILES.keys()
+    loaded = set[str]().union(*(modules_loaded_with(name)[0] for name in named))
+    assert used - loaded <= only_with_injections
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

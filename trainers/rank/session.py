@@ -1,7 +1,7 @@
 """The identity and connections of one rank in one attempt: board slot, journal, vote group, collective log.
 
 The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The
-vote group is connected in a background thread while the script imports its libraries and builds its model. A
+vote group is connected in a background thread, after the script has imported transformers and while it builds its model. A
 process that is forked from the rank inherits the object, but is not the rank: there `is_rank` is False,
 `current()` returns None, and nothing is written to the board or the journal. Does not know about Trainers:
 `hooks/guard.py` keeps what their calls share.
@@ -79,12 +79,18 @@ class Session:
         return os.getpid() == self._pid
 
     def start(self) -> None:
-        """Start the heartbeat, log collectives once torch is imported, and connect the vote group."""
+        """Start the heartbeat; log collectives and connect the vote group once the script has imported the libraries."""
         self.injector = self._make_injector()
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS)
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
-        self._connector.start()
+        # not earlier: connecting imports torch, and the script decides from where and with which environment
+        wrapt.register_post_import_hook(lambda module: self.connect(), "transformers.trainer")
+
+    def connect(self) -> None:
+        """Begin to connect the vote group, in the background."""
+        if not self._connector.ident:
+            self._connector.start()
 
     def on_collective(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
         """Log a collective of one of grpo-run's own groups, which have all ranks as members."""
@@ -99,6 +105,7 @@ class Session:
             TimeoutError: it was not connected within `CONNECT_SECONDS`.
         """
         if self._votes is None:
+            self.connect()
             self._connector.join(CONNECT_SECONDS)
             if self._connect_error is not None:
                 raise self._connect_error

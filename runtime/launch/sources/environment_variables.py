@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo_run.runtime.launch.sources.syntax import is_environ, keys, literal_text
 
@@ -20,6 +20,19 @@ READ_AT_IMPORT = re.compile(
 )
 """Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
 """
+NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+")
+"""Of these, the ones that take effect before the first line of a program: a script sets them for other processes only."""
+
+
+def read_at_import(name: str) -> bool:
+    """Whether a library reads this variable at import, so that a script that sets it must do so before."""
+    return READ_AT_IMPORT.fullmatch(name) is not None and NO_EFFECT_AT_IMPORT.fullmatch(name) is None
+
+
+def changes_at_import(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that libraries read at import and that differ between two environments."""
+    names = sorted({*before, *now})
+    return [name for name in names if before.get(name) != now.get(name) and read_at_import(name)]
 
 
 def variables_set(nodes: Sequence[ast.AST]) -> set[str]:
