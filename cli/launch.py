@@ -37,6 +37,7 @@ from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision import last_resort
+from grpo_run.runtime.supervision.ending.earlier import end_earlier, own_identity
 from grpo_run.runtime.supervision.ending.guardian import Guardian
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
@@ -190,6 +191,7 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listene
         _handle_signals(supervisor)
         _report_failed_threads(supervisor)
         supervisor.begin(world_size_local=ranks)
+        supervisor.report_terminated(end_earlier(directory.processes, own_identity(token), config.keep))
         agent.run()
     except _StoppedWithoutRanks as stopped:
         supervisor.stop_without_ranks(str(stopped))

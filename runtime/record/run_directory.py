@@ -76,6 +76,11 @@ class RunDirectory:
         return self.path / "lock"
 
     @property
+    def processes(self) -> Path:
+        """Names the last supervisor and the token of its ranks' processes."""
+        return self.path / "processes.json"
+
+    @property
     def incidents(self) -> Path:
         """The folder of all incidents."""
         return self.path / "incidents"

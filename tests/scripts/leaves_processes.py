@@ -63,7 +63,8 @@ def start(kind: str) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         global memory
         memory = shared_memory.SharedMemory(create=True, size=1 << 20)
-        Path("memory").write_text(memory.name)
+        with open("memory", "a") as names:
+            names.write(f"{memory.name}\n")
         for _ in range(2):
             worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
             worker.start()

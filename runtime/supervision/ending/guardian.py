@@ -29,8 +29,8 @@ from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
 from grpo_run.watchdog.run_processes.process_tree import read_processes
 
-LOOK_SECONDS = 2.0
-"""Time between two looks at the processes of the run."""
+LOOK_SECONDS = 0.5
+"""Least time between two looks at the processes of the run."""
 COST_FRACTION = 0.005
 """Share of one core that the looks may take; on a machine with many processes they are made less often."""
 EXIT_SECONDS = 5.0
