@@ -76,16 +76,14 @@ def diagnose_stall(
     names = {_name_lock(stacks.get(rank, ())) for rank in stall.culprits}
     if len(names) == 1:
         sentence = sentence.replace(ANOTHER_THREAD, names.pop())
-    beside = None
-    # a thread beside the main thread may hold what the main thread waits for, or the interpreter
-    if culprit is not None and (stall.confidence == "proved" or stall.cause is Cause.interpreter_stuck):
-        beside = _other_thread(stacks.get(culprit, ()), place)
-        if place is None and beside is not None:
-            locations[culprit] = place = beside
-            beside = None
+    beside = _other_thread(stacks.get(culprit, ()), place) if culprit is not None else None
+    if culprit is not None and place is None and beside is not None:  # the main thread has left the script
+        locations[culprit] = place = beside
+        beside = None
     if place is not None:
         sentence = f"{sentence.rstrip('.')}, at {place.short}."
-    if beside is not None:
+    # another thread may hold what the main thread waits for, or the interpreter
+    if beside is not None and (stall.confidence == "proved" or stall.cause is Cause.interpreter_stuck):
         sentence = f"{sentence.rstrip('.')}; another of its threads is at {beside.short}."
     return Verdict(
         cause=stall.cause,

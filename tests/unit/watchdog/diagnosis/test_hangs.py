@@ -159,6 +159,15 @@ def test_the_thread_that_may_hold_the_interpreter_is_named(
     assert (verdict.location, verdict.locations[1]) == (place, place)
 
 
+def test_a_thread_that_runs_after_the_last_line_is_named(make_slot: MakeSlot) -> None:
+    """The main thread has no line any more. While it has one, a healthy thread beside it is no news."""
+    quiet = stall(cause=Cause.no_progress, sentence="Rank 1 has been in idle for 60 s.")
+    left = hangs.diagnose_stall(quiet, {1: make_slot(1)}, {1: [stack(12, main=False)]})
+    assert left.sentence == "Rank 1 has been in idle for 60 s, at train.py:12 in reward."
+    both = hangs.diagnose_stall(quiet, {1: make_slot(1)}, {1: [stack(12, main=False), stack(88)]})
+    assert both.sentence == "Rank 1 has been in idle for 60 s, at train.py:88 in reward."
+
+
 def test_a_rank_that_waits_for_others_in_a_store_is_cleared_by_its_stack(
     slots: dict[int, Slot | None],
 ) -> None:
