@@ -1,4 +1,4 @@
-"""`grpo-run gc [--dry-run] [--days N] [--json]`: free what no run needs any more.
+"""`grpo-run gc [--dry-run] [--days N] [--disks-mounted] [--json]`: free what no run needs any more.
 
 What may be freed is decided in `runtime.catalog.leftovers`. Everything is judged again under its lock before it is
 deleted, because a run may have started meanwhile.
@@ -49,14 +49,19 @@ def main(arguments: Sequence[str]) -> int:
         metavar="N",
         help="age of finished and failed runs whose directories are deleted; their checkpoints stay (default: 30)",
     )
+    parser.add_argument(
+        "--disks-mounted",
+        action="store_true",
+        help="also free memory of runs whose folder is missing with its parent: every disk is mounted, so it was deleted",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if not options.days >= 0:
         raise ConfigError(f"--days {options.days:g}: must be 0 or more")
-    found, kept = find_leftovers(options.days)
+    found, kept = find_leftovers(options.days, disks_are_mounted=options.disks_mounted)
     freed, failed = [], []
     for leftover in found:
-        problem = None if options.dry_run else free(leftover)
+        problem = None if options.dry_run else free(leftover, disks_are_mounted=options.disks_mounted)
         if problem is None:
             freed.append(leftover)
         else:
@@ -90,14 +95,15 @@ def _as_json(leftover: Leftover) -> dict[str, object]:
     }
 
 
-def find_leftovers(days: float) -> tuple[list[Leftover], list[Kept]]:
+def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftover], list[Kept]]:
     """Return what can be freed, and what in memory is kept.
 
     Args:
         days: age of runs whose directories are deleted.
+        disks_are_mounted: a missing folder was deleted, and is not on an unmounted disk.
     """
     paths = run_directories()
-    areas = areas_of(paths)
+    areas = areas_of(paths, disks_are_mounted=disks_are_mounted)
     runs = read_runs([*paths, *_named_by(areas, paths)], areas)
     found, kept = leftovers.memory(areas, runs)
     found += leftovers.checkpoints(
@@ -141,8 +147,12 @@ def _run_of(checkpoint: Path) -> str | None:
         return None
 
 
-def free(leftover: Leftover) -> str | None:
-    """Free something; returns why it was kept, or None."""
+def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
+    """Free something; returns why it was kept, or None.
+
+    Args:
+        disks_are_mounted: as of `find_leftovers`.
+    """
     if leftover.kind == "run":
         try:
             remove_run(RunDirectory(path=leftover.path))
@@ -154,7 +164,8 @@ def free(leftover: Leftover) -> str | None:
     reasons: list[str] = []
     if leftover.written_first:
         return _write_and_free(leftover.path)
-    return None if remove_area(leftover.path, reasons.append) is not None else reasons[0]
+    freed = remove_area(leftover.path, reasons.append, disks_are_mounted=disks_are_mounted)
+    return None if freed is not None else reasons[0]
 
 
 def _delete(path: Path) -> str | None:

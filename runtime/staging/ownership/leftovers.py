@@ -44,11 +44,12 @@ class AreaEntry:
         return self.kept_because is None
 
 
-def list_areas(root: Path = SHARED_MEMORY_ROOT) -> list[AreaEntry]:
+def list_areas(root: Path = SHARED_MEMORY_ROOT, *, disks_are_mounted: bool = False) -> list[AreaEntry]:
     """Return every staging area of this user, oldest first. Changes nothing.
 
     Args:
         root: where the memory-backed file system is mounted.
+        disks_are_mounted: the user says that a missing folder was deleted, and is not on an unmounted disk.
     """
     found = []
     for folder in private_folders(root):
@@ -59,17 +60,20 @@ def list_areas(root: Path = SHARED_MEMORY_ROOT) -> list[AreaEntry]:
             if lock is not None:
                 os.close(lock)
             try:
-                found.append(_describe(path, locked=lock is None))
+                found.append(_describe(path, locked=lock is None, disks_are_mounted=disks_are_mounted))
             except FileNotFoundError:
                 continue  # its run has ended meanwhile
     return sorted(found, key=lambda entry: entry.modified_at)
 
 
-def remove_area(path: Path, report: Callable[[str], None] = lambda sentence: None) -> int | None:
+def remove_area(
+    path: Path, report: Callable[[str], None] = lambda sentence: None, *, disks_are_mounted: bool = False
+) -> int | None:
     """Remove an area if it may be removed now, judged again under its lock.
 
     Args:
         report: called with the reason if the area is kept.
+        disks_are_mounted: as of `list_areas`.
 
     Returns:
         the bytes that were freed; None if the area is kept.
@@ -79,7 +83,7 @@ def remove_area(path: Path, report: Callable[[str], None] = lambda sentence: Non
         report("its run is alive" if path.exists() else "it is gone")
         return None
     try:
-        entry = _describe(path, locked=False)
+        entry = _describe(path, locked=False, disks_are_mounted=disks_are_mounted)
         if entry.kept_because is not None:
             report(entry.kept_because)
             return None
@@ -92,7 +96,7 @@ def remove_area(path: Path, report: Callable[[str], None] = lambda sentence: Non
     return entry.size_bytes
 
 
-def _describe(path: Path, *, locked: bool) -> AreaEntry:
+def _describe(path: Path, *, locked: bool, disks_are_mounted: bool) -> AreaEntry:
     owner = read_owner(path)
     made_here = owner is not None and owner.path_is_valid_here
     return AreaEntry(
@@ -102,11 +106,15 @@ def _describe(path: Path, *, locked: bool) -> AreaEntry:
         locked=locked,
         size_bytes=_size_bytes(path),
         modified_at=path.stat().st_mtime,
-        kept_because=_reason_to_keep(path, owner, made_here=made_here, locked=locked),
+        kept_because=_reason_to_keep(
+            path, owner, made_here=made_here, locked=locked, disks_are_mounted=disks_are_mounted
+        ),
     )
 
 
-def _reason_to_keep(path: Path, owner: AreaOwner | None, *, made_here: bool, locked: bool) -> str | None:
+def _reason_to_keep(
+    path: Path, owner: AreaOwner | None, *, made_here: bool, locked: bool, disks_are_mounted: bool
+) -> str | None:
     if locked:
         return "its run is alive"
     if owner is None:
@@ -116,8 +124,8 @@ def _reason_to_keep(path: Path, owner: AreaOwner | None, *, made_here: bool, loc
     if not made_here:
         return "it was made in another container, whose files cannot be seen from here"
     directory = owner.directory
-    if not directory.parent.exists():
-        return f"{directory.parent} is missing, which may be a disk that is not mounted"
+    if not directory.parent.exists() and not disks_are_mounted:
+        return f"{directory.parent} is missing, which may be a disk that is not mounted (gc --disks-mounted frees it)"
     if not os.path.lexists(directory):
         return None
     try:

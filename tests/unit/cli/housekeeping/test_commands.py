@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,19 @@ def test_resume_refuses_a_live_run(make_run: MakeRun, here: Path, capsys: Captur
     lock = run.acquire()
     assert "is running" in output_of(capsys, "resume", "night", code=2)
     os.close(lock)
+
+
+def test_gc_keeps_memory_of_a_folder_that_may_be_unmounted(
+    make_run: MakeRun, here: Path, capsys: Captured
+) -> None:
+    """Until the user says that all disks are mounted."""
+    run = make_run(here / "project" / "runs" / "night")
+    area = make_area(run, here)
+    shutil.rmtree(here / "project")
+    shown = output_of(capsys, "gc")
+    assert "not mounted" in shown
+    assert "--disks-mounted" in shown
+    assert area.exists()
+    assert "would free" in output_of(capsys, "gc", "--dry-run", "--disks-mounted")
+    output_of(capsys, "gc", "--disks-mounted")
+    assert not area.exists()

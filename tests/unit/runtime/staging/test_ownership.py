@@ -230,6 +230,7 @@ def test_only_the_area_of_a_deleted_run_is_removed(run: FakeRun, memory: Path) -
     aside = run.directory.parent.with_name("unmounted")
     run.directory.parent.rename(aside)
     assert "not mounted" in str(reason(memory, area))
+    assert [entry.removable for entry in list_areas(memory, disks_are_mounted=True)] == [True]
     aside.rename(run.directory.parent)
     (run.directory / "run.json").write_text("{")
     assert "cannot be read" in str(reason(memory, area))
