@@ -21,7 +21,7 @@ from grpo_run.runtime.checkpoints.listing import (
 from grpo_run.runtime.checkpoints.manifest import remove_manifest
 from grpo_run.runtime.checkpoints.pruning import select_prunable
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
-from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.checkpoints.search import output_directory_of, step_of
 from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
 from grpo_run.runtime.record.journal import read_journal
 
@@ -104,18 +104,19 @@ def _show(entries: Sequence[CheckpointEntry], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"checkpoints": [entry.as_json() for entry in entries]}, indent=2))
         return
-    for directory in dict.fromkeys(entry.path.parent for entry in entries):
+    for directory in dict.fromkeys(output_directory_of(entry.path) for entry in entries):
         print(directory)
-        rows = [TITLES, *(_row(entry) for entry in entries if entry.path.parent == directory)]
+        here = [entry for entry in entries if output_directory_of(entry.path) == directory]
+        rows = [TITLES, *(_row(entry, directory) for entry in here)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:  # one line each, however long: a pipe may read it
             print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _row(entry: CheckpointEntry) -> list[str]:
+def _row(entry: CheckpointEntry, directory: Path) -> list[str]:
     manifest = entry.manifest
     return [
-        entry.path.name,
+        str(entry.path.relative_to(directory)),
         str(entry.step),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified_at)),
         size(entry.size_bytes),

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import MANIFEST
-from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.runtime.checkpoints.search import (
+    SNAPSHOTS,
+    directories_of_run,
+    find_checkpoints,
+    output_directory_of,
+)
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT
 
@@ -39,7 +44,7 @@ def check_resume_from(value: str | None, run_directory: Path, script_arguments: 
     if any(
         found.manifest.run_id == value
         for folder in _output_directories(script_arguments)
-        for found in find_checkpoints(folder)
+        for found in find_checkpoints(*directories_of_run(value, folder))
     ):
         return
     near = difflib.get_close_matches(
@@ -56,5 +61,7 @@ def _output_directories(script_arguments: Sequence[str]) -> Iterator[Path]:
         folder = Path(word.rpartition("=")[2])
         if "\0" not in word and folder.is_dir():
             yield folder
-    for pattern in ("checkpoint-*", "*/checkpoint-*", "*/*/checkpoint-*"):
-        yield from sorted({manifest.parent.parent for manifest in Path().glob(f"{pattern}/{MANIFEST}")})
+    for above in ("", "*/", "*/*/"):
+        for name in ("checkpoint-*", f"{SNAPSHOTS}/*/*/snapshot-*"):
+            manifests = Path().glob(f"{above}{name}/{MANIFEST}")
+            yield from sorted({output_directory_of(manifest.parent) for manifest in manifests})

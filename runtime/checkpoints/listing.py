@@ -16,7 +16,14 @@ from grpo_run.runtime.checkpoints.completeness import count_ranks, find_problems
 from grpo_run.runtime.checkpoints.digests import verify_digests, verify_sizes
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, Manifest
 from grpo_run.runtime.checkpoints.publishing import PARTIAL, REASON, REJECTED, REPLACED, REPLACING
-from grpo_run.runtime.checkpoints.search import Candidate, find_candidates, read_candidate, step_of
+from grpo_run.runtime.checkpoints.search import (
+    Candidate,
+    find_candidates,
+    output_directory_of,
+    read_candidate,
+    snapshot_directories,
+    step_of,
+)
 from grpo_run.runtime.errors import CheckpointError
 
 
@@ -78,8 +85,8 @@ class CheckpointEntry:
             "size_bytes": self.size_bytes,
             "ranks": self.ranks,
             "scheduled": manifest.scheduled if manifest else None,
-            "finished": manifest.finished if manifest else None,
             "kept": manifest.kept if manifest else None,
+            "finished": manifest.finished if manifest else None,
             "run": manifest.run_id if manifest else None,
             "train_call": manifest.train_call.ordinal if manifest else None,
             "global_batch": manifest.global_batch if manifest else None,
@@ -90,7 +97,7 @@ class CheckpointEntry:
 
 
 def list_checkpoints(directory: Path, *, verify: bool = False) -> list[CheckpointEntry]:
-    """Return every checkpoint of a directory and its renamed ones, newest step first.
+    """Return every checkpoint and snapshot of a directory and its renamed ones, newest step first.
 
     Args:
         directory: an `output_dir`, or one `checkpoint-N`.
@@ -99,8 +106,10 @@ def list_checkpoints(directory: Path, *, verify: bool = False) -> list[Checkpoin
     step = step_of(directory)
     if step is not None:
         return [_describe(read_candidate(directory, step), verify=verify)]
-    entries = [_describe(candidate, verify=verify) for candidate in find_candidates(directory)]
-    return sorted([*entries, *_renamed(directory)], key=lambda entry: (-entry.step, entry.path.name))
+    directories = (directory, *snapshot_directories(directory))
+    entries = [_describe(candidate, verify=verify) for candidate in find_candidates(*directories)]
+    renamed = [entry for one in directories for entry in _renamed(one)]
+    return sorted([*entries, *renamed], key=lambda entry: (-entry.step, entry.path.name))
 
 
 def _describe(candidate: Candidate, *, verify: bool) -> CheckpointEntry:
@@ -185,7 +194,7 @@ def find_output_directories(records: Iterable[dict[str, Any]]) -> list[Path]:
         records: the run's journal.
     """
     directories = (
-        Path(record["path"]).parent
+        output_directory_of(Path(record["path"]))
         for record in records
         if record["event"] == "checkpoint_published" and isinstance(record.get("path"), str)
     )

@@ -42,9 +42,9 @@ class Identity(pydantic.BaseModel):
     """Which run, call, step and layout a checkpoint belongs to; the same in memory and on disk.
 
     Attributes:
-        scheduled: True if the script's own save schedule asked for it; False if it was taken for recovery
-            only.
-        kept: the user asked for it (`grpo-run save`), so rotation and pruning leave it.
+        scheduled: True if the script's own save schedule asked for it, so that it is published as
+            `checkpoint-N`; False for a snapshot.
+        kept: the user asked for it (`grpo-run save`), and a run never removes it.
         global_batch: samples per optimizer step, over all ranks. None in older manifests, like the next four.
         per_device_train_batch_size: samples per rank and micro-batch.
         gradient_accumulation_steps: micro-batches per optimizer step.
@@ -75,7 +75,7 @@ class Identity(pydantic.BaseModel):
 
     @property
     def folder(self) -> str:
-        """The checkpoint's directory name."""
+        """The name under which the trainer writes it."""
         return f"checkpoint-{self.step}"
 
 

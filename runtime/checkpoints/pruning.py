@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState
+from grpo_run.runtime.checkpoints.search import output_directory_of
 
 
 def select_prunable(
@@ -34,7 +35,7 @@ def select_prunable(
     groups: dict[tuple[Path, tuple[str, int]], list[CheckpointEntry]] = defaultdict(list)
     for entry in entries:
         if entry.state is CheckpointState.published and entry.verified and entry.manifest is not None:
-            groups[entry.path.parent, entry.manifest.train_call_key].append(entry)
+            groups[output_directory_of(entry.path), entry.manifest.train_call_key].append(entry)
     kept_names = set(best)
     selected = [
         entry

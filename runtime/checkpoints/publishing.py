@@ -24,14 +24,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
-from grpo_run.runtime.checkpoints.search import CHECKPOINT_NAME
+from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, step_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, sync_directory, write_json
 
-PARTIAL = re.compile(r"\.(checkpoint-[0-9]+)\.partial-[0-9a-f]+")
-REPLACING = re.compile(r"\.(checkpoint-[0-9]+)\.replaced-[0-9a-f]+")
-REPLACED = re.compile(r"replaced-checkpoint-([0-9]+)(\.[0-9]+)?")
-REJECTED = re.compile(r"rejected-checkpoint-([0-9]+)(\.[0-9]+)?")
+PARTIAL = re.compile(r"\.((?:checkpoint|snapshot)-[0-9]+)\.partial-[0-9a-f]+")
+REPLACING = re.compile(r"\.((?:checkpoint|snapshot)-[0-9]+)\.replaced-[0-9a-f]+")
+REPLACED = re.compile(r"replaced-(?:checkpoint|snapshot)-([0-9]+)(\.[0-9]+)?")
+REJECTED = re.compile(r"rejected-(?:checkpoint|snapshot)-([0-9]+)(\.[0-9]+)?")
 REASON = "REJECTED.json"
 UNLOCKED_SECONDS = 3600.0
 """On a file system without locks, a partial directory not written to for this long is abandoned."""
@@ -43,14 +43,14 @@ _OUR_NAMES = ("grpo_run", LOCK)
 
 @contextmanager
 def partial_directory(output_dir: Path, step: int) -> Iterator[Path]:
-    """Create a partial directory for `checkpoint-<step>` and hold its lock while the block runs.
+    """Create a partial directory for the checkpoint of a step and hold its lock while the block runs.
 
     Call `publish` inside the block. The directory is removed at the end if it was not published.
 
     Raises:
         OSError: the directory cannot be created.
     """
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(output_dir)
     path, descriptor = _create_partial(output_dir, step)
     try:
         yield path
@@ -59,12 +59,36 @@ def partial_directory(output_dir: Path, step: int) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def make_directory(directory: Path) -> None:
+    """Create an output directory or a directory of snapshots; the folder of all snapshots has mode 0700.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    for folder in directory.parents:
+        if folder.name == SNAPSHOTS:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def remove_empty_folders(directory: Path) -> None:
+    """Remove a directory of snapshots and the folders above it that have become empty."""
+    for folder in (directory, *directory.parents[:2]):
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # not empty
+
+
 def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
     for _ in range(_MAX_NAMES):
-        path = output_dir / f".checkpoint-{step}.partial-{secrets.token_hex(4)}"
+        path = output_dir / f".{name_of(output_dir, step)}.partial-{secrets.token_hex(4)}"
         try:
             path.mkdir()
         except FileExistsError:
+            continue
+        except FileNotFoundError:
+            make_directory(output_dir)  # an empty folder of snapshots was removed meanwhile
             continue
         descriptor = None
         try:
@@ -256,7 +280,7 @@ def reject_checkpoint(path: Path, reason: str) -> Path | None:
         The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip
         it.
     """
-    assert CHECKPOINT_NAME.fullmatch(path.name), path
+    assert step_of(path) is not None, path
     try:
         rejected = _rename_to_free_name(path, path.with_name(f"rejected-{path.name}"))
     except OSError:

@@ -2,8 +2,8 @@
 
 Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a
 loadable checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never
-deletes the newest checkpoint, the best one, the last one of a finished `train()` call, one that the user asked
-for, or snapshots of another run. `pruning.py` is the user's command for the same purpose.
+deletes the newest checkpoint, the best one, the last one of a finished `train()` call, a snapshot that the user
+has asked for, or snapshots of another run. `pruning.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
-from grpo_run.runtime.checkpoints.publishing import remove_checkpoint
-from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.checkpoints.publishing import remove_checkpoint, remove_empty_folders
+from grpo_run.runtime.checkpoints.search import find_checkpoints, snapshot_directory, step_of
 from grpo_run.runtime.errors import CheckpointError
 
 
@@ -39,15 +39,32 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         if manifest is not None and (manifest.finished or manifest.kept):
             continue
         same_call = manifest is not None and manifest.train_call_key == new.train_call_key
-        if manifest is not None and not manifest.scheduled and path.name != best:
+        if manifest is not None and not manifest.scheduled and path.name != best:  # of an earlier release
             # snapshots may become durable out of order, so a later one is not superseded
             if same_call and manifest.step < new.step and _has_only_our_files(path, manifest):
                 superseded.append(path)
         else:
             is_later = same_call and manifest is not None and manifest.step > new.step
             scheduled.append((path, is_later))
-    over_limit = _over_limit(scheduled, new, limit, best)
-    return [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
+    # a snapshot changes nothing of what an undisturbed run would keep
+    over_limit = _over_limit(scheduled, new, limit, best) if new.scheduled else []
+    snapshots = snapshot_directory(directory, *new.train_call_key)
+    superseded += _superseded_snapshots(snapshots, newest, new)
+    removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
+    remove_empty_folders(snapshots)
+    return removed
+
+
+def _superseded_snapshots(snapshots: Path, newest: Path, new: Manifest) -> list[Path]:
+    """Return the snapshots of the same call that are not newer than the checkpoint just published."""
+    found = []
+    for candidate in find_checkpoints(snapshots):
+        path, manifest = candidate.path, candidate.manifest
+        if path == newest or manifest.kept or manifest.finished or not _has_only_our_files(path, manifest):
+            continue
+        if manifest.step < new.step or (new.scheduled and manifest.step == new.step):
+            found.append(path)
+    return found
 
 
 def _has_only_our_files(path: Path, manifest: Manifest) -> bool:

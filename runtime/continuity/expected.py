@@ -6,6 +6,8 @@ Called by the recovery policy. What the ranks then do is decided by `trainers/re
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 
 
@@ -23,6 +25,6 @@ def expected_start(calls: TrainCalls, *, trained: bool) -> str:
     which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
     if call.saved and call.checkpoint is None:
         return f"from the snapshot of step {call.saved}{which} in memory"
-    if call.saved:
-        return f"from checkpoint-{call.saved}{which}"
+    if call.checkpoint is not None:
+        return f"from {Path(call.checkpoint).name}{which}"
     return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"

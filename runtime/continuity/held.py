@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
-from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.runtime.checkpoints.publishing import make_directory
+from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import CheckpointError
 
@@ -44,12 +45,13 @@ class HeldCheckpoints:
         self._held = list(dict.fromkeys(one.path for call in self._calls for one in call.directories))
         _remove(self._run_directory, self._held)
         for directory in self._held:
-            own = (one for one in find_checkpoints(Path(directory)) if one.manifest.run_id == self._run_id)
+            places = directories_of_run(self._run_id, Path(directory))
+            own = (one for one in find_checkpoints(*places) if one.manifest.run_id == self._run_id)
             found = list(itertools.islice(own, MAX_HELD))
             for place in _places(self._run_directory, directory) if found else ():
                 with suppress(OSError):
                     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-                if all(_link_tree(one.path, place / one.path.name) for one in found):
+                if all(_link_tree(one.path, place / one.path.relative_to(directory)) for one in found):
                     break
                 shutil.rmtree(place, ignore_errors=True)
 
@@ -67,11 +69,11 @@ def put_back(run_directory: Path, run_id: str, directory: str) -> list[str]:
     """
     restored = []
     for place in _places(run_directory, directory):
-        for held in find_checkpoints(place):
-            target = Path(directory) / held.path.name
+        for held in find_checkpoints(*directories_of_run(run_id, place)):
+            target = Path(directory) / held.path.relative_to(place)
             if held.manifest.run_id != run_id or target.exists():
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent)
             if _link_tree(held.path, target):
                 restored.append(held.path.name)
             else:

@@ -105,7 +105,9 @@ class StagingArea:
         snapshots = self.snapshots()
         complete = {slot.index for _, slot in snapshots}
         drained = [slot for _, slot in snapshots if slot.drained]
-        superseded = [slot for staged, slot in snapshots[1:] if not slot.drained and not staged.scheduled]
+        superseded = [
+            slot for staged, slot in snapshots[1:] if not slot.drained and not staged.must_reach_disk
+        ]
         empty = [slot for slot in self.slots if slot.index not in complete]
         older = [slot for staged, slot in reversed(snapshots[1:]) if not staged.kept] if sacrifice else []
         return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)

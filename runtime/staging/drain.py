@@ -3,6 +3,8 @@
     slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to
     checkpoint-N
 
+A snapshot that the script has not scheduled goes to a folder of its own in the output directory (`search.py`).
+
 The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`).
 Does not choose the snapshot; `drain_scheduler.py` does.
 """
@@ -18,8 +20,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import write_manifest
-from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, partial_directory, publish
+from grpo_run.runtime.checkpoints.publishing import (
+    clean_partial_directories,
+    make_directory,
+    partial_directory,
+    publish,
+)
 from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree
 from grpo_run.runtime.staging.area import StagingArea
@@ -89,15 +97,16 @@ def _drain(
 ) -> DrainPublished:
     began = time.perf_counter()
     durable = restore is None
-    directory = Path(staged.output_dir if restore is None else restore)
+    output_dir = Path(staged.output_dir if restore is None else restore)
+    directory = directory_of(staged, output_dir) if durable else output_dir
     trainer_files = slot.files / staged.folder
     with _broken_snapshot_errors():
         indexes = slot.check_complete(staged)
         needed_bytes = _tree_bytes(trainer_files) + sum(index.size_bytes for index in indexes)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     clean_partial_directories(directory)
     _require_free_space(directory, needed_bytes, durable=durable)
-    final = directory / staged.folder
+    final = directory / name_of(directory, staged.step)
     with partial_directory(directory, staged.step) as partial:
         progress = _Progress(report, partial)
         _copy_tree(trainer_files, partial, progress.add_written)
@@ -109,7 +118,7 @@ def _drain(
     if durable:
         slot.mark_drained()
     try:
-        removed = rotate(directory, newest=final, limit=staged.limit, best=staged.best)
+        removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best)
     except (OSError, CheckpointError):
         removed = []  # the checkpoint is published; the next one rotates
     return DrainPublished(
@@ -118,6 +127,7 @@ def _drain(
         train_call=staged.train_call.ordinal,
         path=str(final),
         scheduled=staged.scheduled,
+        kept=staged.kept,
         size_bytes=manifest.size_bytes,
         seconds=time.perf_counter() - began,
         durable=durable,

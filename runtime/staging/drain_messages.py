@@ -32,6 +32,7 @@ class DrainPublished:
 
     Attributes:
         train_call: ordinal of its `train()` call.
+        kept: the user has asked for it.
         durable: it is on disk, not in memory.
         removed: older checkpoints that rotation deleted.
     """
@@ -41,6 +42,7 @@ class DrainPublished:
     train_call: int
     path: str
     scheduled: bool
+    kept: bool
     size_bytes: int
     seconds: float
     durable: bool

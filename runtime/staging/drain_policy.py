@@ -31,9 +31,9 @@ def next_to_drain(
     newest = pending[0] if pending and pending[0] == snapshots[0] else None
     if newest_first and newest is not None:
         return newest
-    scheduled = [entry for entry in pending if entry[0].scheduled]
-    if scheduled:
-        return scheduled[-1]
+    required = [entry for entry in pending if entry[0].must_reach_disk]
+    if required:
+        return required[-1]
     return newest if overdue else None
 
 
@@ -58,7 +58,7 @@ class PublishedCheckpoints:
 
     def supersede(self, staged: StagedSnapshot) -> bool:
         """Return True for a recovery snapshot that is not newer than the checkpoint of its call."""
-        if staged.scheduled:
+        if staged.must_reach_disk:
             return False
         step, taken_at = self._newest.get(staged.train_call.ordinal, (-1, 0.0))
         return staged.step <= step and staged.staged_at <= taken_at

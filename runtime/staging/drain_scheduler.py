@@ -16,9 +16,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.checkpoints.manifest import MANIFEST
+from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainProgress, DrainPublished, DrainRequest
 from grpo_run.runtime.staging.drain_policy import PublishedCheckpoints, next_to_drain
@@ -264,6 +266,7 @@ class DrainScheduler:
             verified=True,
             train_call=reply.train_call,
             scheduled=reply.scheduled,
+            kept=reply.kept,
             durable=reply.durable,
             size_bytes=reply.size_bytes,
             seconds=reply.seconds,
@@ -299,7 +302,8 @@ class DrainScheduler:
         return self._requested
 
     def _name(self) -> str:
-        return f"{self._snapshot.output_dir}/{self._snapshot.folder}"
+        directory = directory_of(self._snapshot, Path(self._snapshot.output_dir))
+        return str(directory / name_of(directory, self._snapshot.step))
 
     def _stop_worker(self) -> None:
         # a worker stuck on the disk does not exit by itself

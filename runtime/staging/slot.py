@@ -36,9 +36,10 @@ milliseconds. Usually they are a tokenizer and a few JSON files; FSDP writes its
 class StagedSnapshot(Identity):
     """The contents of `STAGED.json`: what a snapshot is, and where its checkpoint belongs.
 
-    A snapshot that is not `scheduled` is written to disk only when it is needed for recovery.
+    A snapshot that is neither `scheduled` nor `urgent` is written to disk only when it is needed for recovery.
 
     Attributes:
+        urgent: it is written to disk like a scheduled one: of a stop, of the last step, or for the user.
         attempt: number of the attempt that took it.
         output_dir: where its checkpoint belongs.
         limit: the script's `save_total_limit`.
@@ -54,7 +55,13 @@ class StagedSnapshot(Identity):
     limit: int | None = None
     best: str | None = None
     staged_at: float
+    urgent: bool = False
     files: dict[str, FileEntry] | None = None
+
+    @property
+    def must_reach_disk(self) -> bool:
+        """Whether the snapshot may not be dropped for a newer one before it is on disk."""
+        return self.scheduled or self.urgent
 
     @property
     def order(self) -> tuple[int, int, int, float]:

@@ -162,12 +162,10 @@ def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_p
     run.until_step(1)
     command = [str(BIN / "grpo-run"), "save", str(run.directory), "--wait"]
     path = Path(subprocess.check_output(command, text=True, timeout=60).strip())
-    assert path.parent == tmp_path / "ours"
+    assert path.parent.parent.parent == tmp_path / "ours" / "_grpo_run"
     assert read_manifest(path).kept
     assert run.wait() == 0, run.tail()
-    assert sorted((tmp_path / "ours").glob("checkpoint-*")) == sorted(
-        {path, tmp_path / "ours" / "checkpoint-24"}
-    )
+    assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-24"]
     verify_digests(path, read_manifest(path).files)
 
 

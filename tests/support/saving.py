@@ -30,8 +30,10 @@ class Trainer:
             push_to_hub=False, metric_for_best_model=None, save_strategy="steps",
             per_device_train_batch_size=4, gradient_accumulation_steps=2,
         )  # fmt: skip
-        self.control = SimpleNamespace(should_training_stop=False)
-        self.state = SimpleNamespace(global_step=5, max_steps=1000, best_model_checkpoint=None)
+        self.control = SimpleNamespace(should_training_stop=False, should_epoch_stop=False)
+        self.state = SimpleNamespace(
+            global_step=5, max_steps=1000, epoch=0.5, best_model_checkpoint=None, stateful_callbacks={}
+        )
         self.model = torch.nn.Linear(4, 2)
         self.model_wrapped = object()
         self.callback_handler = SimpleNamespace(callbacks=[])
@@ -90,7 +92,8 @@ class Guarded:
         self.order: list[str] = []
         self.exact: list[Path] = []
         self.taken: list[tuple[int, float]] = []
-        exact: Any = SimpleNamespace(save=self._save_exact)
+        exact: Any = SimpleNamespace(save=self._save_exact, epoch_ended=False)
+        self.exact_state = exact
         self.saver = Saver(
             trainer,
             session,

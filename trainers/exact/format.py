@@ -97,6 +97,8 @@ class SavedRankState(_Model):
     callbacks: list[CallbackState] = []
     script_stopped: bool = False
     """A callback of the script ended the call at this step."""
+    epoch_ended: bool = False
+    """The events at the end of the epoch have been processed."""
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
 

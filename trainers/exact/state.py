@@ -60,6 +60,8 @@ class ExactState:
         self._callbacks = CallbackStates(trainer.callback_handler.callbacks, self._warn)
         self.script_stopped = False
         """The restored checkpoint is of the step at which a callback of the script ended the call."""
+        self.epoch_ended = False
+        """The events at the end of the present epoch have begun."""
         self._order: DataOrder | None = None
         self._gradients: GradientOrder | None = None
         self._resumed_from: Path | None = None
@@ -94,12 +96,17 @@ class ExactState:
     def begin_epoch(self) -> None:
         """Call before the iterator of an epoch is created."""
         assert self._order is not None, "call begin() first"
+        self.epoch_ended = False
         self._order.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Call when all callbacks have been told that the epoch has ended."""
+        self.epoch_ended = True
 
     def begin_step(self) -> None:
         """Call after the batches of an optimizer step have been read."""
         assert self._order is not None, "call begin() first"
-        self._order.begin_step(self._load_rng)
+        self._order.begin_step(self.load_rng)
         if self._resumed_from is not None and not self._remainder_set:
             self._remainder_set = True
             data_order.keep_remainder(self._trainer)
@@ -116,7 +123,8 @@ class ExactState:
             self._gradients.close()
         log_state.close(self._trainer)
 
-    def _load_rng(self) -> None:
+    def load_rng(self) -> None:
+        """Restore the random number generators as they were at the checkpoint, if there is one."""
         if self._resumed_from is not None:
             getattr(self._trainer, upstream.LOAD_RNG)(str(self._resumed_from))
 
@@ -149,6 +157,7 @@ class ExactState:
             # at the last step transformers itself ends the call
             script_stopped=trainer.control.should_training_stop
             and trainer.state.global_step < trainer.state.max_steps,
+            epoch_ended=self.epoch_ended,
             reference=reference_model.save(reference, folder, self._rank) if reference is not None else None,
             gradient_order=self._gradients.order if self._gradients is not None else None,
         )
@@ -194,6 +203,7 @@ class ExactState:
         if mismatch := self._callbacks.restore(state.callbacks, decoder):
             self._warn(mismatch)
         self.script_stopped = state.script_stopped
+        self.epoch_ended = state.epoch_ended
         reference = reference_model.synced(trainer)
         if reference is not None and state.reference is not None:
             reference_model.load(reference, folder, self._rank, state.reference)

@@ -1,6 +1,6 @@
 """The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-Starts and collects the step vote, acts on its result (stop, save, snapshot), runs hygiene, and publishes what
+Starts and collects the step vote, passes its result (stop, save, snapshot) to the saver, runs hygiene, and publishes what
 the trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
 (`phases.py`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +18,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.hooks import hygiene
+from grpo_run.trainers.hooks.resume import RestoredCall
 from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.saving.cadence import Cadence
+from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase, RankState
 
 LOGGED_METRICS = {
@@ -36,14 +37,12 @@ LOGGED_METRICS = {
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """The callback of one `train()` call.
 
-    `stopping` is set once all ranks have agreed to stop and the step's checkpoint is requested.
-
     Args:
         ordinal: the number of the call, from 1.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
+        restored: the call as that checkpoint has it.
         record: what the journal records of the call besides its steps.
-        on_save_asked: called on every rank when all ranks have agreed to save because the user asked for it.
     """
 
     def __init__(
@@ -51,24 +50,24 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         session: Session,
         ordinal: int,
         step_vote: StepVote,
-        cadence: Cadence,
+        saver: Saver,
         exact: ExactState,
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
+        restored: RestoredCall | None = None,
         record: Mapping[str, Any] = MappingProxyType({}),
-        on_save_asked: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
         self._step_vote = step_vote
-        self._cadence = cadence
+        self._saver = saver
+        self._cadence = saver.cadence
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
+        self._restored = restored
         self._record = record
-        self._on_save_asked = on_save_asked
-        self.stopping = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -94,6 +93,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             target_steps=state.max_steps,
             **self._record,
         )
+        if self._restored is not None:
+            self._saver.saved_step = state.global_step
+            self._restored.begin()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -129,28 +131,22 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         slot.step = step
         slot.replace(Phase.data)
         slot.publish()
-        self._cadence.decide(step, agreed=result is not None and result.flags.snapshot)
-        if step >= state.max_steps:
-            control.should_save = True  # a finished call is restored from its last step
-        if self.stopping:  # a callback of the script has prevented the save of the agreed step
-            control.should_training_stop = True
-        if result is None:
-            return
-        if result.flags.nonfinite and session.is_main:
+        save, stop = (result.flags.save, result.flags.stop) if result is not None else (False, False)
+        self._saver.stopping |= stop
+        self._cadence.decide(
+            step,
+            agreed=result is not None and result.flags.snapshot,
+            required=save or self._saver.stopping,
+            kept=save,
+        )
+        if result is not None and result.flags.nonfinite and session.is_main:
             session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
-        if result.flags.save or result.flags.stop:
-            control.should_save = True
-        if result.flags.save:
-            self._on_save_asked()
-        if result.flags.stop:
-            self.stopping = True
 
-    def on_save(
+    def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the call after the save of an agreed stop; the checkpoint tells only a stop by the script."""
-        if self.stopping:
-            control.should_training_stop = True
+        """Let the saver take a snapshot after the events at the end of the epoch."""
+        self._exact.end_epoch()
 
     def on_log(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +17,12 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
-from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
 from grpo_run.runtime.continuity import held
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.staging.area import RESTORE
 from grpo_run.trainers import upstream
+from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.agreement import agree
@@ -82,7 +83,8 @@ def agree_on_resume(
     )
     if session.is_main:
         # restores the name of a checkpoint whose writer was killed between two renames
-        clean_partial_directories(Path(call.output_dir))
+        for folder in directories_of_run(config.run_id, Path(call.output_dir)):
+            clean_partial_directories(folder)
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
@@ -200,31 +202,60 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def end_stopped_call(trainer: Any, all_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Make `train()` end without another step if the script had ended the call at the restored step.
+class RestoredCall:
+    """A call that goes on from a checkpoint, or was over at its step.
 
-    A callback may end a call early (early stopping). If a rank is killed after the checkpoint of that step, the
-    callback is not asked again: it would take one step more than the undisturbed call.
+    A callback may end a call early (early stopping), and transformers ends it at the last step. If a rank is killed
+    after the checkpoint of that step, nothing would end the call again: it would take a step more than the undisturbed
+    call. The events at the end of the epoch, which follow the step, are made up for.
 
     Args:
-        all_stopped: whether the script had ended the call on every rank. A call that it had ended on some ranks
-            only is a fault, which a restart must not repeat. Called once, on every rank, when the first epoch begins.
+        ignore_keys: of the evaluation, as the script gave them to `train()`.
     """
-    run_epoch = getattr(trainer, upstream.RUN_EPOCH)
-    answers: list[bool] = []
 
-    def run_or_end(*args: Any, **kwargs: Any) -> Any:
-        if not answers:
-            answers.append(all_stopped())
-        if not answers[0]:
-            return run_epoch(*args, **kwargs)
-        trainer.control.should_training_stop = True
-        if not float(trainer.state.epoch or 0).is_integer():  # else the checkpoint was saved after this event
-            trainer.control = trainer.callback_handler.on_epoch_end(
-                trainer.args, trainer.state, trainer.control
-            )
-        return None
+    def __init__(self, trainer: Any, session: Session, exact: ExactState, ignore_keys: Any = None) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._exact = exact
+        self._ignore_keys = ignore_keys
+        self._over = False
 
-    with override_attributes(trainer, **{upstream.RUN_EPOCH: run_or_end}):
-        yield
+    def begin(self) -> None:
+        """Call when the exact state is restored. Collective.
+
+        A call that the script had ended on some ranks only is a fault, which a restart must not repeat.
+        """
+        trainer, state = self._trainer, self._trainer.state
+        over = self._exact.script_stopped or state.global_step >= state.max_steps
+        self._over = self._session.votes.maximum(int(not over)) == 0
+        if not self._over or self._exact.epoch_ended:
+            return
+        self._exact.load_rng()
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, state, trainer.control)
+        getattr(trainer, upstream.AFTER_STEP)(
+            getattr(trainer, upstream.PENDING_LOSS),
+            None,
+            trainer.model_wrapped,
+            None,
+            state.epoch,
+            self._ignore_keys,
+            time.time(),
+        )
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start again."""
+        trainer = self._trainer
+        run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+
+        def run_or_end(*args: Any, **kwargs: Any) -> Any:
+            if not self._over:
+                return run_epoch(*args, **kwargs)
+            trainer.control.should_training_stop = True
+            return None
+
+        with (
+            override_attributes(trainer, **{upstream.RUN_EPOCH: run_or_end}),
+            override_attributes(trainer.args, eval_on_start=False),
+        ):
+            yield

@@ -7,7 +7,6 @@ copied.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
-from grpo_run.runtime.errors import CheckpointError, Stopped
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.guard import Guard
 from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_trainer
-from grpo_run.trainers.hooks.resume import agree_on_resume, end_stopped_call, resumed_directory, skip_training
+from grpo_run.trainers.hooks.resume import RestoredCall, agree_on_resume, resumed_directory, skip_training
 from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
@@ -66,27 +65,26 @@ def run_train_call(
         hooks.enter_context(saver.installed())
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)
+        restored = None
+        if resumed_from is not None:
+            restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
+            hooks.enter_context(restored.ended())
         callback = GuardCallback(
             session,
             call.ordinal,
             step_vote,
-            saver.cadence,
+            saver,
             exact,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
+            restored=restored,
             record=agreed.record,
-            on_save_asked=saver.keep_the_next,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)
-        if resumed_from is not None:
-            stopped_everywhere = functools.partial(_stopped_everywhere, session, exact)
-            hooks.enter_context(end_stopped_call(trainer, stopped_everywhere))
         if resume.finished:
             hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
         result = original(trainer, resume.argument, None, *args, **kwargs)
-        if callback.stopping and trainer.state.global_step < trainer.state.max_steps:
-            raise Stopped(trainer.state.global_step)
         if not resume.finished or resume.foreign:
             _finish(session, trainer, call, saver)
     session.keep_process_group()
@@ -112,11 +110,6 @@ def run_inner_call(
     guard.warn_of_inner_call(trainer)
     with record_model_activity(trainer, guard.session):
         return original(trainer, script_argument, None, *args, **kwargs)
-
-
-def _stopped_everywhere(session: Session, exact: ExactState) -> bool:
-    """Whether the restored checkpoint says on every rank that the script had ended the call. Collective."""
-    return session.votes.maximum(int(not exact.script_stopped)) == 0
 
 
 def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> None:

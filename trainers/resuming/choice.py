@@ -18,7 +18,13 @@ from pathlib import Path
 from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.digests import is_read_error, verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
-from grpo_run.runtime.checkpoints.search import FoundCheckpoint, find_candidates, find_checkpoints
+from grpo_run.runtime.checkpoints.search import (
+    FoundCheckpoint,
+    directories_of_run,
+    find_candidates,
+    find_checkpoints,
+    snapshot_directories,
+)
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.trainers.resuming.fit import (
     check_model,
@@ -76,7 +82,8 @@ def _other_run_notice(request: ResumeRequest) -> str | None:
     Raises:
         UsageError: the other run has not finished, so training from step 0 would delete its checkpoints one by one.
     """
-    found = next(find_checkpoints(request.output_dir), None)
+    snapshots = snapshot_directories(request.output_dir)
+    found = next(find_checkpoints(request.output_dir, *snapshots), None)
     if found is None or found.manifest.run_id == request.run_id:
         return None
     directory, other, step = request.call.output_dir, found.manifest.run_id, found.manifest.step
@@ -105,7 +112,7 @@ def _newest_of_run(
         UsageError: none of the checkpoints fits this run.
     """
     refusal: str | None = None
-    for candidate in find_candidates(request.output_dir, *request.also_search):
+    for candidate in find_candidates(*directories_of_run(run_id, request.output_dir, *request.also_search)):
         path, step, manifest = candidate.path, candidate.step, candidate.manifest
         if manifest is None:
             # the manifest is invalid, so the run is not known; a corrupt checkpoint is corrupt for every run

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.continuity.train_calls import CallDirectory, KnownCall
 from grpo_run.trainers.resuming.moved_directory import is_same_directory
 
@@ -125,7 +125,7 @@ def identify(
 
 def _owner_of_checkpoints(call: TrainCall, run_id: str) -> int | None:
     """Return the number of the call that wrote the newest checkpoint of this run and class in the directory."""
-    for found in find_checkpoints(Path(call.output_dir)):
+    for found in find_checkpoints(*directories_of_run(run_id, Path(call.output_dir))):
         if found.manifest.run_id == run_id and found.manifest.train_call.trainer_class == call.trainer_class:
             return found.manifest.train_call.ordinal
     return None

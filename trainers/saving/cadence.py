@@ -64,6 +64,10 @@ class Cadence:
         self._clock = clock
         self.due = False
         """Whether all ranks take a snapshot after the step that `decide` was called for."""
+        self.required = False
+        """Whether it must not be left out: on disk if there is no memory."""
+        self.kept = False
+        """Whether the user has asked for it."""
         self._last_step = 0
         self._last_at = clock()
         self._request_from = 0
@@ -77,13 +81,21 @@ class Cadence:
         self._last_step = self._request_from = first_step
         self._last_at = self._clock()
 
-    def decide(self, step: int, *, agreed: bool) -> None:
-        """Set `due` for a finished step.
+    def decide(self, step: int, *, agreed: bool, required: bool = False, kept: bool = False) -> None:
+        """Set what is due after a finished step.
 
         Args:
             agreed: whether a vote has carried rank 0's request to all ranks.
+            required: the snapshot of a stop, of the user or of the last step.
+            kept: the user has asked for it.
         """
-        self.due = self.fixed(step) or agreed
+        self.due = self.fixed(step) or agreed or required
+        self.required = required
+        self.kept = kept
+
+    def done(self) -> None:
+        """Record that what was due after the step was taken, or was not possible."""
+        self.due = self.required = self.kept = False
 
     def fixed(self, step: int) -> bool:
         """Return whether the fixed interval schedules a snapshot after this step; equal on every rank."""

@@ -57,7 +57,7 @@ class CheckpointContents:
         """Return the identity of a checkpoint of the current step.
 
         Args:
-            scheduled: whether the script or the user asked for it.
+            scheduled: whether the script's own schedule asked for it.
             kept: whether the user did.
         """
         return Identity(
@@ -71,7 +71,7 @@ class CheckpointContents:
             **self._description,
         )
 
-    def staged(self, *, scheduled: bool, kept: bool = False) -> StagedSnapshot:
+    def staged(self, *, scheduled: bool, urgent: bool = False, kept: bool = False) -> StagedSnapshot:
         """Return the record of a snapshot of the current step."""
         return StagedSnapshot(
             attempt=self._session.settings.attempt,
@@ -79,6 +79,7 @@ class CheckpointContents:
             limit=self._trainer.args.save_total_limit,
             best=self.best(),
             staged_at=time.time(),
+            urgent=urgent,
             **dict(self.identity(scheduled=scheduled, kept=kept)),
         )
 
@@ -125,19 +126,31 @@ class CheckpointContents:
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """Suppress the side effects of a save that the user did not ask for.
+        """Suppress the side effects of a save that the script did not ask for.
 
-        No model card, upload, progress bar or warning, and the checkpoint does not become the best one: its
-        directory in memory is temporary.
+        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
+        record of callbacks stays as it was: transformers appends to it at each save.
         """
         from transformers.trainer_utils import SaveStrategy
 
+        callbacks = self._trainer.state.stateful_callbacks
+        unchanged = {
+            name: _Unchanged(value) if isinstance(value, list) else value for name, value in callbacks.items()
+        }
         with (
+            override_attributes(self._trainer.state, stateful_callbacks=unchanged),
             _quiet(),
             override_attributes(self._trainer, create_model_card=lambda *args, **kwargs: None),
             override_attributes(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
         ):
             yield
+
+
+class _Unchanged(list[Any]):
+    """A list to which nothing is appended."""
+
+    def append(self, value: Any) -> None:
+        """Ignore the value."""
 
 
 @contextmanager

@@ -14,10 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.manifest import Identity, remove_manifest, write_manifest
+from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remove_manifest, write_manifest
+from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate
-from grpo_run.runtime.checkpoints.search import find_checkpoints
+from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
+from grpo_run.trainers import upstream
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
+
+WRITING = "writing"
+"""The folder in which ranks write a snapshot before it is published."""
 
 
 class DirectSaves:
@@ -54,7 +60,7 @@ class DirectSaves:
             )
 
     def _newest_bytes(self) -> int | None:
-        for found in find_checkpoints(self._output):
+        for found in find_checkpoints(*directories_of_run(self._session.config.run_id, self._output)):
             if found.manifest.run_id == self._session.config.run_id:
                 return found.manifest.size_bytes
         return None
@@ -116,9 +122,33 @@ class DirectSaves:
             self._publish(identity, path, best(), began)
         return result
 
+    def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
+        """Write and publish a snapshot in its own folder. Collective: two all-reduces. Arguments as in `save`."""
+        directory = directory_of(identity, self._output)
+        writing = directory / WRITING
+        if self._session.is_main:
+            make_directory(directory)
+            shutil.rmtree(writing, ignore_errors=True)
+        self._session.votes.maximum(0)  # no rank writes before it is empty
+        with override_attributes(self._trainer, **{upstream.OUTPUT_DIR: lambda trial=None: str(writing)}):
+            write(writing / identity.folder)
+        self._session.votes.maximum(0)
+        if self._session.is_main:
+            write_manifest(writing / identity.folder, identity)
+            path = directory / name_of(directory, identity.step)
+            publish(writing / identity.folder, path)
+            shutil.rmtree(writing, ignore_errors=True)
+            self._record(identity, path, read_manifest(path).size_bytes, None, began)
+
     def _publish(self, identity: Identity, path: Path, best: str | None, began: float) -> None:
         manifest = write_manifest(path, identity)
-        self._last_bytes = manifest.size_bytes
+        self._record(identity, path, manifest.size_bytes, best, began)
+
+    def _record(
+        self, identity: Identity, path: Path, size_bytes: int, best: str | None, began: float
+    ) -> None:
+        """Journal a published checkpoint, and remove what it makes unnecessary."""
+        self._last_bytes = size_bytes
         self._session.journal.write(
             "checkpoint_published",
             rank=self._session.rank,
@@ -126,7 +156,8 @@ class DirectSaves:
             path=str(path),
             verified=True,
             train_call=identity.train_call.ordinal,
-            scheduled=True,
+            scheduled=identity.scheduled,
+            kept=identity.kept,
             durable=True,
             size_bytes=self._last_bytes,
             seconds=time.perf_counter() - began,

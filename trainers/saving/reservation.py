@@ -68,7 +68,7 @@ class Reserver:
             flags: of this rank.
             expected_bytes: approximate size of the checkpoint over all ranks.
         """
-        deadline = time.monotonic() + (WAIT_SECONDS if staged.scheduled else 0.0)
+        deadline = time.monotonic() + (WAIT_SECONDS if staged.must_reach_disk else 0.0)
         all_allow = False
         with ExitStack() as lock:
             while True:

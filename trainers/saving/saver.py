@@ -7,7 +7,8 @@ The trainer's own checkpoint method is wrapped and writes what it always writes:
                 checkpoint during the save
 
 Either way, non-finite weights are never saved. Between the script's own checkpoints, the saver takes
-snapshots when its `cadence` is due. Created by `hooks/train_call.py` for each `train()` call.
+snapshots when its `cadence` is due, at a stop, for the user, and at the last step. The script does not notice them: they
+lie in a folder of their own, and its callbacks are not called. Created by `hooks/train_call.py` for each `train()` call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
+from grpo_run.runtime.errors import CheckpointError, Stopped
+from grpo_run.runtime.staging.slot import StagedSnapshot
 from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
@@ -71,14 +74,16 @@ class Saver:
         self._call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
         self._output = Path(self._call.output_dir)
         self._collect_vote = collect_vote
+        self._exact = exact
         self._contents = CheckpointContents(trainer, session, self._call, exact)
         self._direct = DirectSaves(trainer, session, self._output, checkpoint_bytes=self._contents.size_bytes)
         self._refused_step: int | None = None
-        self._keep_next = False
         self._prepared = False
         self._no_snapshots_before = -1
         self.saved_step = -1
         """The step of the last checkpoint, in memory or on disk."""
+        self.stopping = False
+        """All ranks have agreed to stop after the present step's snapshot."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -99,10 +104,7 @@ class Saver:
                 # only now have the optimizer and its offloading allocated their memory
                 self._prepared = True
                 self._snapshots.prepare(self._contents.rank_bytes())
-            if self._snapshots is not None and self.cadence.due and self.saved_step != self._step:
-                self._collect_vote()
-                with self._in_phase():
-                    self._take_snapshot(self._snapshots)
+            self._after_step()
             return result
 
         with override_attributes(
@@ -110,9 +112,30 @@ class Saver:
         ):
             yield
 
-    def keep_the_next(self) -> None:
-        """Keep the next checkpoint from rotation, because the user has asked for it. Called on every rank."""
-        self._keep_next = True
+    def _after_step(self) -> None:
+        """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have agreed to.
+
+        A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may evaluate and
+        callbacks may change their state: a run that resumes from it does not repeat these events.
+        """
+        control, cadence = self._trainer.control, self.cadence
+        call_ends = control.should_training_stop or self._step >= self._trainer.state.max_steps
+        epoch_ends = (
+            call_ends or control.should_epoch_stop or float(self._trainer.state.epoch or 0).is_integer()
+        )
+        if epoch_ends and not self._exact.epoch_ended:
+            return
+        # a finished call is restored from its last step
+        required = cadence.required or call_ends
+        if (cadence.due or required) and (self.saved_step != self._step or cadence.kept):
+            self._collect_vote()
+            with self._in_phase():
+                self._take_snapshot(required=required, kept=cadence.kept)
+        cadence.done()
+        if self.stopping:
+            self._collect_vote()
+            if not self._session.votes.maximum(int(call_ends)):
+                raise Stopped(self._step)
 
     def finish(self) -> Path | None:
         """Return the durable checkpoint of the call's last step; save it now if the script did not.
@@ -121,21 +144,23 @@ class Saver:
             None if there is none: the weights are non-finite, or the disk is full or stuck.
         """
         session, step = self._session, self._step
-        path = self._output / f"checkpoint-{step}"
         with self._in_phase():
-            exists = session.is_main and (self._will_be_durable(step) or self._is_durable(path))
+            exists = session.is_main and (self._will_be_durable(step) or self._durable(step) is not None)
             if not session.votes.maximum(int(exists)):
-                self._save((self._trainer.model_wrapped, None), {})
+                self._take_snapshot(required=True)
             if self._refused_step == step:
                 return None
             in_memory = session.votes.maximum(int(session.is_main and self._will_be_durable(step)))
             if in_memory and (self._snapshots is None or not self._snapshots.wait_durable()):
-                session.warn(f"{path} is not on disk yet; the supervisor keeps trying after the script ends")
+                session.warn(
+                    f"the checkpoint of step {step} in {self._output} is not on disk yet; the supervisor keeps trying"
+                    " after the script ends"
+                )
                 return None
-            return path
+            return self._durable(step)
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Save a checkpoint that the script or the user asked for; return the trainer method's result."""
+        """Save a checkpoint that the script asked for; return the trainer method's result."""
         began = time.perf_counter()
         flags = SaveFlags(
             non_finite=has_non_finite_weights(self._trainer),
@@ -146,7 +171,8 @@ class Saver:
         if self._snapshots is None or self._memory_was_short():
             flags = flags.maximum(self._session.votes)
         else:
-            flags, taken = self._try_snapshot(self._snapshots, flags, args, kwargs, scheduled=True)
+            staged = self._contents.staged(scheduled=True)
+            flags, taken = self._try_snapshot(self._snapshots, flags, args, kwargs, staged)
         if flags.non_finite:
             self._refuse_non_finite()
             return None
@@ -159,25 +185,37 @@ class Saver:
             return None
         else:
             returned = self._direct.save(
-                self._contents.identity(scheduled=True, kept=self._keep_next),
+                self._contents.identity(
+                    scheduled=True,
+                ),
                 lambda folder: self._contents.write(folder, args, kwargs),
                 best=self._contents.best,
                 began=began,
             )
         self._record_saved(began)
-        self._keep_next = False
         return returned
 
-    def _take_snapshot(self, snapshots: Snapshots) -> None:
-        """Take a snapshot for recovery only: in memory or not at all."""
-        if self._memory_was_short():
+    def _take_snapshot(self, *, required: bool = False, kept: bool = False) -> None:
+        """Take a snapshot that the script did not ask for: in memory, or directly on disk if it is required."""
+        snapshots = None if self._memory_was_short() else self._snapshots
+        if snapshots is None and not required:
             return
-        began = time.perf_counter()
+        began, taken = time.perf_counter(), False
         flags = SaveFlags(non_finite=has_non_finite_weights(self._trainer))
+        args: tuple[Any, ...] = (self._trainer.model_wrapped, None)
         with self._contents.unnoticed():
-            flags, taken = self._try_snapshot(
-                snapshots, flags, (self._trainer.model_wrapped, None), {}, scheduled=False
-            )
+            if snapshots is None:
+                flags = flags.maximum(self._session.votes)
+            else:
+                staged = self._contents.staged(scheduled=False, urgent=required, kept=kept)
+                flags, taken = self._try_snapshot(snapshots, flags, args, {}, staged)
+            if not taken and required and not flags.non_finite:
+                self._direct.save_snapshot(
+                    self._contents.identity(scheduled=False, kept=kept),
+                    lambda folder: self._contents.write(folder, args, {}),
+                    began=began,
+                )
+                taken = True
         if flags.non_finite:
             self._refuse_non_finite()
         elif taken:
@@ -189,11 +227,9 @@ class Saver:
         flags: SaveFlags,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        scheduled: bool,
+        staged: StagedSnapshot,
     ) -> tuple[SaveFlags, bool]:
         """Try to take a snapshot. Return the agreed flags and whether it was taken, equal on every rank."""
-        staged = self._contents.staged(scheduled=scheduled, kept=scheduled and self._keep_next)
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:
@@ -211,7 +247,7 @@ class Saver:
                     rank=0,
                     step=staged.step,
                     train_call=self._call.ordinal,
-                    scheduled=scheduled,
+                    scheduled=staged.scheduled,
                     seconds=snapshots.cost_seconds,
                 )
         elif reservation.lacks_memory or reservation.slot is not None:
@@ -236,15 +272,20 @@ class Saver:
         if last is None:
             return False
         _, staged = last
-        return staged.scheduled and staged.step == step and staged.train_call == self._call
+        return staged.must_reach_disk and staged.step == step and staged.train_call == self._call
 
-    def _is_durable(self, path: Path) -> bool:
-        """Whether `path` is a complete checkpoint of this call, not of another run or call."""
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            return False
-        return manifest.train_call_key == (self._session.config.run_id, self._call.ordinal)
+    def _durable(self, step: int) -> Path | None:
+        """Return the complete checkpoint or snapshot of this call and step on disk, or None."""
+        run_id = self._session.config.run_id
+        for directory in (self._output, snapshot_directory(self._output, run_id, self._call.ordinal)):
+            path = directory / name_of(directory, step)
+            try:
+                manifest = read_manifest(path)
+            except CheckpointError:
+                continue
+            if manifest.train_call_key == (run_id, self._call.ordinal):
+                return path
+        return None
 
     def _record_saved(self, began: float) -> None:
         slot = self._session.slot

@@ -116,7 +116,9 @@ def test_a_snapshot_does_not_count_towards_the_limit(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, age=step * 10.0)
     rotate(tmp_path, newest=save(tmp_path, 4, scheduled=False), limit=2, best=None)
-    assert remaining_steps(tmp_path) == [2, 3, 4]
+    assert remaining_steps(tmp_path) == [1, 2, 3, 4], "an undisturbed run would have deleted nothing"
+    rotate(tmp_path, newest=save(tmp_path, 5), limit=2, best=None)
+    assert remaining_steps(tmp_path) == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,10 @@ class World:
 
     @property
     def durable(self) -> list[str]:
-        """Names of the checkpoints on disk."""
-        return sorted(os.listdir(self.out)) if self.out.exists() else []
+        """Names of the checkpoints and snapshots on disk."""
+        snapshots = (path.name for path in self.out.glob("_grpo_run/*/*/*"))
+        own = os.listdir(self.out) if self.out.exists() else []
+        return sorted({*own, *snapshots} - {"_grpo_run"})
 
     @property
     def trouble(self) -> bool:
@@ -203,13 +205,13 @@ def test_the_newest_recovery_snapshot_is_drained_when_the_last_checkpoint_is_too
     assert world.requests == []
     world.poll(1.0)
     world.poll()
-    assert world.durable == ["checkpoint-6"]
+    assert world.durable == ["snapshot-6"]
     world.take(0, 7, scheduled=False)
     world.poll(DURABLE_SECONDS - 1.0)
-    assert world.durable == ["checkpoint-6"]
+    assert world.durable == ["snapshot-6"]
     world.poll(1.0)
     world.poll()
-    assert world.durable == ["checkpoint-7"], "the superseded one is deleted"
+    assert world.durable == ["snapshot-7"], "the superseded one is deleted"
 
 
 def test_one_request_is_in_progress_at_a_time(world: World) -> None:
@@ -420,12 +422,12 @@ def test_before_a_restart_the_newest_snapshot_is_drained_first(world: World) -> 
     world.take(2, 7, scheduled=False)
     world.scheduler.flush(restore=True)
     assert world.slots == [1]
-    assert world.durable == ["checkpoint-9"]
+    assert world.durable == ["snapshot-9"]
     world.poll()
     world.poll()
     world.poll()
     assert world.slots == [1, 0]
-    assert world.durable == ["checkpoint-5", "checkpoint-9"]
+    assert world.durable == ["checkpoint-5", "snapshot-9"]
     assert not world.staging.restore.exists()
 
 
@@ -609,7 +611,7 @@ def test_an_unrelated_checkpoint_on_disk_supersedes_nothing(
     staged = world.take(0, 5, scheduled=False)
     world.scheduler.record_published(call, step, taken_at=staged.staged_at + later)
     world.scheduler.flush(restore=True)
-    assert world.durable == ["checkpoint-5"]
+    assert world.durable == ["snapshot-5"]
 
 
 def test_a_scheduled_snapshot_is_drained_even_if_a_newer_checkpoint_exists(world: World) -> None:

@@ -64,11 +64,8 @@ class Loop:
         exact: Any = SimpleNamespace(
             begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
         )
-        self.asked: list[int] = []
-        self.callback = GuardCallback(
-            session, 1, self.step_vote, self.cadence, exact, restoring=restoring,
-            on_save_asked=lambda: self.asked.append(self.state.global_step),
-        )  # fmt: skip
+        self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
+        self.callback = GuardCallback(session, 1, self.step_vote, self.saver, exact, restoring=restoring)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer
@@ -81,18 +78,19 @@ class Loop:
         self.callback.on_train_begin(self.args, self.state, TrainerControl())
 
     def step(self) -> None:
-        """Take one optimizer step; save and stop if the callback asks for it."""
+        """Take one optimizer step; save and stop as the saver would."""
         control = TrainerControl()
         self.callback.on_step_begin(self.args, self.state, control)
         if self.hooks_before_optimizer:
             self.callback.on_pre_optimizer_step(self.args, self.state, control)
         self.state.global_step += 1
         self.callback.on_step_end(self.args, self.state, control)
-        if control.should_save:
+        assert not control.should_save, "the script would notice it"
+        assert not control.should_training_stop, "the checkpoint would tell a stop by the script"
+        if self.cadence.required:
             self.step_vote.collect()
             self.saved.append(self.state.global_step)
-            self.callback.on_save(self.args, self.state, control)
-        if control.should_training_stop and self.stopped_at is None:
+        if self.saver.stopping and self.stopped_at is None:
             self.stopped_at = self.state.global_step
 
 
@@ -158,34 +156,16 @@ def test_a_stop_acts_within_two_steps_with_a_checkpoint(session: Any, hooks: boo
     session.board.request_stop()
     loop.step()
     loop.step()
-    assert loop.callback.stopping
+    assert loop.saver.stopping
     assert loop.stopped_at == 3
     assert loop.saved == [3]
-
-
-def test_the_checkpoint_of_an_agreed_stop_does_not_look_like_a_stop_by_the_script(session: Any) -> None:
-    """The control asks for the end only after the save; a save that a callback prevents delays the stop by a step."""
-    loop = Loop(session)
-    loop.begin()
-    session.board.request_stop()
-    control = TrainerControl()
-    for step in (1, 2):
-        loop.callback.on_step_begin(loop.args, loop.state, control)
-        loop.callback.on_pre_optimizer_step(loop.args, loop.state, control)
-        loop.state.global_step = step
-        loop.callback.on_step_end(loop.args, loop.state, control)
-    assert loop.callback.stopping
-    assert control.should_save
-    assert not control.should_training_stop
-    loop.callback.on_step_end(loop.args, loop.state, control)
-    assert control.should_training_stop
 
 
 def test_without_a_request_nothing_is_saved_or_stopped(loop: Loop) -> None:
     """The script's own save schedule is unchanged."""
     for _ in range(9):
         loop.step()
-    assert (loop.saved, loop.stopped_at, loop.callback.stopping) == ([], None, False)
+    assert (loop.saved, loop.stopped_at, loop.saver.stopping) == ([], None, False)
 
 
 @pytest.mark.parametrize("hooks", [True, False])
@@ -200,7 +180,7 @@ def test_a_save_request_makes_one_checkpoint(session: Any, hooks: bool) -> None:
     session.board.request_save()
     for _ in range(3):
         loop.step()
-    assert loop.saved == loop.asked == [2, 6]
+    assert loop.saved == [2, 6]
 
 
 def test_a_save_request_before_the_call_is_served_once(session: Any, requests: UserRequests) -> None:
@@ -245,18 +225,8 @@ def test_results_that_are_collected_together_are_combined(session: Any) -> None:
     session.board.request_stop()
     loop.step()
     loop.step()
-    assert loop.callback.stopping
+    assert loop.saver.stopping
     assert loop.saved[-1] == loop.stopped_at == 3
-
-
-def test_the_last_step_is_always_saved(session: Any) -> None:
-    """A finished call is restored from it."""
-    loop = Loop(session)
-    loop.begin(8)
-    loop.step()
-    assert loop.saved == []
-    loop.step()
-    assert loop.saved == [10]
 
 
 def test_the_last_vote_is_collected_at_the_end(session: Any, reading: Reading) -> None:

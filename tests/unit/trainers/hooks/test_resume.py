@@ -12,7 +12,7 @@ from support.identities import identity
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished, write_manifest
 from grpo_run.runtime.errors import Stopped
-from grpo_run.trainers.hooks.resume import agree_on_resume, end_stopped_call, skip_training
+from grpo_run.trainers.hooks.resume import RestoredCall, agree_on_resume, skip_training
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -114,23 +114,45 @@ def test_a_call_that_is_given_more_steps_trains_them() -> None:
         assert trainer._run_epoch() is None  # type: ignore[func-returns-value]
 
 
-@pytest.mark.parametrize(("epoch", "events"), [(0.5, ["epoch_end"]), (1.0, [])])
-def test_a_call_that_the_script_had_ended_takes_no_step(epoch: float, events: list[str]) -> None:
-    """The end of an epoch that was cut short is reported to callbacks; that of a whole one was before the save."""
+@pytest.mark.parametrize(
+    ("script_stopped", "step", "epoch_ended", "events"),
+    [
+        (True, 5, False, ["random state", "epoch end", "log, evaluate, save"]),
+        (True, 5, True, []),
+        (False, 9, False, ["random state", "epoch end", "log, evaluate, save"]),
+        (False, 9, True, []),
+        (False, 5, False, ["trained"]),
+        (False, 5, True, ["trained"]),
+    ],
+)
+def test_a_call_that_was_over_takes_no_step(
+    session: Any, script_stopped: bool, step: int, epoch_ended: bool, events: list[str]
+) -> None:
+    """By the script or at its last step. What follows the step at the end of the epoch is made up for, once."""
     called: list[str] = []
 
     def on_epoch_end(args: Any, state: Any, control: Any) -> Any:
-        called.append("epoch_end")
+        called.append("epoch end")
         return control
 
     trainer = SimpleNamespace(
-        args=None, state=SimpleNamespace(epoch=epoch), control=SimpleNamespace(should_training_stop=False),
-        callback_handler=SimpleNamespace(on_epoch_end=on_epoch_end), _run_epoch=lambda: called.append("trained"),
+        args=SimpleNamespace(eval_on_start=True), model_wrapped=None, _tr_loss=None,
+        state=SimpleNamespace(epoch=1.0, global_step=step, max_steps=9),
+        control=SimpleNamespace(should_training_stop=False),
+        callback_handler=SimpleNamespace(on_epoch_end=on_epoch_end),
+        _run_epoch=lambda: called.append("trained"),
+        _maybe_log_save_evaluate=lambda *arguments: called.append("log, evaluate, save"),
     )  # fmt: skip
-    with end_stopped_call(trainer, lambda: True):
+    exact: Any = SimpleNamespace(
+        script_stopped=script_stopped,
+        epoch_ended=epoch_ended,
+        load_rng=lambda: called.append("random state"),
+    )
+    restored = RestoredCall(trainer, session, exact)
+    with restored.ended():
+        restored.begin()
         trainer._run_epoch()
+        assert not trainer.args.eval_on_start, "the undisturbed run evaluates once"
     assert called == events
-    assert trainer.control.should_training_stop
-    with end_stopped_call(trainer, lambda: False):
-        trainer._run_epoch()
-    assert called == [*events, "trained"]
+    assert trainer.control.should_training_stop == ("trained" not in events)
+    assert trainer.args.eval_on_start

@@ -40,14 +40,14 @@ def test_finish_waits_until_the_last_step_is_durable(staged: Guarded, polls: lis
 
 
 def test_an_unsaved_last_step_is_saved_and_awaited(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
-    """It is saved as a scheduled checkpoint."""
+    """It is a snapshot that reaches the disk: the script has not asked for a checkpoint."""
     staged.save(5)
     staged.trainer.state.global_step = 7
     polls += [staged.drain, lambda: None]
     path = staged.saver.finish()
     assert path is not None
-    assert path.name == "checkpoint-7"
-    assert read_manifest(path).scheduled
+    assert path.name == "snapshot-7"
+    assert not read_manifest(path).scheduled
 
 
 def test_a_last_step_with_only_an_unscheduled_snapshot_is_saved(
@@ -59,7 +59,7 @@ def test_a_last_step_with_only_an_unscheduled_snapshot_is_saved(
     polls += [staged.drain, lambda: None]
     path = staged.saver.finish()
     assert path is not None
-    assert read_manifest(path).scheduled
+    assert path.name == "snapshot-5"
 
 
 def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
@@ -91,8 +91,11 @@ def test_a_checkpoint_of_another_run_or_call_is_not_the_end(
     (path / "old.bin").write_bytes(b"old")
     write_manifest(path, identity(call.output_dir, 7, **other))
     direct.trainer.state.global_step = 7
-    assert direct.saver.finish() == path
-    manifest = read_manifest(path)
+    end = direct.saver.finish()
+    assert end is not None
+    assert end != path
+    assert (path / "old.bin").exists()
+    manifest = read_manifest(end)
     assert (manifest.run_id, manifest.train_call.ordinal) == ("run-1", 1)
 
 
@@ -114,10 +117,13 @@ def test_finish_is_shown_as_the_checkpoint_phase(direct: Guarded, reading: Calla
     assert reading().phases == ()
 
 
-def test_the_output_directory_contains_only_checkpoints(staged: Guarded, tmp_path: Path) -> None:
-    """Holds for saves and for snapshots."""
+def test_the_output_directory_contains_what_the_script_saved(staged: Guarded, tmp_path: Path) -> None:
+    """A snapshot lies in a folder of its own until a newer checkpoint is on disk."""
     staged.save(5)
     staged.drain()
     staged.step(6)
+    assert staged.drain() == tmp_path / "out" / "_grpo_run" / "run-1" / "call-1" / "snapshot-6"
+    assert sorted(os.listdir(tmp_path / "out")) == ["_grpo_run", "checkpoint-5"]
+    staged.save(7)
     staged.drain()
-    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-5", "checkpoint-6"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-5", "checkpoint-7"]

@@ -1,0 +1,94 @@
+"""A run that keeps its best model ends with the same one, and with the same checkpoints, however often it is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.references import plain_ranks
+from support.runs import SCRIPTS, Run, digest
+
+SCRIPT = str(SCRIPTS / "best_model.py")
+EPOCHS = ("--max-steps", "-1", "--texts", "32", "--settings")
+"""Two epochs of four steps on two ranks, evaluated and saved at the end of each."""
+BY_EPOCH = {
+    "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch",
+}  # fmt: skip
+
+
+def outcome(folder: Path, output: str) -> dict[str, Any]:
+    """Return everything that a run must have in common with the undisturbed one."""
+    return {
+        "weights": digest(folder / output),
+        "state": json.loads((folder / "state.json").read_text()),
+        "output_dir": sorted(os.listdir(folder / output)),
+    }
+
+
+def compare(
+    runs: Callable[..., Run], tmp_path: Path, words: list[str], kills: list[int], *options: str
+) -> Run:
+    """Train undisturbed and with kills after these steps; both must end the same. Return the killed run."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    plain_ranks(plain, [SCRIPT, "--output-dir", "out", *words], ranks=2)
+    run = runs(
+        "--nproc-per-node", "2", "--max-restarts", "40", "--snapshot-every", "1", *options, SCRIPT,
+        "--output-dir", "out", *words, "--kill-after-steps", *map(str, kills),
+    ).start()  # fmt: skip
+    assert run.wait(500) == 0, run.tail()
+    recoveries = run.status()["recoveries"]
+    assert len(recoveries) >= len(kills), run.tail()
+    found, expected = outcome(tmp_path, "out"), outcome(plain, "out")
+    for name, value in expected.items():
+        assert found[name] == value, f"{name} differs:\n{run.tail()}"
+    return run
+
+
+def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The best step is 8; saved are 5, 10 and 12, so the undisturbed run keeps 5. The run is killed at 5 and 8."""
+    words = ["--max-steps", "12", "--save-steps", "5"]
+    run = compare(runs, tmp_path, words, [5, 8])
+    assert json.loads((tmp_path / "state.json").read_text())["best_model_checkpoint"] == "checkpoint-5"
+    published = [Path(event["path"]) for event in run.events("checkpoint_published") if event["step"] == 8]
+    assert published, "the snapshot of step 8 must have been on disk"
+    assert {path.name for path in published} == {"snapshot-8"}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("words", "last", "options"),
+    [
+        pytest.param(["--max-steps", "12", "--save-steps", "5"], 12, [], id="best"),
+        pytest.param(
+            ["--max-steps", "12", "--save-steps", "5", "--save-total-limit", "1"], 12, [], id="rotated"
+        ),
+        pytest.param(["--max-steps", "12", "--save-steps", "1"], 12, [], id="every-step"),
+        pytest.param(
+            ["--max-steps", "12", "--save-steps", "4", "--best-at", "3", "--patience", "4"], 7, [], id="stopped"
+        ),
+        pytest.param(["--max-steps", "12", "--save-steps", "5"], 12, ["--snapshot-dir", "off"], id="no-memory"),
+        pytest.param([*EPOCHS, json.dumps(BY_EPOCH)], 8, [], id="epochs"),
+        pytest.param(
+            [*EPOCHS, json.dumps({**BY_EPOCH, "save_strategy": "best"})], 8, [], id="saved-if-best"
+        ),
+    ],
+)  # fmt: skip
+def test_kills_after_every_step_and_every_save(
+    runs: Callable[..., Run], tmp_path: Path, words: list[str], last: int, options: list[str]
+) -> None:
+    """Also right after the save of the last step, with which the script ends the call."""
+    compare(runs, tmp_path, words, list(range(1, last + 1)), *options)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="the package peft is not installed")
+def test_an_adapter_is_recovered_at_every_step(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Only the adapter is saved; its dropout draws random numbers."""
+    compare(runs, tmp_path, ["--max-steps", "6", "--save-steps", "2", "--lora"], list(range(1, 7)))

@@ -1,0 +1,105 @@
+"""A plain TRL SFT script that keeps its best model: it evaluates at every step, and saves less often.
+
+The score rises up to `--best-at` and falls after it. With `--kill-after-steps`, a rank, each step another one, kills
+itself once before the step that follows each of these, as the system would. Writes `weights.sha256` and the trainer's
+final state, without values that depend on the clock, to `state.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tiny
+from transformers import EarlyStoppingCallback, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+CLOCKED = ("runtime", "per_second")
+
+
+class Score(TrainerCallback):
+    """Adds the score to the metrics of every evaluation."""
+
+    def __init__(self, best_at: int) -> None:
+        self.best_at = best_at
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        metrics["eval_score"] = 100.0 - abs(state.global_step - self.best_at)
+
+
+class KillOnce(TrainerCallback):
+    """Kills a rank after given steps, once per step, when everything that belongs to the step is done."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def _kill(self, state: Any, when: str) -> None:
+        step, ranks = state.global_step, int(os.environ["WORLD_SIZE"])
+        if step in self.steps and int(os.environ["RANK"]) == step % ranks:
+            try:
+                Path(f"killed-{when}-{step}").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._kill(state, "after")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._kill(state, "saved")
+
+
+def without_clock(state: Any) -> dict[str, Any]:
+    """Return the trainer's state with the best checkpoint's name, and without durations."""
+    fields = asdict(state)
+    best = fields["best_model_checkpoint"]
+    fields["best_model_checkpoint"] = Path(best).name if best else None
+    fields["log_history"] = [
+        {name: value for name, value in entry.items() if not name.endswith(CLOCKED)}
+        for entry in fields["log_history"]
+    ]
+    return fields
+
+
+def main() -> None:
+    parser = tiny.argument_parser(__doc__)
+    parser.add_argument("--best-at", type=int, default=8)
+    parser.add_argument("--patience", type=int, default=100)
+    parser.add_argument("--kill-after-steps", type=int, nargs="*", default=[])
+    parser.add_argument("--lora", action="store_true", help="train an adapter of PEFT")
+    arguments = parser.parse_args()
+    tokenizer = tiny.tokenizer()
+    adapter: dict[str, Any] = {}
+    if arguments.lora:
+        from peft import LoraConfig
+
+        adapter["peft_config"] = LoraConfig(r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    settings = {
+        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "score",
+        "greater_is_better": True, **tiny.settings(arguments),
+    }  # fmt: skip
+    trainer = SFTTrainer(
+        model=tiny.model(len(tokenizer), arguments.seed),
+        args=SFTConfig(**settings, max_length=32),
+        train_dataset=tiny.texts(tiny.texts_for_one_epoch(arguments)),
+        eval_dataset=tiny.texts(4),
+        processing_class=tokenizer,
+        callbacks=[
+            Score(arguments.best_at),
+            EarlyStoppingCallback(early_stopping_patience=arguments.patience),
+            KillOnce(arguments.kill_after_steps),
+        ],
+        **adapter,
+    )
+    tiny.train(trainer, arguments)
+    if trainer.is_world_process_zero():
+        Path("state.json").write_text(json.dumps(without_clock(trainer.state), indent=1, sort_keys=True))
+    tiny.write_digest(trainer, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
