@@ -14,6 +14,7 @@ supervisor and its ranks may be of different versions of this file. Does not rea
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import mmap
 import struct
@@ -169,6 +170,12 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
 def _open_phase(stored: int, since_ns: int, callback: int, callback_name: Callable[[int], str]) -> OpenPhase:
     if callback:
         return OpenPhase(phase=Phase.callback, since_seconds=since_ns / 1e9, callback=callback_name(callback))
+    return _plain_phase(stored, since_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
+    """One object for each open phase: most of them are the same in the next reading."""
     return OpenPhase(phase=Phase(stored), since_seconds=since_ns / 1e9)
 
 

@@ -3,7 +3,7 @@
     every scan     ten per second: has any slot changed? Shared memory only
     deadlocks      `deadlock_detector.py`, while ranks stand still in collectives
     waits          `waits/wait_detector.py`, while every rank stands still for seconds
-    stalls         `stall_detector.py`, twice per second
+    stalls         `stall_detector.py`, once per second
     exit hangs     `exit_hangs.py`, once every script has run its last line
 
 Called by the supervisor. Every decision is a pure function of what was read; this file composes the detectors

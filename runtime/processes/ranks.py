@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -100,6 +100,8 @@ class RankGroup:
         self._specs = list(specs)
         self._processes: dict[int, _ForkedRank | _SpawnedRank] = {}
         self._exits: dict[int, Exit] = {}
+        self._poll = select.poll()
+        self._polled: set[int] = set()
         for index, spec in enumerate(self._specs):
             try:
                 self._processes[index] = _start_with_retries(spec, entry, preloaded)
@@ -122,10 +124,13 @@ class RankGroup:
         waiting = {self._processes[index].sentinel: index for index in self.alive}
         if not waiting:
             return []
-        ready = connection.wait(list(waiting), timeout_seconds)
+        if waiting.keys() != self._polled:
+            self._poll, self._polled = select.poll(), set(waiting)
+            for sentinel in waiting:
+                self._poll.register(sentinel, select.POLLIN)
         exits = []
-        for sentinel in ready:
-            index = waiting[sentinel]  # type: ignore[index]
+        for sentinel, _ in self._poll.poll(timeout_seconds * 1000):
+            index = waiting[sentinel]
             code = self._processes[index].poll()
             if code is None:
                 continue

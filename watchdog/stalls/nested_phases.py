@@ -42,10 +42,10 @@ class NestedPhaseTime:
             before = self.open_phases.get(rank, ())
             phases = before if slot is None else slot.phases
             open_phases[rank] = phases
-            unchanged = 0
+            unchanged = len(phases) if phases == before else 0
             while unchanged < min(len(phases), len(before)) and phases[unchanged] == before[unchanged]:
                 unchanged += 1
-            for depth in range(unchanged):
+            for depth in range(unchanged if self.spent else 0):
                 key = (rank, depth, phases[depth])
                 if key in self.spent:
                     spent[key], ended_at[key] = self.spent[key], self.ended_at[key]
