@@ -49,7 +49,7 @@ def print_text(status: RunStatus) -> None:
     facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
     facts.add_row(
         "checkpoint",
-        "none yet"
+        ("none yet" if status.history.exit_code is None else "none")
         if checkpoint is None
         else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
     )
@@ -76,6 +76,8 @@ def print_text(status: RunStatus) -> None:
 def _steps(status: RunStatus) -> str:
     """Where training is, how long a step takes, and how long the rest takes at this pace."""
     history = status.history
+    if history.exit_code is not None and not history.train_call and not history.step:
+        return "none counted"  # the script has not used a Trainer
     seconds, remaining = history.step_seconds(), status.remaining_seconds
     texts = [f"{history.step} of {history.target_steps}" if history.target_steps else str(history.step)]
     if seconds is not None:

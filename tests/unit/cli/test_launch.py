@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,3 +151,19 @@ def test_metrics_that_are_open_to_the_network_are_warned_of(
     assert place.startswith(f"run x in mine, metrics on http://{host}:")
     assert [("can be read from the network" in line) for line in warnings] == [True] * warned
     assert capsys.readouterr().err == ""
+
+
+def test_the_command_of_on_end_is_told_a_failure_of_grpo_run_itself(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also before there is a supervisor: code 93, a report, and the command has run."""
+
+    def fail(made: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(launch, "_supervise", fail)
+    assert main(["launch", "--on-end", "cat > end.json; exit 4", "train.py"]) == 93
+    record = json.loads((here / "end.json").read_bytes())
+    assert (record["state"], record["exit_code"]) == ("failed", 93)
+    assert "PermissionError" in record["sentence"]
+    assert "warning: the command of --on-end exited with code 4" in capsys.readouterr().err

@@ -160,3 +160,22 @@ def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirector
     main(["status"])
     os.close(lock)
     assert "  local rank 0: has not started yet" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (75, "stopped")])
+def test_a_script_without_a_trainer_is_not_at_a_step(
+    here: Path, capsys: Captured, code: int, state: str
+) -> None:
+    """No step 0, no checkpoint that is still to come, and nothing that cannot be recovered from."""
+    directory = RunDirectory(path=here / "runs" / "plain")
+    directory.create()
+    directory.write_run({"run_id": "plain"})
+    journal = Journal(directory.journal, "plain")
+    journal.write("run_started")
+    journal.write("run_ended", exit_code=code, sentence="")
+    journal.close()
+    assert main(["status", "plain"]) == 0
+    shown = capsys.readouterr().out
+    assert f"state       {state}" in shown
+    assert "none counted" in shown
+    assert [words for words in ("step 0", "none yet", "nothing to recover") if words in shown] == []
