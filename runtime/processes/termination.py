@@ -2,7 +2,7 @@
 
 A process is signaled through a descriptor (pidfd) after its start time was compared, so that another process with
 its pid is never hit. Services that exit by themselves, such as the resource tracker, which removes shared memory
-first, get the whole wait without a signal. Used by `helpers.py` and the guardian. Does not choose the processes.
+first, get more time, and no SIGTERM. Used by `helpers.py` and the guardian. Does not choose the processes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LOOK_SECONDS = 0.1
 """Time between two looks for processes that were started meanwhile."""
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 """Parts of command lines of services that remove shared memory when the last process that used it has exited."""
+CLEAN_SECONDS = 5.0
+"""How long they may take for it."""
 MAX_NAMED = 5
 MAX_COMMAND_CHARACTERS = 80
 
@@ -117,11 +119,14 @@ def terminate(
             sent = seen.get(process.key)
             arguments = sent.arguments if sent is not None else read_arguments(process.pid)
             is_fork = process.session in sessions and is_fork_of_rank(arguments)
+            cleans = any(mark in arguments for mark in CLEANERS)
             grace = min(term_seconds, FORK_TERM_SECONDS) if is_fork else term_seconds
+            if cleans:
+                grace += CLEAN_SECONDS  # the last process that it waits for may just have been killed
             number = signal.SIGKILL if elapsed >= grace else signal.SIGTERM
             if sent is not None and (sent.killed or number == signal.SIGTERM):
                 continue
-            if number == signal.SIGTERM and any(mark in arguments for mark in CLEANERS):
+            if number == signal.SIGTERM and cleans:
                 continue
             if not send(process, number):
                 refused.add(process.key)

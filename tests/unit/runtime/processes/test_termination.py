@@ -117,6 +117,23 @@ def test_the_resource_tracker_is_left_to_remove_shared_memory(
     assert tracker.wait() == 0
 
 
+def test_the_resource_tracker_outlives_what_needs_sigkill(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """It removes shared memory after the last process that used it has exited."""
+    ignores = start(IGNORES)
+    tracker = start(
+        "import os, sys, time\n"
+        + READY
+        + f"while os.path.exists('/proc/{ignores.pid}/exe'): time.sleep(0.01)\n"
+        "time.sleep(0.3)",
+        "python -c multiprocessing.resource_tracker main",
+    )
+    (ended,) = terminate(alive(ignores, tracker), sessions=(), term_seconds=0.3)
+    assert ended.pid == ignores.pid
+    assert tracker.wait() == 0
+
+
 def test_another_process_with_the_same_pid_is_not_signaled(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
