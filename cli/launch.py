@@ -76,7 +76,9 @@ def run(launch: LaunchCommand) -> int:
         if listener is not None:
             stack.enter_context(listener.socket)
         directory = RunDirectory(path=config.run_directory)
-        directory.create()
+        changed = directory.create()
+        if changed is not None:
+            print(f"grpo-run: {changed}", file=sys.stderr)
         stack.callback(os.close, directory.acquire())
         try:
             return _resume_or_supervise(launch, directory, listener)

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
 """How long to wait for a command that holds the lock only to read who owns the run."""
 ID_DIGITS = 6
+OWN_NAMES = frozenset({"run.json", "journal.jsonl", "board.mmap", "lock", "attempts", "incidents"})
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_run_id(target: str, command: Sequence[str]) -> str:
@@ -89,24 +92,65 @@ class RunDirectory:
         """Return the directory of one attempt."""
         return self.path / "attempts" / f"{number:03d}"
 
-    def create(self) -> None:
+    def create(self) -> str | None:
         """Create the directory (mode 0700) and its folders, unless they exist.
 
+        An empty directory that other users can write gets mode 0700.
+
+        Returns:
+            what was changed, for the user; None if nothing was.
+
         Raises:
-            RunDirectoryError: it cannot be created or written.
+            RunDirectoryError: it cannot be created or written, or another user could replace files of the run.
         """
+        changed = None
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                self.path.mkdir(parents=True, mode=0o700)
+            except FileExistsError:
+                changed = self._claim()
             for folder in (self.path / "attempts", self.incidents):
                 folder.mkdir(exist_ok=True, mode=0o700)
-            probe = self.path / f".probe-{os.getpid()}"
-            probe.write_bytes(b"")
-            probe.unlink()
+            self._probe()
         except OSError as error:
             raise RunDirectoryError(
                 f"run directory {self.path} cannot be written: {error.strerror or error};"
                 " choose another with --run-dir"
             ) from error
+        return changed
+
+    def _probe(self) -> os.stat_result:
+        """Return the status of a new file of mode 0600 in the directory, which is removed again. Raises OSError."""
+        probe = self.path / f".probe-{os.getpid()}"
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+
+    def _claim(self) -> str | None:
+        """Take an existing directory, if only this user can write it. Returns and raises as `create`."""
+        directory, own = self.path.stat(), self._probe()
+        # compared with a file of ours, because a network file system may give root another number
+        present = list(self.path.iterdir())
+        for path in (self.path, *(path for path in present if path.name in OWN_NAMES)):
+            owner = directory.st_uid if path == self.path else path.lstat().st_uid
+            if owner != own.st_uid:
+                raise RunDirectoryError(
+                    f"run directory {self.path}: {path} belongs to another user ({owner}), who could replace files of"
+                    " the run; choose another with --run-dir"
+                )
+        mode = stat.S_IMODE(directory.st_mode)
+        if not mode & WRITABLE_BY_OTHERS or own.st_mode & 0o077:
+            return None  # or the file system has no modes
+        if present:
+            raise RunDirectoryError(
+                f"run directory {self.path} can be written by other users (mode {mode:04o}), who could replace files of the"
+                f" run; use `chmod 700 {self.path}`, or choose another with --run-dir"
+            )
+        self.path.chmod(0o700)
+        return f"run directory {self.path} could be written by other users (mode {mode:04o}); its mode is 0700 now"
 
     def acquire(self) -> int:
         """Become the only supervisor of this run.

@@ -77,6 +77,51 @@ def test_the_directory_has_mode_0700(run: RunDirectory) -> None:
     assert [mode(path) for path in (run.path, run.incidents, run.path / "attempts")] == [0o700] * 3
 
 
+@pytest.mark.parametrize("open_to", [0o777, 0o770, 0o702, 0o1777])
+def test_an_empty_directory_that_others_can_write_becomes_private(tmp_path: Path, open_to: int) -> None:
+    """And the user is told."""
+    path = tmp_path / "run"
+    path.mkdir()
+    path.chmod(open_to)
+    changed = RunDirectory(path=path).create()
+    assert changed is not None
+    assert f"(mode {open_to:04o}); its mode is 0700 now" in changed
+    assert mode(path) == 0o700
+    assert RunDirectory(path=path).create() is None
+
+
+@pytest.mark.parametrize("name", ["run.json", "somebody's"])
+def test_a_used_directory_that_others_can_write_is_refused(tmp_path: Path, name: str) -> None:
+    """What lies in it may be another user's, or needed by others: nothing is changed."""
+    (tmp_path / name).write_text("{}")
+    tmp_path.chmod(0o777)
+    with pytest.raises(RunDirectoryError, match=r"can be written by other users \(mode 0777\).*chmod 700"):
+        RunDirectory(path=tmp_path).create()
+    assert mode(tmp_path) == 0o777
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("readable", [0o700, 0o750, 0o755])
+def test_a_directory_that_others_can_only_read_is_taken_as_it_is(tmp_path: Path, readable: int) -> None:
+    """The user may share the logs."""
+    tmp_path.chmod(readable)
+    assert RunDirectory(path=tmp_path).create() is None
+    assert mode(tmp_path) == readable
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", ["", "run.json", "attempts"])
+def test_a_directory_or_record_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    """They could change it during the run."""
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    if name:
+        (path / name).mkdir()
+    os.chown(path / name, 4711, -1)
+    with pytest.raises(RunDirectoryError, match=r"belongs to another user \(4711\)"):
+        RunDirectory(path=path).create()
+
+
 def test_creating_it_again_changes_nothing(run: RunDirectory) -> None:
     """The same command returns to its run."""
     run.write_run({"run_id": "x"})
