@@ -63,13 +63,16 @@ class HeldCheckpoints:
 
 
 def put_back(run_directory: Path, run_id: str, directory: str) -> list[str]:
-    """Restore the held checkpoints that are missing in an output directory. Returns their names.
+    """Restore the held checkpoints of an output directory if the newest is missing there. Returns their names.
 
-    A name that exists is left alone.
+    If the newest exists, older ones were rotated away. A name that exists is left alone.
     """
     restored = []
     for place in _places(run_directory, directory):
-        for held in find_checkpoints(*directories_of_run(run_id, place)):
+        found = list(find_checkpoints(*directories_of_run(run_id, place)))
+        if found and (Path(directory) / found[0].path.relative_to(place)).exists():
+            continue
+        for held in found:
             target = Path(directory) / held.path.relative_to(place)
             if held.manifest.run_id != run_id or target.exists():
                 continue

@@ -81,6 +81,8 @@ class TrainCalls:
 
     _calls: dict[int, KnownCall] = field(default_factory=dict)
     _running: int | None = None
+    _chosen: str | None = None
+    """The checkpoint that the call about to begin resumes from."""
     _attempt: int = 0
     _attempt_at: float = 0.0
     _pid: int = 0
@@ -121,6 +123,10 @@ class TrainCalls:
         if record.get("rank") == 0:
             self._pid = int(record["pid"])
 
+    def apply_resume_chosen(self, record: Mapping[str, Any]) -> None:
+        """Rank 0 has chosen what the call about to begin resumes from."""
+        self._chosen = record.get("path")
+
     def apply_train_started(self, record: Mapping[str, Any], time: float) -> None:
         """Rank 0 has begun a call, at a step above 0 if it was resumed."""
         if "trainer_class" not in record:
@@ -140,14 +146,17 @@ class TrainCalls:
             target_steps=int(record.get("target_steps") or 0),
             reached=step,
             saved=step,
-            checkpoint=known.checkpoint if known is not None and known.saved == step else None,
+            checkpoint=self._chosen if step else None,
             replaces=int(record.get("replaces") or (known.replaces if known is not None else 0)),
         )
         self._running = ordinal
 
     def apply_train_restored(self, record: Mapping[str, Any]) -> None:
         """A finished call was restored without training."""
-        self._change(int(record["train_call"]), finished=True, attempt=self._attempt)
+        ordinal = int(record["train_call"])
+        self._change(ordinal, finished=True, attempt=self._attempt)
+        if self._running == ordinal:
+            self._running = None
 
     def apply_train_ended(self, record: Mapping[str, Any]) -> None:
         """A call ran to its end."""

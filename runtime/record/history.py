@@ -199,6 +199,7 @@ class History:
         self.calls.apply_rank_started(record)
 
     def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_resume_chosen(record)
         if record.get("mismatch"):
             self._mismatch(str(record["mismatch"]))
 

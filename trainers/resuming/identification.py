@@ -74,9 +74,8 @@ def identify(
     taken = set(claimed)
     free = [one for one in known_calls if one.ordinal not in taken]
     same_class = [one for one in free if one.trainer_class == call.trainer_class]
-    known = next(
-        (one for one in same_class if directory.path in {used.path for used in one.directories}), None
-    )
+    here = [one for one in same_class if directory.path in {used.path for used in one.directories}]
+    known = next((one for one in here if one.settings == settings), here[0] if here else None)
     moved_from = None
     if known is None:
         ordinal = _owner_of_checkpoints(call, run_id)
@@ -174,7 +173,8 @@ def find_mismatch(
             else "its snapshot in memory is lost"
         )
         return Mismatch(
-            text=f"{name} starts from step {step}, although this run has saved step {known.saved} of it: {gone}"
+            text=f"{name} starts from step {step}, although this run has saved step {known.saved} of it: {gone}",
+            serious=step == 0,  # an older checkpoint is what another machine has, where the memory is gone
         )
     return None
 

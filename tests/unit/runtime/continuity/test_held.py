@@ -71,6 +71,17 @@ def test_a_cleared_directory_gets_its_checkpoints_back(
     assert os.listdir(tmp_path / "project") == ["out"]
 
 
+def test_older_checkpoints_that_were_rotated_away_stay_away(
+    tmp_path: Path, output: Path, checkpoints: held.HeldCheckpoints
+) -> None:
+    """Meanwhile an older snapshot may be written to disk, which rotates."""
+    for step in (2, 4):
+        publish(output, step)
+    checkpoints.hold()
+    shutil.rmtree(output / "checkpoint-2")
+    assert held.put_back(tmp_path / "run", "run-1", str(output)) == []
+
+
 def test_what_exists_is_left_alone(tmp_path: Path, output: Path, checkpoints: held.HeldCheckpoints) -> None:
     """A name that the script has used again is not replaced."""
     publish(output, 2)

@@ -47,6 +47,8 @@ def test_the_reason_of_a_restart_says_what_it_resumes_from() -> None:
     assert start_after(*first, saved(1, 4)) == "from checkpoint-4"
     assert start_after(*first, saved(1, 4), staged(1, 5)) == "from the snapshot of step 5 in memory"
     assert start_after(*first, staged(1, 5), saved(1, 4)) == "from the snapshot of step 5 in memory"
+    chosen = {"event": "resume_chosen", "rank": 0, "step": 100, "path": "/base/checkpoint-100"}
+    assert start_after(attempt(0), chosen, started(1, 100)) == "from checkpoint-100"
     ended = {"event": "train_ended", "train_call": 1}
     assert "finished train() calls are restored" in start_after(*first, saved(1, 10), ended)
     assert (
@@ -72,6 +74,14 @@ def test_calls_are_passed_with_the_one_that_was_interrupted() -> None:
     assert (second.finished, second.interrupted, second.saved) == (False, True, 4)
     assert [one.path for one in second.directories] == ["/out/other", "/out/2"]
     assert second.directories[0].not_before == 100.0
+
+
+def test_a_call_that_is_restored_is_no_longer_interrupted() -> None:
+    """The rank was killed after it had marked the checkpoint, and before it had said so."""
+    restored = {"event": "train_restored", "rank": 0, "train_call": 1, "step": 10}
+    history = History.of([attempt(0), started(1), saved(1, 10), attempt(1), restored])
+    assert history.calls.interrupted is None
+    assert history.calls.to_pass()[0].finished
 
 
 def test_the_calls_fit_into_an_environment_variable() -> None:

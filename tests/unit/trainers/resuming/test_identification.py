@@ -58,6 +58,23 @@ def test_a_stage_after_a_skipped_one_keeps_its_number() -> None:
     assert text_of(found, 5) == ""
 
 
+def test_of_two_calls_in_one_directory_the_one_with_equal_settings_is_recognized() -> None:
+    """The script skips the first, which is finished."""
+    calls = [
+        known(1, "GRPOTrainer", "/o/x", finished=True),
+        replace(known(2, "GRPOTrainer", "/o/x"), settings="t"),
+    ]
+    assert ask("GRPOTrainer", "/o/x", calls, settings="t").call.ordinal == 2
+    assert ask("GRPOTrainer", "/o/x", calls, settings="changed").call.ordinal == 1
+
+
+def test_an_older_checkpoint_is_said_and_no_reason_to_end_the_run() -> None:
+    """A snapshot in memory does not follow a run to another machine."""
+    mismatch = find_mismatch(ask("GRPOTrainer", "/o/grpo"), step=2, rejected=False, output_dir="/o/grpo")
+    assert mismatch is not None
+    assert not mismatch.serious
+
+
 def test_a_new_stage_never_takes_the_number_of_another() -> None:
     """SFT had finished and is skipped, GRPO was never begun."""
     found = ask("GRPOTrainer", "/o/grpo", [SFT])
