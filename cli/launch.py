@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.elastic import build_agent
 from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
-from grpo_run.cli.launch_options.run_inputs import check_inputs, inputs_of
+from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
@@ -112,10 +113,13 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
             staging.write_kept_checkpoints(kept, directory, config.run_id)
         print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
         return EXIT_FINISHED
-    fields = {"working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json()}
+    fields = {
+        "working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json(),
+        "git_commit": commit_of(launch.sources[0].path.parent),
+    }  # fmt: skip
     register(directory.path, registry_folder())
     with staging.staged(launch, directory, fields) as staged:
-        return _supervise(staged, directory, listener)
+        return _supervise(staged, directory, listener, ChangedFiles(launch, inputs))
 
 
 def open_listener(launch: LaunchCommand) -> Listener | None:
@@ -131,7 +135,9 @@ def open_listener(launch: LaunchCommand) -> Listener | None:
     return address.open_listener(launch.metrics_address)
 
 
-def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
+def _supervise(
+    launch: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
+) -> int:
     config = launch.config
     os.environ.update(config.environment)
     token = secrets.token_hex(16)
@@ -160,6 +166,9 @@ def _supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listene
 
     def follow(files: dict[int, Path]) -> None:
         output.follow(files)
+        change = changed_files.since_last_attempt()
+        if change is not None:
+            terminal.notify(change)
         terminal.attempt_begins()
 
     ranks = int(launch.elastic.nproc_per_node)

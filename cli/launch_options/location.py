@@ -38,7 +38,8 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> L
         UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot be
             obeyed.
     """
-    base = options.run_id or default_run_id(options.training_script, command)
+    # of the script's own name, also if it is started through a link
+    base = options.run_id or default_run_id(command[1] if command[0] == "-m" else command[0], command)
     if "/" in base or base in ("", ".", ".."):
         raise UsageError(f"--run-id {base!r}: give a name without slashes")
     if options.run_dir:

@@ -6,11 +6,13 @@ Called by `launch.py` before a run starts or continues. Starts no process and wr
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
+from grpo_run.runtime.launch.sources.local_modules import local_modules
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
 
@@ -46,12 +48,42 @@ def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: Histor
     nothing_to_lose = checkpoint is None and history.snapshot_step is None and not history.finished
     if changes and not launch.accept_change and not nothing_to_lose:
         done = "has finished" if history.finished else f"is at step {history.step} of {history.target_steps}"
-        more = f" and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
         ways = (
             "use --fresh" if history.finished else "continue with --accept-change, or start over with --fresh"
         )
-        raise UsageError(
-            f"run {run_id} {done}, and since it began {', '.join(changes[:SHOWN_CHANGES])}{more}; {ways}"
-        )
-    for change in [*changes, *changes_of_versions(recorded, inputs)]:
-        print(f"grpo-run: changed since the run began: {change}")
+        raise UsageError(f"run {run_id} {done}, and since it began {_listed(changes)}; {ways}")
+    said = [*changes, *changes_of_versions(recorded, inputs)]
+    if said:
+        print(f"grpo-run: changed since the run began: {_listed(said)}")
+
+
+class ChangedFiles:
+    """What has changed in the script, its modules and its configuration files between the attempts of one launch.
+
+    The ranks of the next attempt read them again. A restart is not refused for it: nobody is there to be asked.
+
+    Args:
+        launch: the command.
+        inputs: as they were when it was launched.
+    """
+
+    def __init__(self, launch: LaunchCommand, inputs: Inputs) -> None:
+        self._launch = launch
+        self._inputs = inputs
+
+    def since_last_attempt(self) -> str | None:
+        """Return what has changed since the last call, as one line; None if nothing has."""
+        first_entry = Path.cwd() if self._launch.config.module else None
+        try:
+            sources = tuple(local_modules(self._launch.sources[0].path, first_entry))
+        except UsageError as error:
+            return str(error)
+        now = inputs_of(replace(self._launch, sources=sources))
+        changes = [*changes_of_training(self._inputs, now), *changes_of_versions(self._inputs, now)]
+        self._inputs = now
+        return f"changed since the last attempt: {_listed(changes)}" if changes else None
+
+
+def _listed(changes: list[str]) -> str:
+    more = f" and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
+    return f"{', '.join(changes[:SHOWN_CHANGES])}{more}"

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_run.cli import launch
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.run_inputs import ChangedFiles
 from grpo_run.cli.main import main
 from grpo_run.dashboards.metrics.address import Listener
 from grpo_run.runtime.record.journal import Journal
@@ -22,7 +23,9 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
 
-    def supervise(made: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
+    def supervise(
+        made: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
+    ) -> int:
         assert directory.owner() is not None
         directories.append(directory)
         return 75
@@ -158,7 +161,7 @@ def test_the_command_of_on_end_is_told_a_failure_of_grpo_run_itself(
 ) -> None:
     """Also before there is a supervisor: code 93, a report, and the command has run."""
 
-    def fail(made: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
+    def fail(*arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(launch, "_supervise", fail)

@@ -1,0 +1,240 @@
+"""What a launch does after each of these changes: the table in `docs/checkpoints.md`, row by row, by the code that decides."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli.launch_options import run_inputs
+from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch.git_commit import commit_of
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, read_journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+
+PAGE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
+CONTINUES, SAID = "continues", "continues, and says so"
+ASKED = "refused, names the change; `--accept-change` continues"
+OTHER = "another run, which does not touch the first"
+REFUSED = "refused"
+NOTHING = "nothing to do, code 0"
+COMMAND = ("train.py", "--config", "config.yaml", "--lr", "1")
+
+
+def edit(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Append a line to a file."""
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        Path(name).write_text(Path(name).read_text() + "# edited\n")
+
+    return change
+
+
+def variables(**values: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Set variables."""
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        for name, value in values.items():
+            patch.setenv(name, value)
+
+    return change
+
+
+def link(patch: pytest.MonkeyPatch) -> None:
+    """Make a link to the script."""
+    Path("link.py").symlink_to("train.py")
+
+
+def move(patch: pytest.MonkeyPatch) -> None:
+    """Move the script and what it imports to another directory."""
+    Path("moved").mkdir()
+    for name in ("train.py", "rewards.py"):
+        shutil.move(name, f"moved/{name}")
+
+
+def elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """Enter another working directory, in which the same files lie."""
+    shutil.copytree(".", "copy", ignore=shutil.ignore_patterns("runs", "copy"))
+    patch.chdir("copy")
+
+
+def other_torch(patch: pytest.MonkeyPatch) -> None:
+    """Another version of a library."""
+    collect = run_inputs.collect
+    patch.setattr(run_inputs, "collect", lambda *given: replace(collect(*given), versions={"torch": "9.9"}))
+
+
+def other_host(patch: pytest.MonkeyPatch) -> None:
+    """The next job of a scheduler, on another machine."""
+    variables(HOSTNAME="b", SLURM_JOB_ID="2", MASTER_ADDR="b", USER="other")(patch)
+
+
+def commit(patch: pytest.MonkeyPatch) -> None:
+    """A commit that leaves the files of the run as they are."""
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+        subprocess.run(["git", *identity, *words], check=True, timeout=30)
+
+
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    """The change is in the command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A change after a run was stopped (or has finished), and what the launch does."""
+
+    change: str
+    outcome: str
+    make: Callable[[pytest.MonkeyPatch], None] = nothing
+    options: Sequence[str] = ()
+    command: Sequence[str] = COMMAND
+    code: int = 75
+
+
+ROWS = (
+    Row(change="none", outcome=CONTINUES),
+    Row(change="options of supervision (`--max-restarts`, `--stop-timeout`, `--deadline-floor`, `--inject`)", outcome=CONTINUES,
+        options=("--max-restarts", "10", "--stop-timeout", "9", "--deadline-floor", "90", "--inject", "kill@rank0:step3")),
+    Row(change="`--snapshot-every`, `--snapshot-dir`, `--show-ranks`, `--metrics-addr`", outcome=CONTINUES,
+        options=("--snapshot-every", "7", "--snapshot-dir", "off", "--show-ranks", "0", "--metrics-addr", "off")),
+    Row(change="`--generation max_time=3`", outcome=ASKED, options=("--generation", "max_time=3")),
+    Row(change="`--nproc-per-node`", outcome=CONTINUES, options=("--nproc-per-node", "2")),
+    Row(change="`--run-dir` with the run's own directory", outcome=CONTINUES, options=("--run-dir", "{directory}")),
+    Row(change="`--run-dir` with another directory", outcome=OTHER, options=("--run-dir", "other")),
+    Row(change="`--run-dir` of the run, other arguments", outcome=REFUSED, options=("--run-dir", "{directory}"),
+        command=(*COMMAND, "--seed", "2")),
+    Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
+    Row(change="a variable that the script reads (`STAGE=2`)", outcome=ASKED, make=variables(STAGE="2")),
+    Row(change="`SEED=2`", outcome=ASKED, make=variables(SEED="2")),
+    Row(change="a secret that the script reads (`HF_TOKEN`)", outcome=ASKED, make=variables(HF_TOKEN="other")),
+    Row(change="a variable that the script does not read", outcome=CONTINUES, make=variables(UNRELATED="2")),
+    Row(change="the list of GPUs (`CUDA_VISIBLE_DEVICES`)", outcome=CONTINUES, make=variables(CUDA_VISIBLE_DEVICES="3")),
+    Row(change="host name, user, and variables of the scheduler", outcome=CONTINUES, make=other_host),
+    Row(change="the script was edited", outcome=ASKED, make=edit("train.py")),
+    Row(change="a module that it imports was edited", outcome=ASKED, make=edit("rewards.py")),
+    Row(change="a file named in its arguments was edited", outcome=ASKED, make=edit("config.yaml")),
+    Row(change="a file that it neither imports nor names was edited", outcome=CONTINUES, make=edit("notes.py")),
+    Row(change="the script was moved", outcome=OTHER, make=move, command=("moved/train.py", *COMMAND[1:])),
+    Row(change="another spelling of its path, or a link to it", outcome=CONTINUES, make=link, command=("./link.py", *COMMAND[1:])),
+    Row(change="`-m train` instead of `train.py`", outcome=OTHER, command=("-m", "train", *COMMAND[1:])),
+    Row(change="another argument", outcome=OTHER, command=(*COMMAND[:-1], "2")),
+    Row(change="the same arguments in another order", outcome=OTHER, command=("train.py", "--lr", "1", "--config", "config.yaml")),
+    Row(change="another working directory", outcome=OTHER, make=elsewhere),
+    Row(change="a version of torch, transformers, TRL …", outcome=SAID, make=other_torch),
+    Row(change="the git commit", outcome=CONTINUES, make=commit),
+    Row(change="none, the run has finished", outcome=NOTHING, code=0),
+    Row(change="the script was edited, the run has finished", outcome=REFUSED, code=0, make=edit("train.py")),
+    Row(change="options of supervision, the run has finished", outcome=NOTHING, code=0, options=("--max-restarts", "10")),
+)  # fmt: skip
+
+
+@pytest.fixture
+def at_home(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the run, with a script, a module and a configuration file."""
+    (here / "train.py").write_text("import os, rewards\nos.environ.get('STAGE')\nos.getenv('HF_TOKEN')\n")
+    for name in ("rewards.py", "config.yaml", "notes.py"):
+        (here / name).write_text("")
+    variables(STAGE="1", SEED="1", HF_TOKEN="secret", HOSTNAME="a", CUDA_VISIBLE_DEVICES="0")(monkeypatch)
+    return here
+
+
+def recorded(row: Row) -> RunDirectory:
+    """Record the run before the change, with a checkpoint."""
+    launch = parse(COMMAND)
+    run = RunDirectory(path=launch.config.run_directory)
+    run.create()
+    run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch).as_json()})
+    Path("ours/checkpoint-4").mkdir(parents=True)
+    journal = Journal(run.journal, launch.config.run_id)
+    journal.write("run_started")
+    journal.write("attempt_started", world_size=1, node=0)
+    journal.write("step_committed", step=5, train_call=1, target_steps=10)
+    place = str(Path("ours/checkpoint-4").resolve())
+    journal.write(
+        "checkpoint_published", step=4, train_call=1, path=place, output_dir=str(Path("ours").resolve())
+    )
+    journal.write("run_ended", exit_code=row.code, sentence="")
+    journal.close()
+    return run
+
+
+def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a launch with these words does, by the code that decides."""
+    before = run.run_json.read_bytes()
+    try:
+        launch = parse([word.format(directory=run.path) for word in words])
+        directory = RunDirectory(path=launch.config.run_directory)
+        history = History.of(read_journal(directory.journal))
+        check_inputs(launch, directory, history, inputs_of(launch))
+    except UsageError as error:
+        return f"{REFUSED}: {error}"
+    finally:
+        assert run.run_json.read_bytes() == before
+    if directory.path != run.path:
+        return OTHER if not history.finished and not directory.journal.exists() else "found a third run"
+    if history.finished:
+        return NOTHING
+    return SAID if "changed since the run began" in capsys.readouterr().out else CONTINUES
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.change)
+def test_each_row_of_the_table_holds(
+    row: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--accept-change` continues where a change is asked about; no decision writes to the run's record."""
+    run = recorded(row)
+    row.make(monkeypatch)
+    outcome = decided([*row.options, *row.command], run, capsys)
+    if row.outcome != ASKED:
+        assert outcome.partition(":")[0] == row.outcome, outcome
+        return
+    assert outcome.startswith(REFUSED), outcome
+    assert "--accept-change" in outcome
+    assert "secret" not in outcome
+    assert decided(["--accept-change", *row.options, *row.command], run, capsys) == SAID
+
+
+def test_the_table_in_the_documentation_is_this_one() -> None:
+    """Row by row, in this order."""
+    section = (
+        PAGE.read_text(encoding="utf-8").partition("## What a launch continues")[2].partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", section, flags=re.MULTILINE)
+    assert rows[1:] == [(row.change, row.outcome) for row in ROWS]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_file_that_is_edited_during_a_run_is_named_before_the_next_attempt() -> None:
+    """Once; the restart is not refused."""
+    launch = parse(COMMAND)
+    changed = ChangedFiles(launch, inputs_of(launch))
+    assert changed.since_last_attempt() is None
+    Path("rewards.py").write_text("x = 1\n")
+    assert changed.since_last_attempt() == "changed since the last attempt: rewards.py was edited"
+    assert changed.since_last_attempt() is None
+
+
+def test_the_commit_is_known_and_marked_if_files_have_changed(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside a repository there is none."""
+    assert commit_of(at_home) is None
+    commit(monkeypatch)
+    clean = commit_of(at_home)
+    assert clean is not None
+    assert re.fullmatch(r"[0-9a-f]{40}", clean)
+    subprocess.run(["git", "add", "train.py"], check=True, timeout=30)
+    assert commit_of(at_home) == f"{clean}-dirty"
+    monkeypatch.setenv("PATH", os.devnull)
+    assert commit_of(at_home) is None
