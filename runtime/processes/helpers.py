@@ -86,8 +86,9 @@ class Helpers:
             self._reaper.reap()
             now = time.monotonic()
             if not self._owned.adopts_only_ours and now >= self._remember_at:
+                began = time.thread_time()
                 self._owned.find(read_processes())
-                cost = time.monotonic() - now
+                cost = time.thread_time() - began
                 self._remember_at = now + max(REMEMBER_SECONDS, cost / COST_FRACTION)
 
     def wait(self) -> None:

@@ -154,10 +154,10 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) ->
         while (message := messages.next()) is not None:
             ranks = message["ranks"]
             owned.begin_attempt(ranks)
-        began = time.monotonic()
+        began = time.process_time()  # CPU time: on a loaded machine a look may take long, and cost little
         with contextlib.suppress(OSError):
             owned.find(read_processes())
-        pause_seconds = max(LOOK_SECONDS, (time.monotonic() - began) / COST_FRACTION)
+        pause_seconds = max(LOOK_SECONDS, (time.process_time() - began) / COST_FRACTION)
 
 
 def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:
