@@ -335,6 +335,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         failure_seconds=supervisor.history.mean_time_between_failures(),
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
+        expected_snapshot=supervisor.expected_snapshot,
         injections_fired=tuple(supervisor.history.injections_fired),
     )
     environment = settings.to_environment()

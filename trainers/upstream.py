@@ -197,6 +197,23 @@ SAFETENSORS_SAVE = (
     ("peft.peft_model", "safe_save_file"),
 )
 """Modules and names under which callers look up `safetensors.torch.save_file`."""
+TORCH_LOAD = (("torch", "load"), ("torch.serialization", "load"))
+"""Modules and names under which callers look up `torch.load`."""
+SAFETENSORS_LOAD = (
+    ("safetensors.torch", "load_file"),
+    ("transformers.trainer_utils", "safe_load_file"),
+    ("accelerate.utils.modeling", "safe_load_file"),
+    ("peft.utils.save_and_load", "safe_load_file"),
+)
+"""Modules and names under which callers look up `safetensors.torch.load_file`."""
+SAFETENSORS_OPEN = (
+    ("safetensors", "safe_open"),
+    ("safetensors.torch", "safe_open"),
+    ("transformers.modeling_utils", "safe_open"),
+    ("accelerate.utils.modeling", "safe_open"),
+    ("accelerate.utils.offload", "safe_open"),
+)
+"""Modules and names under which callers look up `safetensors.safe_open`."""
 SAFETENSORS_TYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -263,6 +280,38 @@ def skips_data() -> bool:
     import torch
 
     return bool(torch.serialization._serialization_tls.skip_data)
+
+
+def is_library_function(function: Any) -> bool:
+    """Return whether a function of torch or safetensors is the library's own, not one that a script put in its place."""
+    return getattr(function, "__module__", None) in (
+        "torch.serialization",
+        "safetensors.torch",
+    ) and not hasattr(function, "__wrapped__")
+
+
+def load_archive(archive: Any, map_location: Any) -> Any:
+    """Return what `torch.load(..., weights_only=True)` returns for an archive.
+
+    Args:
+        archive: offers the part of torch's `PyTorchFileReader` that `_load` uses.
+        map_location: as of `torch.load`.
+
+    Raises:
+        pickle.UnpicklingError: the archive contains a type that is not allowed.
+    """
+    import torch
+
+    load: Any = torch.serialization._load
+    return load(archive, map_location, torch._weights_only_unpickler, encoding="utf-8")
+
+
+def loads_plainly() -> bool:
+    """Return whether no mode is active in which `torch.load` returns tensors without memory of their own."""
+    import torch
+    from torch.utils.serialization import config
+
+    return not skips_data() and not config.load.mmap and torch._guards.detect_fake_mode(None) is None
 
 
 def check_safetensors(tensors: Any) -> None:

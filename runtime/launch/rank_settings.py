@@ -14,6 +14,7 @@ import pydantic
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
+from grpo_run.runtime.staging.slot import SnapshotName
 
 VARIABLE = "GRPO_RUN_RANK"
 
@@ -49,6 +50,8 @@ class RankSettings(pydantic.BaseModel):
     """The run's `train()` calls of earlier attempts, oldest first."""
     attempt_started_at: float = 0.0
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
+    expected_snapshot: SnapshotName | None = None
+    """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 

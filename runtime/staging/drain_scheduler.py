@@ -1,8 +1,9 @@
 """Drain snapshots when they are due, and handle a disk that is full, stuck or failing.
 
     while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint on disk is
-                       older than `DURABLE_SECONDS`
-    before a restart   the newest snapshot, because the next attempt resumes from it
+                       older than `DURABLE_SECONDS`, or if ranks have resumed from it
+    before a restart   nothing, if the next attempt can load the newest snapshot from memory; otherwise that snapshot
+    during a restart   nothing until the ranks have finished a step: they need every core to load
     at the end         every snapshot that is not superseded
 
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
@@ -16,16 +17,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.checkpoints.manifest import MANIFEST
-from grpo_run.runtime.checkpoints.search import directory_of, name_of
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainProgress, DrainPublished, DrainRequest
 from grpo_run.runtime.staging.drain_policy import PublishedCheckpoints, next_to_drain
 from grpo_run.runtime.staging.drain_worker import DrainProcess
-from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.staging.slot import SnapshotName, StagedSnapshot, StagingSlot, path_of
 from grpo_run.watchdog.causes import Cause
 
 POLL_SECONDS = 0.2
@@ -38,6 +38,9 @@ RETRY_SECONDS = 30.0
 STALL_SECONDS = 60.0
 """Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60
 s (nfs(5), timeo=600)."""
+HOLD_SECONDS = 300.0
+"""How long nothing is drained after ranks were started. Large models load in less; a script that prepares its data
+for hours must not keep checkpoints in memory for as long."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 
@@ -84,6 +87,9 @@ class DrainScheduler:
         self._restored: StagedSnapshot | None = None
         self._broken: dict[int, StagedSnapshot] = {}
         self._published = PublishedCheckpoints()
+        self._expected: StagedSnapshot | None = None
+        self._held_until = 0.0
+        self._resumed: StagedSnapshot | None = None
         staging.set_trouble(None)  # clears what an earlier supervisor wrote
 
     @property
@@ -91,8 +97,15 @@ class DrainScheduler:
         """A request is in progress."""
         return self._request is not None
 
-    def poll(self) -> None:
-        """Receive replies and send the next request if one is due. Does not block."""
+    def poll(self, *, ranks_have_loaded: bool = True) -> None:
+        """Receive replies and send the next request if one is due. Does not block.
+
+        Args:
+            ranks_have_loaded: the ranks of this attempt have loaded what they resume from.
+        """
+        if ranks_have_loaded:
+            self._held_until = 0.0
+            self._expected = None  # if it was offered, it could be loaded
         now = self._clock()
         if now < self._next_poll_at:
             return
@@ -106,12 +119,46 @@ class DrainScheduler:
                     Cause.checkpoint_stall,
                 )
             return
-        if now < self._retry_at:
+        if now < max(self._retry_at, self._held_until):
             return
-        overdue = now - self._durable_at >= DURABLE_SECONDS
-        due = next_to_drain(self.staging.snapshots(), done=self._done, newest_first=False, overdue=overdue)
+        due = next_to_drain(
+            self.staging.snapshots(),
+            done=self._done,
+            newest_first=self._resumed is not None,
+            overdue=now - self._durable_at >= DURABLE_SECONDS,
+        )
         if due is not None:
             self._send(*due)
+
+    def prepare_attempt(self, world_size: int) -> SnapshotName | None:
+        """Return the snapshot that the next attempt loads from memory, or None after making it loadable from disk.
+
+        Only the state of replicated training (`ddp`) is loaded from memory, by as many ranks as wrote it. A snapshot
+        that was offered to an attempt which did not finish a step is not offered again, whatever the reason was.
+        No rank may be running. Blocks only if it returns None.
+
+        Args:
+            world_size: number of ranks of the attempt.
+        """
+        self._receive(0.0)
+        self._held_until = self._clock() + HOLD_SECONDS
+        for staged, slot in self.staging.snapshots():
+            if self._is_broken(staged, slot):
+                continue
+            loadable = staged.layout == "ddp" and staged.world_size == world_size and staged.files is not None
+            superseded = self._published.supersede(staged) and not slot.drained
+            if not loadable or superseded or staged == self._expected:
+                break
+            try:
+                slot.check_complete(staged)
+            except CheckpointError as error:
+                self._report_broken(staged, slot.index, str(error))
+                continue
+            self._expected = staged
+            self._resumed = None if slot.drained else staged
+            return SnapshotName(slot=slot.index, order=staged.order)
+        self.flush(restore=True)
+        return None
 
     def flush(self, *, restore: bool) -> None:
         """Drain the newest snapshot, then the others. Blocks. No rank may be writing a snapshot.
@@ -241,11 +288,7 @@ class DrainScheduler:
 
     def _handle_failure(self, reply: DrainFailed) -> None:
         if reply.broken:
-            self._broken[reply.slot] = self._snapshot
-            self._report_failure(
-                f"{self._name()} is lost, its snapshot in memory cannot be read: {reply.reason}",
-                Cause.checkpoint_corrupt,
-            )
+            self._report_broken(self._snapshot, reply.slot, reply.reason)
             return
         self._retry_at = self._clock() + RETRY_SECONDS
         if reply.step is not None:  # otherwise a rank reused the slot first, which is not a disk error
@@ -255,6 +298,8 @@ class DrainScheduler:
     def _handle_published(self, reply: DrainPublished) -> None:
         if reply.durable:
             self.record_published(reply.train_call, reply.step, taken_at=self._snapshot.staged_at)
+            if self._resumed is not None and self._snapshot.order >= self._resumed.order:
+                self._resumed = None
             if self._trouble is not None:
                 self._trouble = None
                 self.staging.set_trouble(None)
@@ -289,10 +334,18 @@ class DrainScheduler:
             return
         self._trouble = cause
         self.staging.set_trouble(sentence)
-        self._report_failure(sentence, cause)
+        self._report_failure(self._snapshot, sentence, cause)
 
-    def _report_failure(self, sentence: str, cause: Cause) -> None:
-        self._write("checkpoint_failed", step=self._snapshot.step, cause=str(cause), reason=sentence)
+    def _report_broken(self, staged: StagedSnapshot, slot: int, reason: str) -> None:
+        self._broken[slot] = staged
+        self._report_failure(
+            staged,
+            f"{path_of(staged)} is lost, its snapshot in memory cannot be read: {reason}",
+            Cause.checkpoint_corrupt,
+        )
+
+    def _report_failure(self, staged: StagedSnapshot, sentence: str, cause: Cause) -> None:
+        self._write("checkpoint_failed", step=staged.step, cause=str(cause), reason=sentence)
         self._warn(sentence)
 
     @property
@@ -302,8 +355,7 @@ class DrainScheduler:
         return self._requested
 
     def _name(self) -> str:
-        directory = directory_of(self._snapshot, Path(self._snapshot.output_dir))
-        return str(directory / name_of(directory, self._snapshot.step))
+        return str(path_of(self._snapshot))
 
     def _stop_worker(self) -> None:
         # a worker stuck on the disk does not exit by itself

@@ -18,6 +18,7 @@ import pydantic
 
 from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file, verify_digests
 from grpo_run.runtime.checkpoints.manifest import Identity
+from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, lock_shared, write_json
 from grpo_run.runtime.staging.buffer import check_in_memory
@@ -69,12 +70,23 @@ class StagedSnapshot(Identity):
         return (self.attempt, self.train_call.ordinal, self.step, self.staged_at)
 
 
+def path_of(staged: StagedSnapshot) -> Path:
+    """Return the path of a snapshot's checkpoint on disk."""
+    directory = directory_of(staged, Path(staged.output_dir))
+    return directory / name_of(directory, staged.step)
+
+
 class SnapshotName(pydantic.BaseModel):
     """Names one snapshot: its slot, and `StagedSnapshot.order`. The slot may hold another one later."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     slot: int
     order: tuple[int, int, int, float]
+
+    @property
+    def train_call(self) -> int:
+        """The number of its `train()` call."""
+        return self.order[1]
 
 
 @dataclass(frozen=True)

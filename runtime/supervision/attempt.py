@@ -16,7 +16,7 @@ from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.watchdog.evidence.timeline import Timeline
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import Phase, Slot
 
 
 class Attempt:
@@ -90,3 +90,8 @@ class Attempt:
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
         return commit
+
+    def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""
+        saving = any(slot is not None and slot.phase is Phase.checkpoint for slot in slots.values())
+        return saving or self.committed != (0, 0)

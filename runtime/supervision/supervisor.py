@@ -33,6 +33,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, summarize
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.slot import SnapshotName
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.ending.run_end import RunEnd
@@ -120,6 +121,8 @@ class Supervisor:
             drain_scheduler=self._drains,
         )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
+        self.expected_snapshot: SnapshotName | None = None
+        """The snapshot that the ranks of this attempt load from memory."""
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._restart_at = 0.0
@@ -145,12 +148,11 @@ class Supervisor:
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
-        time.sleep(
-            max(0.0, self._restart_at - time.monotonic())
-        )  # a stop request ends the wait by an exception
+        # a stop request ends the wait by an exception
+        time.sleep(max(0.0, self._restart_at - time.monotonic()))
         server_start.await_server(lambda text: self._reporter.warn(None, text))
         if self._drains is not None:
-            self._drains.flush(restore=True)
+            self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
             self._live.read_ranks()
         self._held.hold()
         self._reporter.begin_attempt()
@@ -213,7 +215,7 @@ class Supervisor:
         self._live.read_ranks()
         if self._drains is not None:
             try:
-                self._drains.poll()
+                self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
             except (OSError, MemoryError) as error:
                 self._reporter.warn_once(
                     0, "drains", f"snapshots cannot be written to disk at present: {error}"

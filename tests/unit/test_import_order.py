@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus"),
-        ("hooks",), ("saving",), ("resuming",), ("capture",), ("exact",), ("rank",),
+        ("hooks",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (

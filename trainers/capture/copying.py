@@ -1,6 +1,7 @@
-"""Copy storages into a snapshot buffer: CPU memory with several threads, device memory with torch.
+"""Copy storages into a snapshot buffer, and out of it: CPU memory with several threads, device memory with torch.
 
-One core uses only part of a server's memory bandwidth. Called by `packing.py`; does not decide the layout.
+One core uses only part of a server's memory bandwidth. Called by `packing.py` and `loading/tensors.py`; does not
+decide the layout.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
 
 CHUNK_BYTES = 4 << 20
 """Bytes per `memmove`: under half a millisecond, so that threads finish together."""
@@ -51,7 +52,23 @@ def copy_all(buffer: SnapshotBuffer, copies: Iterable[Copy], *, threads: int) ->
             from_cpu.append(copy)
         else:
             _copy_from_device(buffer, copy)
-    chunks = list(_chunks(buffer, from_cpu))
+    _move_all(list(_chunks(buffer, from_cpu)), threads=threads)
+
+
+def copy_out(buffer: SnapshotBufferReader, offset: int, target: torch.Tensor, *, threads: int) -> None:
+    """Fill a contiguous CPU tensor with the bytes of the buffer from `offset` on. Other Python threads run meanwhile.
+
+    Raises:
+        CheckpointError: the bytes are outside the buffer.
+    """
+    size_bytes = target.numel() * target.element_size()
+    if size_bytes:
+        source = buffer.address(offset, size_bytes)
+        _move_all(list(_split(target.data_ptr(), source, size_bytes)), threads=threads)
+
+
+def _move_all(chunks: list[tuple[int, int, int]], *, threads: int) -> None:
+    """Make the copies of `_chunks`."""
     remaining = iter(chunks)  # shared: each thread takes the next chunk
     helpers = min(threads, len(chunks)) - 1
     if helpers < 1:
@@ -79,8 +96,12 @@ def _chunks(buffer: SnapshotBuffer, copies: Iterable[Copy]) -> Iterator[tuple[in
         assert copy.start + copy.size_bytes <= copy.storage.nbytes(), "the copy reads beyond its storage"
         target = buffer.address(copy.offset, copy.size_bytes)
         source = copy.storage.data_ptr() + copy.start
-        for done in range(0, copy.size_bytes, CHUNK_BYTES):
-            yield target + done, source + done, min(CHUNK_BYTES, copy.size_bytes - done)
+        yield from _split(target, source, copy.size_bytes)
+
+
+def _split(target: int, source: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
+    for done in range(0, size_bytes, CHUNK_BYTES):
+        yield target + done, source + done, min(CHUNK_BYTES, size_bytes - done)
 
 
 def _copy_from_device(buffer: SnapshotBuffer, copy: Copy) -> None:

@@ -128,11 +128,13 @@ def _capturing(original: Callable[..., Any], target_argument: str, pack: _Pack) 
         target_argument: name of its argument that holds the path.
         pack: saves the arguments into the capture's buffer; returns None if the library must write the file.
     """
+    # a script may have replaced the function, with other arguments or with effects of its own
+    own = upstream.is_library_function(original)
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        capture = _current()
+        capture = _current() if own else None
         if capture is not None:
             try:
                 bound = signature.bind(*args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +43,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         resumed_from: the checkpoint directory that `train()` loads, if any.
         restored: the call as that checkpoint has it.
         record: what the journal records of the call besides its steps.
+        loaded: called when everything is loaded.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         resumed_from: Path | None = None,
         restored: RestoredCall | None = None,
         record: Mapping[str, Any] = MappingProxyType({}),
+        loaded: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -68,12 +70,14 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._resumed_from = resumed_from
         self._restored = restored
         self._record = record
+        self._loaded = loaded
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
         self._exact.begin(self._resumed_from)
+        self._loaded()
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal

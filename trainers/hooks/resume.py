@@ -21,12 +21,14 @@ from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
 from grpo_run.runtime.continuity import held
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.staging.area import RESTORE
+from grpo_run.runtime.staging.slot import path_of
 from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.agreement import agree
 from grpo_run.trainers.resuming.identification import IdentifiedCall, directory_of, find_mismatch, identify
+from grpo_run.trainers.resuming.memory import checkpoint_for, open_expected
 from grpo_run.trainers.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.trainers.resuming.settings_digest import settings_digest
 from grpo_run.trainers.saving import description
@@ -68,6 +70,7 @@ def agree_on_resume(
     if stop:
         raise Stopped(session.slot.step)
     config, settings = session.config, session.settings
+    snapshot = open_expected(session, frozenset(claimed))
     request = ResumeRequest(
         call=call,
         run_id=config.run_id,
@@ -80,6 +83,7 @@ def agree_on_resume(
         batch=description.batch(trainer, session.world_size),
         parameters=description.named_shapes(trainer) if session.is_main else (),
         also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
+        in_memory=snapshot.checkpoint if snapshot is not None else None,
     )
     if session.is_main:
         # restores the name of a checkpoint whose writer was killed between two renames
@@ -96,9 +100,17 @@ def agree_on_resume(
             if names:
                 session.warn(f"the script has removed {', '.join(names)} in {directory}; restored")
         request = replace(
-            request, call=identified.call, also_search=(*identified.directories, *request.also_search)
+            request,
+            call=identified.call,
+            also_search=(*identified.directories, *request.also_search),
+            in_memory=checkpoint_for(session, snapshot, identified.call),
         )
     choice = agree(session, request)
+    if snapshot is not None:
+        if choice.in_memory:
+            choice = replace(choice, snapshot=snapshot)
+        else:
+            snapshot.close()
     if choice.notice:
         session.warn(choice.notice)
     if session.is_main:
@@ -106,7 +118,10 @@ def agree_on_resume(
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     if choice.checkpoint is not None:
         verb = "is already finished; restored from" if choice.finished else "resumes from"
-        session.notify(f"train() call {call.ordinal} ({call.trainer_class}) {verb} {choice.checkpoint.path}")
+        where = str(choice.checkpoint.path)
+        if snapshot is not None and choice.in_memory:
+            where = f"{path_of(snapshot.staged)}, from memory"
+        session.notify(f"train() call {call.ordinal} ({call.trainer_class}) {verb} {where}")
         if choice.finished and session.is_main:
             session.journal.write(
                 "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
@@ -159,6 +174,7 @@ def _report(session: Session, identified: IdentifiedCall, choice: ResumeChoice, 
         output_dir=call.output_dir,
         path=None if directory is None else str(directory),
         expected_step=identified.known.saved if identified.known is not None else 0,
+        in_memory=choice.in_memory,
         mismatch=mismatch.text if mismatch is not None and serious else None,
     )
     if mismatch is not None:

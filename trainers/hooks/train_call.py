@@ -22,6 +22,7 @@ from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, agree_on_resume, resumed_directory, skip_training
 from grpo_run.trainers.hooks.step_vote import StepVote
+from grpo_run.trainers.loading.interception import serve_loads
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase, RankState
@@ -69,6 +70,12 @@ def run_train_call(
         if resumed_from is not None:
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
+        loading = hooks.enter_context(ExitStack())
+        if resume.snapshot is not None:
+            loading.callback(resume.snapshot.close)
+            loading.enter_context(serve_loads(resume.snapshot.folder))
+            if guard.snapshots is not None and session.is_main:
+                guard.snapshots.last = resume.snapshot.slot, resume.snapshot.staged
         callback = GuardCallback(
             session,
             call.ordinal,
@@ -79,6 +86,7 @@ def run_train_call(
             resumed_from=resumed_from,
             restored=restored,
             record=agreed.record,
+            loaded=loading.close,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)

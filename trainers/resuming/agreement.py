@@ -33,7 +33,7 @@ def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
         text = _broadcast(session.votes, "")
         choice, problem = ResumeChoice(argument=None), None
         try:
-            choice = ResumeChoice.from_text(text, script_argument=request.script_argument)
+            choice = ResumeChoice.from_text(text, request)
         except CheckpointError as error:
             problem = error
     visible = session.votes.gather([int(problem is None)])

@@ -2,7 +2,7 @@
 
 A call is identified by its number in the run (`identification.py`) and its trainer's class. In this order:
 
-1. the newest verified checkpoint of this run that belongs to the call;
+1. the newest verified checkpoint of this run that belongs to the call, or its snapshot in memory;
 2. the same of the run or directory given with `--resume-from`;
 3. the script's own `resume_from_checkpoint` (`script_argument.py`).
 
@@ -112,8 +112,11 @@ def _newest_of_run(
         UsageError: none of the checkpoints fits this run.
     """
     refusal: str | None = None
+    in_memory = request.in_memory if own else None
     for candidate in find_candidates(*directories_of_run(run_id, request.output_dir, *request.also_search)):
         path, step, manifest = candidate.path, candidate.step, candidate.manifest
+        if in_memory is not None and step < in_memory.manifest.step:
+            break
         if manifest is None:
             # the manifest is invalid, so the run is not known; a corrupt checkpoint is corrupt for every run
             if (path / MANIFEST).exists():
@@ -124,6 +127,8 @@ def _newest_of_run(
         same_call = (saved.ordinal, saved.trainer_class) == (call.ordinal, call.trainer_class)
         if manifest.run_id != run_id or not same_call:
             continue
+        if in_memory is not None and step == in_memory.manifest.step and not manifest.finished:
+            break
         try:
             verify_digests(path, manifest.files)
         except CheckpointError as error:
@@ -138,6 +143,9 @@ def _newest_of_run(
             continue
         checkpoint = FoundCheckpoint(path=path, manifest=manifest)
         return ResumeChoice(argument=str(path), checkpoint=checkpoint, foreign=not own, notice=notice)
+    if in_memory is not None:
+        check_model(request, in_memory.path, in_memory.manifest)
+        return ResumeChoice(argument=str(in_memory.path), checkpoint=in_memory, in_memory=True)
     if refusal is not None:
         raise UsageError(
             f"no checkpoint in {request.output_dir} can be resumed by {request.world_size} ranks: {refusal}"

@@ -14,6 +14,7 @@ from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.trainers.loading.snapshot import OpenSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class ResumeRequest:
     """The model's parameters before it is wrapped; empty if not known."""
     also_search: tuple[Path, ...] = field(default=())
     """Other directories that may contain checkpoints of this run; at equal steps, `output_dir` wins."""
+    in_memory: FoundCheckpoint | None = None
+    """A complete snapshot of this call that every rank can load; it wins unless `output_dir` has a later step."""
 
     @property
     def output_dir(self) -> Path:
@@ -54,6 +57,10 @@ class ResumeChoice:
     """The chosen checkpoint, if it has a manifest and belongs to this `train()` call."""
     foreign: bool = False
     """The checkpoint is of another run: a call that finished there may take more steps here."""
+    in_memory: bool = False
+    """The checkpoint is `ResumeRequest.in_memory`."""
+    snapshot: OpenSnapshot | None = None
+    """The snapshot of this rank, open, if the checkpoint is in memory. Not sent to other ranks."""
     from_script: bool = False
     """`argument` is the script's own, on each rank."""
     notice: str | None = None
@@ -73,6 +80,7 @@ class ResumeChoice:
                 "argument": self.argument,
                 "checkpoint": str(self.checkpoint.path) if self.checkpoint else None,
                 "foreign": self.foreign,
+                "in_memory": self.in_memory,
                 "from_script": self.from_script,
                 "notice": self.notice,
                 "ordinal": self.ordinal,
@@ -80,12 +88,12 @@ class ResumeChoice:
         )
 
     @classmethod
-    def from_text(cls, text: str, *, script_argument: str | bool | None) -> ResumeChoice:
+    def from_text(cls, text: str, request: ResumeRequest) -> ResumeChoice:
         """Parse rank 0's choice on another rank.
 
         Args:
             text: the result of `to_text`.
-            script_argument: this rank's own `resume_from_checkpoint`.
+            request: of this rank.
 
         Raises:
             CheckpointError: this rank cannot see the checkpoint.
@@ -93,13 +101,15 @@ class ResumeChoice:
         fields = json.loads(text)
         if fields["from_script"]:
             return cls(
-                argument=script_argument,
+                argument=request.script_argument,
                 from_script=True,
                 notice=fields["notice"],
                 ordinal=fields["ordinal"],
             )
         checkpoint = None
-        if fields["checkpoint"] is not None:
+        if fields["in_memory"]:
+            checkpoint = request.in_memory
+        elif fields["checkpoint"] is not None:
             path = Path(fields["checkpoint"])
             checkpoint = FoundCheckpoint(path=path, manifest=read_manifest(path))
         elif isinstance(fields["argument"], str) and not Path(fields["argument"]).is_dir():
@@ -108,6 +118,7 @@ class ResumeChoice:
             argument=fields["argument"],
             checkpoint=checkpoint,
             foreign=fields["foreign"],
+            in_memory=fields["in_memory"],
             notice=fields["notice"],
             ordinal=fields["ordinal"],
         )

@@ -24,6 +24,7 @@ from grpo_run.runtime.staging.drain import handle_request
 from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainProgress, DrainRequest
 from grpo_run.runtime.staging.drain_scheduler import (
     DURABLE_SECONDS,
+    HOLD_SECONDS,
     POLL_SECONDS,
     RETRY_SECONDS,
     STALL_SECONDS,
@@ -84,7 +85,8 @@ class World:
 
     def take(self, index: int, step: int, **changes: Any) -> StagedSnapshot:
         """Write a snapshot as a rank does."""
-        return fill(self.staging.slots[index], snapshot(self.out, step, **changes))
+        recorded = bool(changes.pop("recorded", False))
+        return fill(self.staging.slots[index], snapshot(self.out, step, **changes), recorded=recorded)
 
     @property
     def slots(self) -> list[int]:
@@ -429,6 +431,79 @@ def test_before_a_restart_the_newest_snapshot_is_drained_first(world: World) -> 
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-5", "snapshot-9"]
     assert not world.staging.restore.exists()
+
+
+def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_first_step(world: World) -> None:
+    """Ranks start at once; nothing is written to disk while they load."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    offered = world.scheduler.prepare_attempt(1)
+    assert offered is not None
+    assert (offered.slot, offered.train_call, offered.order[2]) == (1, 1, 9)
+    world.now += 10
+    world.scheduler.poll(ranks_have_loaded=False)
+    assert world.requests == []
+    for _ in range(4):
+        world.poll()
+    assert world.durable == ["checkpoint-5", "snapshot-9"]
+
+
+def test_drains_are_not_held_for_ever(world: World) -> None:
+    """A script may prepare its data for hours before it trains."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.scheduler.prepare_attempt(1)
+    world.now += HOLD_SECONDS + 1
+    world.scheduler.poll(ranks_have_loaded=False)
+    assert world.slots == [0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [(2, {}), (1, {"layout": "deepspeed-zero2"}), (1, {"recorded": False})],
+    ids=["other ranks", "sharded", "without digests"],
+)
+def test_a_snapshot_that_cannot_be_loaded_from_memory_is_drained_first(
+    world: World, ranks: int, changes: dict[str, Any]
+) -> None:
+    """As many ranks as wrote it load replicated state; everything else is loaded from disk."""
+    world.take(0, 5, **({"layout": "ddp", "recorded": True} | changes))
+    assert world.scheduler.prepare_attempt(ranks) is None
+    assert world.durable == ["checkpoint-5"]
+
+
+def test_a_snapshot_is_not_offered_again_to_the_attempt_after_one_without_a_step(world: World) -> None:
+    """Whatever the reason was: the next attempt loads from disk, and so do all until a step is finished."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1) is not None
+    for _ in range(2):
+        assert world.scheduler.prepare_attempt(1) is None
+        assert world.durable == ["checkpoint-5"]
+    world.poll()
+    assert world.scheduler.prepare_attempt(1) is not None
+
+
+def test_a_damaged_snapshot_is_not_offered(world: World) -> None:
+    """It is reported as lost, and the next older one is offered."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, layout="ddp", recorded=True)
+    os.truncate(world.staging.slots[1].buffer_path(0), 1)
+    offered = world.scheduler.prepare_attempt(1)
+    assert offered is not None
+    assert offered.slot == 0
+    assert "checkpoint-9 is lost, its snapshot in memory cannot be read" in world.warnings[0]
+
+
+def test_a_snapshot_on_disk_is_offered_from_memory_unless_a_later_checkpoint_was_written(
+    world: World,
+) -> None:
+    """Its digests need not be compared again. A rank may have written a later checkpoint itself."""
+    world.take(0, 5, scheduled=False, layout="ddp", recorded=True)
+    world.scheduler.flush(restore=True)
+    assert world.scheduler.prepare_attempt(1) is not None
+    world.poll()
+    world.take(1, 7, scheduled=False, layout="ddp", recorded=True)
+    world.scheduler.record_published(1, 8)
+    assert world.scheduler.prepare_attempt(1) is None
 
 
 def test_flushing_waits_for_the_request_in_progress(world: World) -> None:

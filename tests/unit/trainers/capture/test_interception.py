@@ -347,3 +347,22 @@ def test_the_replacements_have_the_signature_of_the_originals(buffer: SnapshotBu
     names = (torch.save.__name__, inspect.signature(torch.save), torch.save.__doc__)
     with capture_saves(buffer, root):
         assert (torch.save.__name__, inspect.signature(torch.save), torch.save.__doc__) == names
+
+
+def test_a_save_function_of_the_script_is_called(
+    buffer: SnapshotBuffer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts replace `torch.save`, for example to log it; its file is then not captured."""
+    original, called = torch.save, []
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        called.append(args[1])
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", save)
+    with capture_saves(buffer, root) as index:
+        torch.save(STATE, root / "optimizer.pt")
+    assert called == [root / "optimizer.pt"]
+    assert index.paths == []
+    assert (root / "optimizer.pt").stat().st_size
+    monkeypatch.undo()

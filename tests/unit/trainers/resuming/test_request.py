@@ -23,14 +23,14 @@ def test_a_serialized_choice_is_equal_on_another_rank(
         ask(replace(resume_request, run_id="run-9")),
         ResumeChoice(argument=None),
     ):
-        assert ResumeChoice.from_text(choice.to_text(), script_argument=None) == choice
+        assert ResumeChoice.from_text(choice.to_text(), resume_request) == choice
     from_script = ResumeChoice.from_text(
-        ResumeChoice(argument="a", from_script=True).to_text(), script_argument="b"
+        ResumeChoice(argument="a", from_script=True).to_text(), replace(resume_request, script_argument="b")
     )
     assert from_script.argument == "b"
     text = ask(resume_request).to_text()
     reject_checkpoint(Path(ask(resume_request).argument), "gone")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError):
-        ResumeChoice.from_text(text, script_argument=None)
+        ResumeChoice.from_text(text, resume_request)
     with pytest.raises(CheckpointError):
-        ResumeChoice.from_text(ResumeChoice(argument=str(tmp_path / "none")).to_text(), script_argument=None)
+        ResumeChoice.from_text(ResumeChoice(argument=str(tmp_path / "none")).to_text(), resume_request)

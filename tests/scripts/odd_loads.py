@@ -1,0 +1,55 @@
+"""`grpo.py` on one rank, disturbed once in each of its first starts but the last.
+
+Start 1 is killed at the end of step 6, start 2 while it loads the optimizer's state, start 3 at the end of step 10.
+Start 4 truncates what start 3 has left in the memory that TEST_STAGING names, after the launcher has looked at it.
+The number of the start is kept in `starts` in the working directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import grpo
+import tiny
+from transformers import Trainer, TrainerCallback
+
+STARTS = Path("starts")
+KILLED_AT = {1: 6, 3: 10}
+
+
+class KillAtStep(TrainerCallback):
+    """Kills this process at the end of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_while_loading(trainer: Any, checkpoint: str | None) -> None:
+    print(f"loading {checkpoint}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    start = int(STARTS.read_text()) + 1 if STARTS.exists() else 1
+    STARTS.write_text(str(start))
+    if start in KILLED_AT:
+        tiny.callbacks = lambda arguments: [KillAtStep(KILLED_AT[start])]
+    if start == 2:
+        Trainer._load_optimizer_and_scheduler = kill_while_loading
+    if start == 4:
+        damaged = [path for path in Path(os.environ["TEST_STAGING"]).rglob("*.arena") if path.stat().st_size]
+        for path in damaged:
+            os.truncate(path, 100)
+        print(f"{len(damaged)} buffers are truncated", flush=True)
+    grpo.main()
+
+
+if __name__ == "__main__":
+    main()
