@@ -85,7 +85,9 @@ class HangDetector:
         self._stalls = StallDetector(
             self._ranks, self._settings, self._movement, self._records, self.phase_durations, now
         )
-        self._waits = WaitDetector(self._ranks, self._movement, self._stalls.overdue_at)
+        self._waits = WaitDetector(
+            self._ranks, self._movement, self._stalls.overdue_at, self._settings.exit_connected_seconds
+        )
         self._exit_hangs = ExitHangDetector(self._settings, self._observe_exit)
         self._scanned_at = now
 

@@ -65,12 +65,16 @@ class WaitDetector:
         ranks: of this node.
         movement: when each slot last changed.
         overdue_at: applies the deadlines.
+        exit_seconds: how long a rank that has run its last line may do nothing, whatever it may wait for.
     """
 
-    def __init__(self, ranks: LocalRanks, movement: SlotMovement, overdue_at: OverdueAt) -> None:
+    def __init__(
+        self, ranks: LocalRanks, movement: SlotMovement, overdue_at: OverdueAt, exit_seconds: float
+    ) -> None:
         self._ranks = ranks
         self._movement = movement
         self._overdue_at = overdue_at
+        self._exit_seconds = exit_seconds
         self._reader = LookReader()
         self._suspects: dict[int, _Suspect] = {}
         self._next_look_at = 0.0
@@ -183,7 +187,7 @@ class WaitDetector:
         if math.isinf(stuck.until_seconds):
             return True
         if slot.state is RankState.done:
-            return False
+            return stuck.until_seconds - now > self._exit_seconds
         return self._overdue_at(slot, stuck.until_seconds, now) is not None
 
     def _is_confirmed(self, suspect: _Suspect, now: float) -> bool:

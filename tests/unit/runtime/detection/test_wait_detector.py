@@ -69,7 +69,7 @@ class World:
             board=self.board, places={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
         )
         self.movement = SlotMovement()
-        self.detector = WaitDetector(local, self.movement, self._overdue_at)
+        self.detector = WaitDetector(local, self.movement, self._overdue_at, 300.0)
 
     def monotonic_ns(self) -> int:
         return round(self.now * 1e9)
@@ -317,18 +317,33 @@ def test_the_length_of_a_sleep_is_remembered_unless_no_end_is_in_sight(world: Wo
         assert list(watch.phase_durations.merged()) == remembered
 
 
-def test_a_rank_that_is_stuck_after_its_last_line_did_not_exit(world: World) -> None:
-    """A proof does not wait for the deadline of exit hangs, but for the ranks that still exit."""
+@pytest.mark.parametrize(
+    ("wait", "proved"),
+    [
+        (FUTEX, True),
+        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=9_000.0), True),
+        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=1_200.0), False),
+    ],
+)
+def test_a_rank_that_is_stuck_after_its_last_line_did_not_exit(
+    world: World, wait: Wait, proved: bool
+) -> None:
+    """A proof does not wait for the deadline of exit hangs, but for the ranks that still exit.
+
+    A sleep is proof if it lasts longer than the longest of these deadlines.
+    """
     watch = whole_detector(world)
     for writer in world.writers:
         writer.leave(Phase.reward)
         writer.state = RankState.done
         writer.publish()
-    world.ranks[1].waits = [FUTEX]
+    world.ranks[1].waits = [wait]
     assert scan_until(watch, world, 10.0) is None
     watch.rank_exited(0)
     found = scan_until(watch, world, 10.0)
-    assert found is not None
+    assert (found is not None) is proved
+    if found is None:
+        return
     assert found.stall is not None
     assert (found.stall.culprits, found.stall.confidence) == ((1,), "proved")
     assert found.stall.sentence.startswith("Rank 1 did not exit after the script's last line and waits for")
