@@ -15,7 +15,7 @@ KINDS = {
     "mismatch-group": {"collective_missing_rank", "collective_mismatch"},
     "skip": {"collective_mismatch", "collective_missing_rank"},
     "exit": {"rank_exited_early"},
-    "return": {"rank_exited_early", "collective_mismatch"},
+    "return": {"rank_exited_early", "collective_mismatch", "collective_missing_rank"},
     "kill": {"signal"},
 }
 """Acceptable causes for each injected fault. A skipped call appears as the next collective that the rank

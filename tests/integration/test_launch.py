@@ -101,10 +101,14 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., 
     """A GRPO step imports no library for the first time, which every recovery would wait for."""
     source = (SCRIPTS / "grpo.py").read_text()
     (tmp_path / "script.py").write_text(
-        "import atexit, pathlib, sys\n"
-        "packages = lambda: {name.partition('.')[0] for name in sys.modules}\n"
-        "before = packages()\n"
-        "atexit.register(lambda: pathlib.Path('new.txt').write_text(' '.join(packages() - before)))\n"
+        "import atexit, pathlib\n"
+        "from importlib.machinery import SourceFileLoader\n"
+        "executed, execute = set(), SourceFileLoader.exec_module\n"
+        "def exec_module(loader, module):\n"
+        "    executed.add(module.__name__)\n"
+        "    execute(loader, module)\n"
+        "SourceFileLoader.exec_module = exec_module\n"
+        "atexit.register(lambda: pathlib.Path('new.txt').write_text(' '.join(name for name in executed if '.' not in name)))\n"
         + source.replace("from __future__ import annotations\n", "", 1)
     )
     run = runs(
