@@ -1,9 +1,9 @@
 """Activity of ranks: collectives that they issue, and CPU time, I/O and connections of their families.
 
-A slow rank is not a hung one. A rank that issues collectives is active in any phase. During data loading, saving,
-evaluation, callbacks and the user's own code, a rank is also active while its family transfers data, and for a
-limited time while it only computes. This does not hold for generation, rewards and steps: an endless regular
-expression computes as well. In every phase, a rank whose family does nothing at all is quiet, and one whose
+A slow rank is not a hung one. A rank that issues collectives is active in any phase, and for a limited time one
+that only computes; that time is shorter in generation, rewards and steps, because an endless loop computes as well.
+During data loading, saving, evaluation, callbacks and the user's own code, a rank is also active while its family
+transfers data. In every phase, a rank whose family does nothing at all is quiet, and one whose
 interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
 """
 
@@ -25,7 +25,7 @@ from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, ProcessFacts
 SESSION_PHASES = frozenset(
     {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
 )
-"""Phases in which CPU time and I/O of the family count as activity: other code or other processes do the work."""
+"""Phases in which I/O of the family counts as activity: other code or other processes do the work."""
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
 BUSY_SECONDS = 0.03
@@ -82,7 +82,7 @@ class RankActivity:
         return self._active_at.get(rank, 0.0)
 
     def computing_at(self, rank: int) -> float:
-        """When the rank was last seen using the CPU in a phase in which that counts; 0 for never."""
+        """When the rank was last seen using the CPU; 0 for never."""
         return self._computing_at.get(rank, 0.0)
 
     def is_busy(self, rank: int, now: float) -> bool | None:
@@ -254,12 +254,12 @@ class RankActivity:
         if usage is None:
             return
         self._usage[rank] = now, usage
-        if before is None or not _session_counts(slot):
+        if before is None:
             return
         since, earlier = before
         if usage.cpu_seconds - earlier.cpu_seconds > max(BUSY_SECONDS, BUSY_FRACTION * (now - since)):
             self._computing_at[rank] = now
-        if abs(usage.io_bytes - earlier.io_bytes) >= MOVED_BYTES:
+        if _session_counts(slot) and abs(usage.io_bytes - earlier.io_bytes) >= MOVED_BYTES:
             self._active_at[rank] = now
 
 

@@ -182,7 +182,8 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
         )
     )
     run = runs(
-        *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--nproc-per-node", "2", "ignores_sigterm.py",
+        *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--deadline-exit", "2", "--nproc-per-node", "2",
+        "ignores_sigterm.py",
         "--output-dir", "ours", "--max-steps", "6", "--save-steps", "2",
         environment={"PYTHONPATH": str(SCRIPTS)},
     ).start()  # fmt: skip

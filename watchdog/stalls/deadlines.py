@@ -22,6 +22,18 @@ class Occurrence(str, Enum):
     later = "later"
 
 
+LOOPING_PHASES = frozenset(
+    {
+        Phase.generate,
+        Phase.reward,
+        Phase.score,
+        Phase.forward_backward,
+        Phase.optimizer,
+        Phase.vote,
+        Phase.hygiene,
+    }
+)
+"""Phases that compute, as an endless loop does, so that CPU time says less there than in others."""
 USUAL_FRACTION = 0.99
 """Quantile that represents a long but usual occurrence; rare outliers (one in a thousand) are above it."""
 FLOORS_OUTSIDE = 5.0
@@ -56,7 +68,7 @@ class DeadlineSettings:
     (`factor_seen`)."""
     first_seconds: float = 1800.0
     """For the first occurrence of a phase without any observation. A rank whose processes use the CPU is given at
-    least this long in the phases in which CPU time counts as activity."""
+    least this long, in generation, rewards and steps at least as long as one with a connection to outside."""
     startup_seconds: float = 3600.0
     """The same for start-up, which may download a model."""
     evaluation_seconds: float = 3600.0
@@ -155,9 +167,15 @@ def computing_deadline_seconds(
 ) -> float:
     """Return how long a rank may use the CPU in `phase` without any other sign of progress.
 
+    In generation, rewards and steps an endless loop computes as well, so the limit is lower than in phases whose
+    work may take an hour once.
+
     Args: as for `deadline_seconds`.
     """
-    return max(deadline_seconds(phase, durations, occurrence, settings), settings.unlearned_seconds(phase))
+    limit = deadline_seconds(phase, durations, occurrence, settings)
+    if phase in LOOPING_PHASES:
+        return max(limit, settings.outside_limit_seconds)
+    return max(limit, settings.unlearned_seconds(phase))
 
 
 def deadline_seconds(

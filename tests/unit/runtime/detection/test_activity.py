@@ -122,15 +122,15 @@ def test_a_working_session_is_active_in_a_session_phase(
 
 
 @pytest.mark.parametrize("phase", WORK)
-def test_computing_is_no_activity_in_other_phases(session: Session, slot: Slot, phase: Phase) -> None:
-    """An endless regular expression computes too; the innermost phase decides."""
+def test_only_computing_counts_in_other_phases(session: Session, slot: Slot, phase: Phase) -> None:
+    """What is read or written there is not the phase's work; the innermost phase decides."""
     activity = RankActivity(60.0, 0.0)
     here = within(slot, Phase.data, phase)
     look(activity, 0, here, PID, 100.0)
     session.cpu_seconds += 100.0
     session.io_bytes = 10**9
     look(activity, 0, here, PID, 110.0)
-    assert (activity.active_at(0), activity.computing_at(0)) == (0.0, 0.0)
+    assert (activity.active_at(0), activity.computing_at(0)) == (0.0, 110.0)
     assert activity.is_busy(0, 110.0)
 
 

@@ -1209,6 +1209,42 @@ def test_a_deadline_is_shown_that_has_not_passed_while_the_job_is_suspended(
         assert world.watch.awaited.deadline_at_seconds > world.now
 
 
+def test_a_reward_that_computes_is_named_early_and_ended_late(make: Callable[..., World]) -> None:
+    """It cannot be told from an endless loop."""
+    world = make(settings=DeadlineSettings())
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
+    world.issue(0, "all_reduce")
+    for _ in range(2):
+        world.writers[1].replace(Phase.reward)
+
+    def compute() -> None:
+        world.cpu[1] += 0.5
+
+    assert world.advance(290.0, every=0.5, doing=compute) is None
+    assert world.watch.awaited is not None
+    assert (world.watch.awaited.rank, world.watch.awaited.busy) == (1, True)
+    found = world.advance(15.0, every=0.5, doing=compute)
+    assert found is not None
+    assert found.stall is not None
+    assert "deadline 300 s, with CPU time as the only activity" in found.stall.sentence
+
+
+def test_a_reward_that_stops_computing_gets_the_usual_deadline_again(make: Callable[..., World]) -> None:
+    """It may wait for a sandbox now."""
+    world = make(settings=DeadlineSettings())
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
+    world.issue(0, "all_reduce")
+    for _ in range(2):
+        world.writers[1].replace(Phase.reward)
+
+    def compute() -> None:
+        world.cpu[1] += 0.5
+
+    assert world.advance(100.0, every=0.5, doing=compute) is None
+    assert world.advance(50.0, every=0.5) is None
+    assert world.advance(20.0, every=0.5) is not None
+
+
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_connection_to_outside_lengthens_a_learned_deadline(
     make: Callable[..., World], connected: bool
@@ -1222,7 +1258,7 @@ def test_a_connection_to_outside_lengthens_a_learned_deadline(
     world.connected = {1} if connected else set()
 
     def compute() -> None:
-        world.cpu[1] += 0.05
+        world.cpu[1] += 0.01
 
     found = world.advance(290.0, every=0.5, doing=compute)
     assert (found is None) is connected
