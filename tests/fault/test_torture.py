@@ -29,7 +29,9 @@ from support.torture import (
 )
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
+from grpo_run.runtime.checkpoints.search import snapshot_directory
 from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.slot import path_of
 
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500
@@ -234,6 +236,7 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
     base = memory / "trial"
     shutil.rmtree(base, ignore_errors=True)
     staging, output = base / "staging", base / "out"
+    snapshots = snapshot_directory(output, OUR_RUN, 1)
     output.mkdir(parents=True)
     if slots == "full":
         # three slots: drained, superseded, and the newest, which is not on disk
@@ -244,11 +247,11 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
     server.save(save(base, OLDER, 4.0, ranks))
     template = copy(base, memory / "template")
     drain_all(staging)
-    older = contents(output / f"checkpoint-{OLDER}")
+    older = contents(snapshots / f"snapshot-{OLDER}")
     copy(template, base)
     server.save(save(base, STEP, 6.0, ranks))
     drain_all(staging)
-    new = contents(output / f"checkpoint-{STEP}")
+    new = contents(snapshots / f"snapshot-{STEP}")
 
     def trial(stop: Stop) -> Trace:
         copy(template, base)
@@ -258,16 +261,16 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
         assert found[0].step == STEP if trace.at is None else found[0].step in (OLDER, STEP), where
         assert not any(slot.busy for slot in StagingArea(staging).slots), where
         expected = older if found[0].step == OLDER else new
+        found[1].check_complete(found[0])  # it can be loaded from memory
         drain_all(staging)
         chosen = resume(output, ranks=ranks)
-        assert chosen is not None, where
-        assert chosen.name == found[0].folder, where
+        assert chosen == path_of(found[0]), where
         assert contents(chosen) == expected, where
         assert not unexpected_files(output), where
         # the next attempt takes a snapshot of its own
         server.save(save(base, NEXT, 8.0, ranks))
         drain_all(staging)
-        assert resume(output, ranks=ranks) == output / f"checkpoint-{NEXT}", where
+        assert resume(output, ranks=ranks) == snapshots / f"snapshot-{NEXT}", where
         verified_checkpoints(output)
         return trace
 

@@ -5,13 +5,16 @@ Mounting needs root.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 BALLAST = "ballast"
+RESIZE_SECONDS = 10.0
 
 
 class SmallDisk:
@@ -29,17 +32,37 @@ class SmallDisk:
         return status.f_bavail * status.f_frsize
 
     def leave(self, size_bytes: int) -> None:
-        """Resize the ballast until `size_bytes` are free, to the page."""
-        held = self._ballast.stat().st_size if self._ballast.exists() else 0
-        wanted = max(0, held + self.free_bytes - size_bytes)
+        """Resize the ballast until `size_bytes` are free, to the page.
+
+        A run may write to the disk at the same time. If it takes space between the measurement and the allocation,
+        both are repeated.
+
+        Raises:
+            OSError: the run took space every time for `RESIZE_SECONDS`.
+        """
+        deadline = time.monotonic() + RESIZE_SECONDS
         descriptor = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if wanted > held:
-                os.posix_fallocate(descriptor, held, wanted - held)
-            else:
-                os.ftruncate(descriptor, wanted)
+            while not self._try_to_leave(descriptor, size_bytes):
+                if time.monotonic() > deadline:
+                    raise OSError(errno.ENOSPC, "other processes take the free space", str(self._ballast))
         finally:
             os.close(descriptor)
+
+    def _try_to_leave(self, ballast: int, size_bytes: int) -> bool:
+        """Return False if another process took space that the ballast needs."""
+        held = os.fstat(ballast).st_size
+        wanted = max(0, held + self.free_bytes - size_bytes)
+        if wanted <= held:
+            os.ftruncate(ballast, wanted)
+            return True
+        try:
+            os.posix_fallocate(ballast, held, wanted - held)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
 
     def empty(self) -> None:
         """Remove the ballast."""

@@ -23,7 +23,7 @@ from typing import Any
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
-from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.checkpoints.search import directories_of_run, snapshot_directories, step_of
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain import handle_request
 from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
@@ -275,13 +275,19 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def verified_checkpoints(output: Path) -> dict[str, dict[str, str]]:
-    """Return the digests of everything with a checkpoint's name; raise if one does not verify."""
-    return {path.name: contents(path) for path in output.iterdir() if step_of(path) is not None}
+    """Return the digests of every checkpoint and snapshot on disk, by its name; raise if one does not verify."""
+    return {
+        path.name: contents(path)
+        for directory in (output, *snapshot_directories(output))
+        for path in directory.iterdir()
+        if step_of(path) is not None
+    }
 
 
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     """Return the checkpoint that a later attempt resumes from, chosen as the guard does."""
-    clean_partial_directories(output)
+    for directory in directories_of_run(OUR_RUN, output):
+        clean_partial_directories(directory)
     question = ResumeRequest(
         call=call_in(output), run_id=OUR_RUN, world_size=ranks, first_attempt=False, run_started_at=0.0,
         script_argument=None, resume_from=None, also_search=also_in,
@@ -313,16 +319,19 @@ def newest(staging: Path) -> tuple[StagedSnapshot, StagingSlot] | None:
 
 
 def unexpected_files(output: Path) -> set[str]:
-    """Return names that are not checkpoints, and checkpoint files that the manifest does not list."""
-    found = {path.name for path in output.iterdir() if step_of(path) is None}
-    for path in output.iterdir():
-        if step_of(path) is not None:
-            known = {MANIFEST, *read_manifest(path).files}
-            found |= {
-                f"{path.name}/{file.relative_to(path)}"
-                for file in path.rglob("*")
-                if file.is_file() and str(file.relative_to(path)) not in known
-            }
+    """Return what is neither a checkpoint nor a snapshot, and their files that the manifest does not list."""
+    folders = {folder for calls in snapshot_directories(output) for folder in (calls, *calls.parents[:2])}
+    found = set()
+    for path in (path for folder in (output, *folders) for path in folder.iterdir() if path not in folders):
+        if step_of(path) is None:
+            found.add(str(path.relative_to(output)))
+            continue
+        known = {MANIFEST, *read_manifest(path).files}
+        found |= {
+            str(file.relative_to(output))
+            for file in path.rglob("*")
+            if file.is_file() and str(file.relative_to(path)) not in known
+        }
     return found
 
 

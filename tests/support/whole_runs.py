@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
-from grpo_run.runtime.checkpoints.search import find_candidates
+from grpo_run.runtime.checkpoints.search import find_candidates, snapshot_directories
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.ownership.owner import recorded_areas
 from support.runs import Run, alive, descendants
@@ -63,14 +63,15 @@ class RemainingState:
 
 
 def remaining_state(run: Run, output: Path) -> RemainingState:
-    """Read a run without processes; everything with a checkpoint's name must verify."""
-    clean_partial_directories(output)
+    """Read a run without processes; every checkpoint and snapshot on disk must verify."""
+    directories = (output, *snapshot_directories(output))
+    for directory in directories:
+        clean_partial_directories(directory)
     durable = 0
-    if output.is_dir():
-        for candidate in find_candidates(output):
-            assert candidate.manifest is not None, f"{candidate.path}: {candidate.problem}"
-            verify_digests(candidate.path, candidate.manifest.files)
-            durable = max(durable, candidate.step)
+    for candidate in find_candidates(*directories):
+        assert candidate.manifest is not None, f"{candidate.path}: {candidate.problem}"
+        verify_digests(candidate.path, candidate.manifest.files)
+        durable = max(durable, candidate.step)
     snapshots = StagingArea(memory_of(run)).snapshots()
     committed = max((event["step"] for event in run.events("step_committed")), default=0)
     return RemainingState(
