@@ -13,6 +13,8 @@ import pytest
 from support.references import plain_ranks
 from support.runs import SCRIPTS, Run, digest
 
+from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
+
 SCRIPT = str(SCRIPTS / "best_model.py")
 EPOCHS = ("--max-steps", "-1", "--texts", "32", "--settings")
 """Two epochs of four steps on two ranks, evaluated and saved at the end of each."""
@@ -51,13 +53,18 @@ def compare(
 
 
 def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """The best step is 8; saved are 5, 10 and 12, so the undisturbed run keeps 5. The run is killed at 5 and 8."""
+    """The best step is 8; saved are 5, 10 and 12, so the undisturbed run keeps 5.
+
+    After the first kill at 8 the snapshot is loaded from memory. The next attempt finishes no step, so the one after it
+    loads the snapshot from disk.
+    """
     words = ["--max-steps", "12", "--save-steps", "5"]
-    run = compare(runs, tmp_path, words, [5, 8])
+    run = compare(runs, tmp_path, words, [5, 8, 8])
     assert json.loads((tmp_path / "state.json").read_text())["best_model_checkpoint"] == "checkpoint-5"
-    published = [Path(event["path"]) for event in run.events("checkpoint_published") if event["step"] == 8]
-    assert published, "the snapshot of step 8 must have been on disk"
-    assert {path.name for path in published} == {"snapshot-8"}
+    resumed = [record for record in run.events("resume_chosen") if record["step"] == 8]
+    assert [record["in_memory"] for record in resumed] == [True, False], run.tail()
+    snapshots = snapshot_directory(tmp_path / "out", resumed[-1]["run"], 1)
+    assert tmp_path / resumed[-1]["path"] == snapshots / name_of(snapshots, 8)
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
 from grpo_run.cli.main import main
+from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 
 Captured = pytest.CaptureFixture[str]
@@ -89,12 +90,15 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
     assert live.wait(600) == 0, live.tail()
     assert digest(tmp_path / "live") == undisturbed("grpo.py", STEPS)
 
-    checkpoint = dead[1].status()["checkpoint"]
-    assert checkpoint["step"] >= 2
-    assert (tmp_path / "dead1" / f"checkpoint-{checkpoint['step']}" / "MANIFEST.json").is_file()
+    status = dead[1].status()
+    newest = next(find_checkpoints(*directories_of_run(status["run_id"], tmp_path / "dead1")))
+    assert newest.manifest.step >= 2
+    assert status["checkpoint"] == {"step": newest.manifest.step, "path": str(newest.path), "verified": True}
     again = runs(name="again")
     again.resume(dead[1].directory)
     assert again.wait() == 0, again.tail()
+    chosen = dead[1].events("resume_chosen")[-1]
+    assert (chosen["step"], tmp_path / chosen["path"]) == (newest.manifest.step, newest.path), again.tail()
     assert digest(tmp_path / "dead1") == undisturbed("grpo.py", STEPS)
     assert areas(memory) == set()
     assert os.listdir(memory / f"grpo-run-{os.getuid()}") == []

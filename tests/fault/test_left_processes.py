@@ -104,6 +104,7 @@ subprocess.Popen(["sh", "-c", "exec -a kept-server sleep 600 & echo $! > kept; e
 """
 
 
+@pytest.mark.full
 def test_a_helper_that_works_is_waited_for_and_a_kept_one_is_left(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_helper_that_works_is_waited_for_and_a_kept_one_is_left(
         os.kill(kept, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_a_signal_ends_the_wait_for_helpers(runs: Callable[..., Run], tmp_path: Path) -> None:
     """The run has finished nevertheless."""
     (tmp_path / "train.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\n")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.runs import SCRIPTS, Run
 
 SCRIPT = str(SCRIPTS / "odd_ends.py")
 STEPS = ("--max-steps", "4", "--save-steps", "2")
 
 
+@pytest.mark.full
 def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -39,6 +41,7 @@ def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callab
     )
 
 
+@pytest.mark.full
 def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Callable[..., Run]) -> None:
     """torch's destructor of the group would run while it holds the GIL; the group is kept until the process exits."""
     run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed").start()
@@ -46,6 +49,7 @@ def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Calla
     assert "Finished at step 4 of 4, no faults." in run.tail()
 
 
+@pytest.mark.full
 def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:

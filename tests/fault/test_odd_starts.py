@@ -21,7 +21,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(folder / "out")
 
 
-@pytest.mark.parametrize("start", ["skips-sft", "time-stamp", "clears"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "skips-sft",
+        pytest.param("time-stamp", marks=pytest.mark.full),
+        pytest.param("clears", marks=pytest.mark.full),
+    ],
+)
 def test_a_script_that_starts_otherwise_continues_where_it_was(
     runs: Callable[..., Run], tmp_path: Path, undisturbed: str, start: str
 ) -> None:
@@ -40,6 +47,7 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
     assert not (run.directory / "held").exists()
 
 
+@pytest.mark.full
 def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:

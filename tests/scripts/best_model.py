@@ -1,8 +1,8 @@
 """A plain TRL SFT script that keeps its best model: it evaluates at every step, and saves less often.
 
 The score rises up to `--best-at` and falls after it. With `--kill-after-steps`, a rank, each step another one, kills
-itself once before the step that follows each of these, as the system would. Writes `weights.sha256` and the trainer's
-final state, without values that depend on the clock, to `state.json`.
+itself before the step that follows each of these, as the system would: once for each time that the step is named.
+Writes `weights.sha256` and the trainer's final state, without values that depend on the clock, to `state.json`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Score(TrainerCallback):
         metrics["eval_score"] = 100.0 - abs(state.global_step - self.best_at)
 
 
-class KillOnce(TrainerCallback):
-    """Kills a rank after given steps, once per step, when everything that belongs to the step is done."""
+class KillAfterSteps(TrainerCallback):
+    """Kills a rank after given steps, as often as each is named, when everything that belongs to the step is done."""
 
     def __init__(self, steps: list[int]) -> None:
         self.steps = steps
 
     def _kill(self, state: Any, when: str) -> None:
         step, ranks = state.global_step, int(os.environ["WORLD_SIZE"])
-        if step in self.steps and int(os.environ["RANK"]) == step % ranks:
-            try:
-                Path(f"killed-{when}-{step}").touch(exist_ok=False)
-            except FileExistsError:
-                return
-            os.kill(os.getpid(), signal.SIGKILL)
+        if int(os.environ["RANK"]) != step % ranks:
+            return
+        for number in range(self.steps.count(step)):
+            marker = Path(f"killed-{when}-{step}-{number}")
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._kill(state, "after")
@@ -91,7 +92,7 @@ def main() -> None:
         callbacks=[
             Score(arguments.best_at),
             EarlyStoppingCallback(early_stopping_patience=arguments.patience),
-            KillOnce(arguments.kill_after_steps),
+            KillAfterSteps(arguments.kill_after_steps),
         ],
         **adapter,
     )
