@@ -29,7 +29,7 @@ from support.torture import (
 )
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
-from grpo_run.runtime.checkpoints.search import snapshot_directory
+from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.slot import path_of
 
@@ -83,13 +83,19 @@ class Scene:
     """Contents of the output directory, besides an older checkpoint, when a snapshot of step 6 is drained.
 
     `limit` is the script's `save_total_limit`. `before` and `after` are the names before and after
-    publishing.
+    publishing. What is not `scheduled` is published as a snapshot.
     """
 
+    scheduled: bool = True
     same_step: str | None = None
     limit: int | None = None
     before: frozenset[str]
     after: frozenset[str]
+
+    def path(self, output: Path, step: int) -> Path:
+        """Return where the checkpoint or snapshot of a step is published."""
+        directory = output if self.scheduled else snapshot_directory(output, OUR_RUN, 1)
+        return directory / name_of(directory, step)
 
 
 SCENES = {
@@ -103,6 +109,13 @@ SCENES = {
         same_step="run-0",
         before=frozenset({"checkpoint-4", "checkpoint-6"}),
         after=frozenset({"checkpoint-4", "checkpoint-6", "replaced-checkpoint-6"}),
+    ),
+    "snapshot": Scene(scheduled=False, before=frozenset({"snapshot-4"}), after=frozenset({"snapshot-6"})),
+    "snapshot-again": Scene(
+        scheduled=False,
+        same_step=OUR_RUN,
+        before=frozenset({"snapshot-6"}),  # which has superseded the one of step 4
+        after=frozenset({"snapshot-6"}),
     ),
 }
 
@@ -136,18 +149,24 @@ def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
     saves = [(OLDER, OUR_RUN, 1.0), *([(STEP, scene.same_step, 2.0)] if scene.same_step else [])]
     for step, run_id, value in saves:
         server.save(
-            Save(staging=trial / "staging", output=trial / "out", step=step, value=value, run_id=run_id)
-        )
+            Save(
+                staging=trial / "staging", output=trial / "out", step=step, value=value, scheduled=scene.scheduled,
+                run_id=run_id,
+            )
+        )  # fmt: skip
         drain_all(trial / "staging")
-        made[step] = contents(trial / "out" / f"checkpoint-{step}")
+        made[step] = contents(scene.path(trial / "out", step))
     server.save(
-        Save(staging=trial / "staging", output=trial / "out", step=STEP, value=3.0, limit=scene.limit)
-    )
+        Save(
+            staging=trial / "staging", output=trial / "out", step=STEP, value=3.0, scheduled=scene.scheduled,
+            limit=scene.limit,
+        )
+    )  # fmt: skip
     found = newest(trial / "staging")
     assert found is not None
     template = copy(trial, memory / "template")
     drain_all(trial / "staging")
-    new = contents(trial / "out" / f"checkpoint-{STEP}")
+    new = contents(scene.path(trial / "out", STEP))
     assert new not in made.values(), "the weights of two saves must differ"
     return Prepared(
         template=template, trial=trial, slot=found[1].index, older=made[OLDER], same_step=made.get(STEP), new=new
@@ -158,7 +177,7 @@ def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
     """Check what must hold however the drain ended."""
     output, where = prepared.output, str(trace)
     there = verified_checkpoints(output)  # no partial checkpoint has a checkpoint's name
-    published = there.get(f"checkpoint-{STEP}") == prepared.new
+    published = there.get(scene.path(output, STEP).name) == prepared.new
     found = newest(prepared.staging)
     assert found is not None, where
     assert (found[0].step, found[1].index) == (STEP, prepared.slot), where
@@ -169,19 +188,20 @@ def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
     assert chosen is not None, f"nothing to resume from: {where}"
     ours_was_there = scene.same_step == OUR_RUN
     expected = STEP if published or ours_was_there else OLDER
-    assert chosen.name == f"checkpoint-{expected}", where
+    assert chosen == scene.path(output, expected), where
     allowed = {OLDER: prepared.older, STEP: prepared.new if published else prepared.same_step}[expected]
     assert contents(chosen) == allowed, where
 
     drain_all(prepared.staging)  # as the supervisor does before the next attempt
     chosen = resume(output)
-    assert chosen == output / f"checkpoint-{STEP}", where
+    assert chosen == scene.path(output, STEP), where
     assert contents(chosen) == prepared.new, where
-    names = {path.name for path in output.iterdir()}
+    kept = {"replaced-checkpoint-6"} & {path.name for path in output.iterdir()}
+    names = kept | set(verified_checkpoints(output))
     # killed between publishing and rotation, the older one stays until the next checkpoint is published
     assert scene.after <= names <= scene.after | (scene.before if found[1].drained else set()), where
-    left = unexpected_files(output) - {"replaced-checkpoint-6"}
-    assert left <= ({f"checkpoint-{STEP}/{LOCK}"} if found[1].drained else set()), where
+    left = unexpected_files(output) - kept
+    assert left <= ({str(chosen.relative_to(output) / LOCK)} if found[1].drained else set()), where
     if scene.same_step == "run-0":
         assert contents(output / "replaced-checkpoint-6") == prepared.same_step, where
 
@@ -193,6 +213,9 @@ def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
         pytest.param("rotating", "half"),
         pytest.param("again", "before"),
         pytest.param("again", "half", marks=pytest.mark.full),
+        pytest.param("snapshot", "before", marks=pytest.mark.full),
+        pytest.param("snapshot", "half", marks=pytest.mark.full),
+        pytest.param("snapshot-again", "before", marks=pytest.mark.full),
         pytest.param("over-another-run", "before", marks=pytest.mark.full),
         *(pytest.param(scene, "after", marks=pytest.mark.full) for scene in SCENES),
     ],
