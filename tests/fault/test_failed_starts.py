@@ -30,6 +30,7 @@ pathlib.Path("finished").touch()
 """
 
 
+@pytest.mark.full
 def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Callable[..., Run], tmp_path: Path) -> None:
     """More failed starts than the restart budget has failures. The run then continues where it was."""
     (tmp_path / "hub.py").write_text(HUB)
