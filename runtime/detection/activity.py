@@ -18,14 +18,10 @@ from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families import usage as families
 from grpo_run.runtime.detection.waits import awaited_socket
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import SESSION_PHASES, Slot
 from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
 from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, ProcessFacts
 
-SESSION_PHASES = frozenset(
-    {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
-)
-"""Phases in which I/O of the family counts as activity: other code or other processes do the work."""
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
 BUSY_SECONDS = 0.03

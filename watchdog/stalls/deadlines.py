@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import SESSION_PHASES, Phase
 from grpo_run.watchdog.stalls.durations import Durations
 
 
@@ -22,18 +22,6 @@ class Occurrence(str, Enum):
     later = "later"
 
 
-LOOPING_PHASES = frozenset(
-    {
-        Phase.generate,
-        Phase.reward,
-        Phase.score,
-        Phase.forward_backward,
-        Phase.optimizer,
-        Phase.vote,
-        Phase.hygiene,
-    }
-)
-"""Phases that compute, as an endless loop does, so that CPU time says less there than in others."""
 USUAL_FRACTION = 0.99
 """Quantile that represents a long but usual occurrence; rare outliers (one in a thousand) are above it."""
 FLOORS_OUTSIDE = 5.0
@@ -173,9 +161,8 @@ def computing_deadline_seconds(
     Args: as for `deadline_seconds`.
     """
     limit = deadline_seconds(phase, durations, occurrence, settings)
-    if phase in LOOPING_PHASES:
-        return max(limit, settings.outside_limit_seconds)
-    return max(limit, settings.unlearned_seconds(phase))
+    longest = settings.unlearned_seconds(phase) if phase in SESSION_PHASES else settings.outside_limit_seconds
+    return max(limit, longest)
 
 
 def deadline_seconds(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection.activity import BUSY_FRACTION, SESSION_PHASES, RankActivity
+from grpo_run.runtime.detection.activity import BUSY_FRACTION, RankActivity
 from grpo_run.runtime.detection.families import connections
 from grpo_run.runtime.detection.families import usage as families
 from grpo_run.runtime.detection.families.connections import Connections
 from grpo_run.runtime.detection.families.usage import FamilyUsage, Thread
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
+from grpo_run.watchdog.observation import SESSION_PHASES, OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.stalls.stall import ProcessFacts
 

@@ -1209,13 +1209,19 @@ def test_a_deadline_is_shown_that_has_not_passed_while_the_job_is_suspended(
         assert world.watch.awaited.deadline_at_seconds > world.now
 
 
-def test_a_reward_that_computes_is_named_early_and_ended_late(make: Callable[..., World]) -> None:
-    """It cannot be told from an endless loop."""
+def in_a_short_reward(make: Callable[..., World]) -> World:
+    """Rank 1 is in a reward, which usually takes 10 ms, and rank 0 waits for it."""
     world = make(settings=DeadlineSettings())
     world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
     world.issue(0, "all_reduce")
     for _ in range(2):
         world.writers[1].replace(Phase.reward)
+    return world
+
+
+def test_a_reward_that_computes_is_named_early_and_ended_late(make: Callable[..., World]) -> None:
+    """It cannot be told from an endless loop."""
+    world = in_a_short_reward(make)
 
     def compute() -> None:
         world.cpu[1] += 0.5
@@ -1231,11 +1237,7 @@ def test_a_reward_that_computes_is_named_early_and_ended_late(make: Callable[...
 
 def test_a_reward_that_stops_computing_gets_the_usual_deadline_again(make: Callable[..., World]) -> None:
     """It may wait for a sandbox now."""
-    world = make(settings=DeadlineSettings())
-    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
-    world.issue(0, "all_reduce")
-    for _ in range(2):
-        world.writers[1].replace(Phase.reward)
+    world = in_a_short_reward(make)
 
     def compute() -> None:
         world.cpu[1] += 0.5
@@ -1250,11 +1252,7 @@ def test_a_connection_to_outside_lengthens_a_learned_deadline(
     make: Callable[..., World], connected: bool
 ) -> None:
     """A server is slow once, while the rank computes a little, so that it is not quiet."""
-    world = make(settings=DeadlineSettings())
-    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
-    world.issue(0, "all_reduce")
-    for _ in range(2):
-        world.writers[1].replace(Phase.reward)
+    world = in_a_short_reward(make)
     world.connected = {1} if connected else set()
 
     def compute() -> None:
