@@ -23,6 +23,9 @@ SHARED_MEMORY_ROOT = Path("/dev/shm")
 """The tmpfs that shm_overview(7) says every Linux system mounts. Files in it outlive processes, not a reboot.
 """
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Differs after every start of the machine; see random(4)."""
+
 WRITE_BACK_BYTES = 64 << 20
 """How much of a file `sync_tree` writes to disk between two progress reports."""
 LOCK_POLL_SECONDS = 0.005

@@ -1,4 +1,4 @@
-"""The command of a rank that is a fresh interpreter. Called by `ranks.py`, and by a fork that has to start over."""
+"""The command of a fresh interpreter that runs one of our functions: a rank, a fork that starts over, the guardian."""
 
 from __future__ import annotations
 

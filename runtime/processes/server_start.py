@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_run.runtime import upstream
-from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes import forkserver, termination
 from grpo_run.watchdog.processes import read_stat
 
 POLL_SECONDS = 0.05
@@ -65,19 +64,12 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
                 os.kill(server, signal.SIGKILL)
     if failures:
         reason = reason or "the process that imports the libraries in advance has exited"
-        _await_end(server)
+        # not reaped: multiprocessing does that, and then starts another server
+        termination.wait_for_exits([server], END_SECONDS)
         forkserver.replace_server()
     if reason is not None:
         warn(f"{reason}: ranks start as fresh interpreters")
     _awaited = upstream.forkserver_pid()
-
-
-def _await_end(pid: int) -> None:
-    """Wait until a child has ended, without reaping it: multiprocessing does that, and then starts another server."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        select.select([descriptor], [], [], END_SECONDS)
-        os.close(descriptor)
 
 
 class _Progress:

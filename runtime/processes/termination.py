@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from grpo_run.watchdog.processes import ProcessStat, read_stat
 from grpo_run.watchdog.run_processes.keeping import is_fork_of_rank
 from grpo_run.watchdog.run_processes.process_tree import read_arguments
-from grpo_run.watchdog.run_processes.remaining import SERVICES
+from grpo_run.watchdog.run_processes.remaining import runs_service
 
 TERM_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
@@ -130,12 +130,11 @@ def terminate(
                 continue
             if not send(process, number):
                 refused.add(process.key)
-            is_service = any(mark in arguments for mark in SERVICES)
             seen[process.key] = TerminatedProcess(
                 pid=process.pid,
                 name=process.name,
                 arguments=arguments,
-                part_of_rank=is_fork or is_service or process.pid in sessions,
+                part_of_rank=is_fork or runs_service(arguments) or process.pid in sessions,
                 killed=number == signal.SIGKILL,
             )
         wait_for_exits(left, LOOK_SECONDS)
@@ -172,8 +171,8 @@ def send(process: ProcessStat, number: signal.Signals) -> bool:
     return True
 
 
-def wait_for_exits(processes: Mapping[int, ProcessStat], seconds: float) -> None:
-    """Wait until all these processes have exited, at most `seconds`.
+def wait_for_exits(pids: Iterable[int], seconds: float) -> None:
+    """Wait until all these processes have exited, at most `seconds`. Does not reap them.
 
     Raises:
         OSError: no descriptor is left.
@@ -182,7 +181,7 @@ def wait_for_exits(processes: Mapping[int, ProcessStat], seconds: float) -> None
     descriptors: set[int] = set()
     deadline = time.monotonic() + seconds
     try:
-        for pid in processes:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 descriptors.add(os.pidfd_open(pid))
         for descriptor in descriptors:

@@ -111,5 +111,9 @@ def _usage(process: ProcessStat) -> ProcessUsage:
 
 def is_service(process: ProcessStat) -> bool:
     """Return whether this is a helper that exits by itself when its ranks have exited."""
-    arguments = process_tree.read_arguments(process.pid)
+    return runs_service(process_tree.read_arguments(process.pid))
+
+
+def runs_service(arguments: str) -> bool:
+    """Return whether a command line is that of such a helper."""
     return any(mark in arguments for mark in SERVICES)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.processes import read_file
 from grpo_run.watchdog.run_processes import process_tree
-from grpo_run.watchdog.run_processes.remaining import SERVICES
+from grpo_run.watchdog.run_processes.remaining import runs_service
 from grpo_run.watchdog.waits.looks import UNKNOWN, Look, Process, Thread, Wait, WaitKind
 from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
 
@@ -101,7 +101,7 @@ class LookReader:
             caught_signals=caught,
             has_timers=timers is None or bool(timers),
             own_ids=own_ids,
-            helper=parent != 0 and _is_helper(pid),
+            helper=parent != 0 and runs_service(process_tree.read_arguments(pid)),
         )
 
     def _read_thread(self, pid: int, tid: int, status: Mapping[bytes, bytes]) -> tuple[Thread, str | None]:
@@ -135,11 +135,6 @@ class LookReader:
         if not refusal:
             self._threads[tid] = thread
         return thread, refusal
-
-
-def _is_helper(pid: int) -> bool:
-    arguments = process_tree.read_arguments(pid)
-    return any(service in arguments for service in SERVICES)
 
 
 def _read_status(folder: str) -> dict[bytes, bytes] | None:

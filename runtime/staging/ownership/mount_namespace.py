@@ -12,13 +12,13 @@ import os
 import struct
 from pathlib import Path
 
+from grpo_run.runtime.files import BOOT_ID
+from grpo_run.watchdog.processes import read_stat
+
 NAMESPACE = Path("/proc/self/ns/mnt")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GET_NAMESPACE_ID = 0x8008B705
 """NS_GET_MNTNS_ID of linux/nsfs.h, Linux 6.11: a number that is never used again. The inode number of a
 namespace may be."""
-_START_TIME_FIELD = 19
-"""Of /proc/1/stat after the name: field 22 in proc(5)."""
 
 
 def mount_namespace() -> str | None:
@@ -34,7 +34,7 @@ def mount_namespace() -> str | None:
         boot = BOOT_ID.read_text().strip()
         name = os.readlink(NAMESPACE)
         unique = _unique_number() or _start_of_first_process()
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return None
     return f"{boot}/{name}/{unique}/{root.st_dev}:{root.st_ino}"
 
@@ -52,5 +52,12 @@ def _unique_number() -> str | None:
 
 
 def _start_of_first_process() -> str:
-    """Return when process 1 has started, which differs between containers that had the same inode number."""
-    return "1@" + Path("/proc/1/stat").read_text().rpartition(")")[2].split()[_START_TIME_FIELD]
+    """Return when process 1 has started, which differs between containers that had the same inode number.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    first = read_stat(1)
+    if first is None:
+        raise ValueError("process 1 cannot be read")
+    return f"1@{first.started_ticks}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pydantic
 
-from grpo_run.runtime.files import write_json
+from grpo_run.runtime.files import BOOT_ID, write_json
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate
 from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.run_processes.keeping import without_kept
@@ -24,7 +24,6 @@ from grpo_run.watchdog.run_processes.ownership import RunProcesses
 from grpo_run.watchdog.run_processes.process_tree import read_processes
 
 MAX_FILE_BYTES = 64 * 1024
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True)

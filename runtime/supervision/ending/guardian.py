@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.supervision.ending.terminated import EVENT, event_fields
@@ -61,7 +62,7 @@ class Guardian:
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; del sys.path[0]; from {__name__} import main; main()"],
+                fresh_interpreter.command(f"{__name__}:main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
             )
