@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConsensusError, UsageError
-from grpo_run.trainers.rank.session import CONNECT_SECONDS, Session, current
+from grpo_run.trainers.rank.session import Session, current
 
 LOCATION_BYTES = 256
 """Size of a source location as sent; a longer one loses its beginning."""
@@ -71,16 +71,7 @@ def _any_rank(flag: bool, location: str) -> bool:
     if session.world_size == 1:
         return flag
     if session not in _groups:
-        from grpo_run.trainers.rank.vote_group import connect_vote_group
-
-        _groups[session] = connect_vote_group(
-            rank=session.rank,
-            world_size=session.world_size,
-            prefix="grpo_run/consensus",
-            connect_seconds=CONNECT_SECONDS,
-            timeout_seconds=session.config.timeouts.vote_seconds,
-            on_collective=session.on_collective,
-        )
+        _groups[session] = session.connect_vote_group("grpo_run/consensus")
     encoded = location.encode()[-LOCATION_BYTES:].ljust(LOCATION_BYTES, b"\0")
     answers = _groups[session].gather([int(flag), *encoded])
     locations = [bytes(answer[1:]).rstrip(b"\0").decode(errors="replace") for answer in answers]

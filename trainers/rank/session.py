@@ -113,6 +113,24 @@ class Session:
                 raise TimeoutError(f"the vote group was not connected within {CONNECT_SECONDS:.0f} s")
         return self._votes
 
+    def connect_vote_group(self, name: str) -> VoteGroup:
+        """Connect another vote group of all ranks. Collective; call it once for each name.
+
+        Args:
+            name: of the group, the same on every rank; it need be unique in this attempt only.
+        """
+        # imports torch, which takes seconds in a fresh interpreter
+        from grpo_run.trainers.rank.vote_group import connect_vote_group
+
+        return connect_vote_group(
+            rank=self.rank,
+            world_size=self.world_size,
+            prefix=name,
+            connect_seconds=CONNECT_SECONDS,
+            timeout_seconds=self.config.timeouts.vote_seconds,
+            on_collective=self.on_collective,
+        )
+
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes what all ranks have agreed on."""
@@ -184,17 +202,7 @@ class Session:
 
     def _connect(self) -> None:
         try:
-            # imports torch, which takes seconds in a fresh interpreter
-            from grpo_run.trainers.rank.vote_group import connect_vote_group
-
-            self._votes = connect_vote_group(
-                rank=self.rank,
-                world_size=self.world_size,
-                prefix="grpo_run/vote",  # unique, because the store belongs to this attempt
-                connect_seconds=CONNECT_SECONDS,
-                timeout_seconds=self.config.timeouts.vote_seconds,
-                on_collective=self.on_collective,
-            )
+            self._votes = self.connect_vote_group("grpo_run/vote")
         except BaseException as error:  # noqa: BLE001 - `votes` raises it in the thread that needs the group
             self._connect_error = error
 
