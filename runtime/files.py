@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ SHARED_MEMORY_ROOT = Path("/dev/shm")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Differs after every start of the machine; see random(4)."""
+
+BLOCK_BYTES = 512
+"""Unit of st_blocks; see stat(3type)."""
 
 WRITE_BACK_BYTES = 64 << 20
 """How much of a file `sync_tree` writes to disk between two progress reports."""
@@ -129,6 +132,27 @@ def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
                 return  # not supported by this file system or container; fsync alone is enough
             raise OSError(number, os.strerror(number))
         progress(min(WRITE_BACK_BYTES, size - offset))
+
+
+def tree_bytes(path: Path, *, linked: bool = True) -> int:
+    """Return the space that a file, or all files in a folder, take. What is removed meanwhile is not counted.
+
+    Symbolic links are not followed.
+
+    Args:
+        linked: count files that have other names too; deleting this one does not free their space.
+    """
+    files = [path] if not path.is_dir() or path.is_symlink() else _files_in(path)
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            total += status.st_blocks * BLOCK_BYTES if linked or status.st_nlink == 1 else 0
+    return total
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    return (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
 def lock_exclusively(descriptor: int, wait_seconds: float = 0.0) -> bool:

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_run.cli.checkpoints import size
@@ -19,13 +20,15 @@ from grpo_run.cli.housekeeping.areas import areas_of
 from grpo_run.cli.housekeeping.removal import remove_run
 from grpo_run.runtime.catalog import leftovers
 from grpo_run.runtime.catalog.leftovers import Kept, Leftover
-from grpo_run.runtime.catalog.runs import RunEntry, read_runs, run_directories
+from grpo_run.runtime.catalog.runs import RunEntry, links_of, read_runs, run_directories
 from grpo_run.runtime.checkpoints.listing import CheckpointEntry, find_output_directories, list_checkpoints
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
+from grpo_run.runtime.continuity import held
 from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryError
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.staging.ownership.leftovers import AreaEntry, remove_area
 
 EXIT_INCOMPLETE = 1
@@ -38,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run gc",
         description="Free what no run needs any more: shared memory of dead runs (snapshots that a run could resume from"
-        " are written to disk first), rejected, replaced and abandoned partial checkpoints in the output directories of"
-        " runs, and directories of runs that ended long ago. Live runs are not touched.",
+        " are written to disk first), links to checkpoints that a killed start has left, rejected, replaced and abandoned"
+        " partial checkpoints in the output directories of runs, and directories of runs that ended long ago. Live runs are not touched.",
     )
     parser.add_argument("--dry-run", action="store_true", help="list what would be freed, and change nothing")
     parser.add_argument(
@@ -106,6 +109,7 @@ def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftov
     areas = areas_of(paths, disks_are_mounted=disks_are_mounted)
     runs = read_runs([*paths, *_named_by(areas, paths)], areas)
     found, kept = leftovers.memory(areas, runs)
+    found += leftovers.held(runs)
     found += leftovers.checkpoints(
         _renamed_checkpoints(runs),
         live_ids={run.run_id for run in runs if run.live},
@@ -161,6 +165,9 @@ def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
         return None
     if leftover.kind == "checkpoint":
         return _delete(leftover.path)
+    if leftover.kind == "held":
+        assert leftover.run is not None
+        return _put_back_and_delete(leftover.run, leftover.path)
     reasons: list[str] = []
     if leftover.written_first:
         return _write_and_free(leftover.path)
@@ -172,11 +179,39 @@ def _delete(path: Path) -> str | None:
     if path.name.startswith("."):
         clean_partial_directories(path.parent)
         return None if not path.exists() else "a process writes it"
+    return _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> str | None:
     try:
         shutil.rmtree(path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None
+
+
+def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
+    """Put back checkpoints that exist only as these links, as the next supervisor would, and delete the links."""
+    try:
+        lock = run.acquire()
+    except RunDirectoryError as error:
+        return str(error)
+    try:
+        status = read_status(run)
+        for links in (links for links in links_of(run, status) if links.path == path):
+            if links.missing:
+                held.put_back(run.held, status.run_id, links.output_dir)
+                left = [one for one in links_of(run, status) if one.path == path and one.missing]
+                if left:
+                    return f"{left[0].missing[0]} could not be put back in {links.output_dir}"
+        problem = _remove_tree(path)
+        with suppress(OSError):  # other links are in it
+            run.held.rmdir()
+    finally:
+        os.close(lock)
+    return problem
 
 
 def _write_and_free(area: Path) -> str | None:

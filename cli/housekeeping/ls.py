@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="grpo-run ls",
         description="List all runs: those in runs/, and those that this user has launched elsewhere.",
         epilog="`age` is the time since the last event. `size` is what the run directory takes without checkpoints,"
-        " `memory` what its snapshots take in shared memory.",
+        " with those of which only the links remain that a killed start left; `memory` what its snapshots take in shared"
+        " memory.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 from grpo_run.runtime.catalog.registry import forget, registry_folder
-from grpo_run.runtime.catalog.runs import own_files
+from grpo_run.runtime.catalog.runs import links_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.staging.ownership.leftovers import remove_area
 from grpo_run.runtime.staging.ownership.owner import recorded_areas
 
@@ -23,11 +24,16 @@ def remove_run(directory: RunDirectory) -> list[Path]:
     Raises:
         RunDirectoryError: the run is live, or something cannot be deleted.
     """
-    areas = recorded_areas(directory.read_run()) if directory.run_json.is_file() else []
+    known = directory.run_json.is_file()
+    areas = recorded_areas(directory.read_run()) if known else []
+    links = links_of(directory, read_status(directory)) if known else []
     lock = directory.acquire()
     try:
+        for one in links:
+            if one.path.is_dir():
+                shutil.rmtree(one.path)
         # run.json last: until then the run is found, and can be removed again
-        for path in sorted(own_files(directory.path), key=lambda path: path == directory.run_json):
+        for path in sorted(directory.own_files(), key=lambda path: path == directory.run_json):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.housekeeping.ls import shown
 from grpo_run.cli.housekeeping.removal import remove_run
-from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.runtime.catalog.runs import find_run, links_of
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.staging.ownership.owner import recorded_areas
 from grpo_run.runtime.staging.slot import STAGED
 
@@ -25,7 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory or run id")
     parser.add_argument(
-        "--force", action="store_true", help="also delete a run whose newest state is only in memory"
+        "--force",
+        action="store_true",
+        help="also delete a run whose newest state is only in memory, or in links to checkpoints",
     )
     options = parser.parse_args(arguments)
     found = {run.path.resolve(): run for run in map(find_run, options.runs)}
@@ -49,8 +50,15 @@ def _check(run: RunDirectory, *, force: bool) -> None:
     owner = run.owner()
     if owner is not None:
         raise RunDirectoryError(f"the run in {run.path} is live (supervisor {owner}); stop it first")
-    if force or History.of(read_journal(run.journal)).finished:
+    status = read_status(run)
+    if force or status.history.finished:
         return
+    for links in links_of(run, status):
+        if links.missing:
+            raise RunDirectoryError(
+                f"{links.missing[0]} of the run in {run.path} is missing in {links.output_dir}, and is only kept in"
+                f" {links.path}; `grpo-run gc` puts it back, and --force deletes it"
+            )
     if any(any(area.glob(f"*/{STAGED}")) for area in recorded_areas(run.read_run())):
         raise RunDirectoryError(
             f"the newest state of the run in {run.path} is only in memory; `grpo-run gc` writes it to disk, and --force"

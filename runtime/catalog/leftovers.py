@@ -1,6 +1,7 @@
 """What `grpo-run gc` may free, and what it keeps and why: decisions only, nothing is deleted here.
 
     memory       staging areas of deleted runs; those of dead runs, whose snapshots are written to disk first
+    held         links to checkpoints that a killed start has left, after missing checkpoints are put back
     checkpoint   rejected and replaced checkpoints, and partial ones that nobody writes any more
     run          directories of runs that ended long ago; their checkpoints stay
 
@@ -17,6 +18,8 @@ from typing import Literal
 
 from grpo_run.runtime.catalog.runs import RunEntry
 from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState
+from grpo_run.runtime.files import tree_bytes
+from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.ownership.leftovers import AreaEntry
 
 DAY_SECONDS = 86_400.0
@@ -24,7 +27,7 @@ ENDED = ("finished", "failed")
 """States of runs that are deleted when they are old. A stopped run, and one whose supervisor was killed, waits to be
 resumed."""
 
-Kind = Literal["memory", "checkpoint", "run"]
+Kind = Literal["memory", "held", "checkpoint", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class Leftover:
     Attributes:
         what: in words.
         written_first: a dead run could be resumed from it, so it is written to disk before it is freed.
+        run: whose it is, where freeing it needs the lock of the run.
     """
 
     kind: Kind
@@ -41,6 +45,7 @@ class Leftover:
     size_bytes: int
     what: str
     written_first: bool = False
+    run: RunDirectory | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,23 @@ def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[L
     return found, kept
 
 
+def held(runs: Iterable[RunEntry]) -> list[Leftover]:
+    """Return the links to checkpoints that dead runs have left."""
+    return [
+        Leftover(
+            kind="held",
+            path=folder.path,
+            size_bytes=0 if folder.missing else tree_bytes(folder.path, linked=False),
+            what=f"links to checkpoints of run {run.run_id}"
+            + (f", after {', '.join(folder.missing)} are put back" if folder.missing else ""),
+            run=run.directory,
+        )
+        for run in runs
+        if not run.live
+        for folder in run.held
+    ]
+
+
 def checkpoints(
     entries: Iterable[CheckpointEntry],
     *,
@@ -115,7 +137,7 @@ def checkpoints(
 
 
 def old_runs(runs: Iterable[RunEntry], *, now: float, days: float) -> list[Leftover]:
-    """Return the directories of runs that ended at least `days` days ago.
+    """Return the directories of runs that ended at least `days` days ago, and from which nothing has to be saved first.
 
     Args:
         now: seconds since the epoch.
@@ -131,5 +153,6 @@ def old_runs(runs: Iterable[RunEntry], *, now: float, days: float) -> list[Lefto
         if not run.live
         and run.state in ENDED
         and not run.memory_bytes
+        and not run.held
         and now - run.last_time >= days * DAY_SECONDS
     ]

@@ -6,25 +6,20 @@ Reads only.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.catalog.registry import registered, registry_folder
+from grpo_run.runtime.continuity.held import HeldFolder, find_held, output_directories
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import tree_bytes
 from grpo_run.runtime.record import run_directory
 from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.runtime.staging.ownership.leftovers import AreaEntry
 from grpo_run.runtime.staging.ownership.owner import recorded_areas
-
-OUR_NAMES = re.compile(
-    r"run\.json|journal\.jsonl|board\.mmap(\.new)?|lock|attempts|incidents|\.probe-[0-9]+|\.(run\.json|journal\.jsonl)\..*"
-)
-"""What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +31,11 @@ class RunEntry:
         status: as `grpo-run status` reads it; None if it cannot be read.
         problem: why it cannot be read; None if it can.
         last_time: of the last event, in seconds since the epoch.
-        size_bytes: of the run directory. Checkpoints are not in it.
+        size_bytes: of the run directory, and of links to checkpoints beside an output directory. A linked checkpoint
+            counts if it has no other name.
         memory_bytes: of the run's snapshots in shared memory.
         areas: the staging areas that `run.json` names.
+        held: links to checkpoints, which a killed start leaves.
     """
 
     directory: RunDirectory
@@ -48,6 +45,7 @@ class RunEntry:
     size_bytes: int
     memory_bytes: int
     areas: tuple[Path, ...]
+    held: tuple[HeldFolder, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -120,15 +118,28 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
     except (RunDirectoryError, OSError) as error:
         problem = str(error)
     last_time = status.history.last_time if status is not None else None
+    held = links_of(directory, status) if status is not None else []
     return RunEntry(
         directory=directory,
         status=status,
         problem=problem,
         last_time=last_time or _modified_at(directory.path),
-        size_bytes=sum(tree_bytes(path) for path in own_files(directory.path)),
+        size_bytes=_size_bytes(directory, held),
         memory_bytes=sum(sizes.get(area, 0) for area in areas),
         areas=areas,
+        held=tuple(held),
     )
+
+
+def links_of(directory: RunDirectory, status: RunStatus) -> list[HeldFolder]:
+    """Return the links to checkpoints that the last start of a run has left."""
+    return find_held(directory.held, status.run_id, output_directories(status.history.calls))
+
+
+def _size_bytes(directory: RunDirectory, held: Iterable[HeldFolder]) -> int:
+    own = (tree_bytes(path, linked=path != directory.held) for path in directory.own_files())
+    beside = (tree_bytes(one.path, linked=False) for one in held if directory.held not in one.path.parents)
+    return sum(own) + sum(beside)
 
 
 def find_run(name: str | None) -> RunDirectory:
@@ -165,30 +176,6 @@ def _has_id(path: Path, name: str) -> bool:
         return name in (path.name, RunDirectory(path=path).read_run().get("run_id"))
     except RunDirectoryError:
         return False
-
-
-def own_files(path: Path) -> list[Path]:
-    """Return the files and folders in a run directory that grpo-run has written."""
-    try:
-        return [path / name for name in sorted(os.listdir(path)) if OUR_NAMES.fullmatch(name)]
-    except OSError:
-        return []
-
-
-def tree_bytes(path: Path) -> int:
-    """Return the space that a file, or all files in a folder, take. What is removed meanwhile is not counted."""
-    total = 0 if path.is_dir() and not path.is_symlink() else _allocated_bytes(path)
-    for folder, _, names in os.walk(path):
-        for name in names:
-            total += _allocated_bytes(Path(folder, name))
-    return total
-
-
-def _allocated_bytes(path: Path) -> int:
-    try:
-        return path.lstat().st_blocks * 512
-    except OSError:
-        return 0
 
 
 def _modified_at(path: Path) -> float:

@@ -1,8 +1,9 @@
 """Keep a run's checkpoints while its script starts: some scripts clear their output directory first.
 
 Before each attempt the supervisor makes hard links of the checkpoints (`HeldCheckpoints`). When the ranks are about to
-choose one, rank 0 puts back those that are gone (`put_back`). Nothing is copied. Links need one file system:
-the run directory's, else the output directory's parent; where neither works, nothing is held.
+choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so far, the next start puts them
+back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need one file system: the run
+directory's, else the output directory's parent; where neither works, nothing is held.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
-from grpo_run.runtime.checkpoints.publishing import make_directory
-from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
+from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
+from grpo_run.runtime.checkpoints.publishing import partial_directory, publish
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_run, find_checkpoints
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import CheckpointError
 
@@ -29,26 +31,34 @@ class HeldCheckpoints:
     """The hard links of one run, for its supervisor.
 
     Args:
-        run_directory: of the run.
+        folder: of links in the run directory.
         run_id: checkpoints of other runs are not held.
         calls: the run's calls; the checkpoints in their directories are held.
+        warn: called with what was put back.
     """
 
-    def __init__(self, run_directory: Path, run_id: str, calls: TrainCalls) -> None:
-        self._run_directory = run_directory
+    def __init__(self, folder: Path, run_id: str, calls: TrainCalls, warn: Callable[[str], None]) -> None:
+        self._folder = folder
         self._run_id = run_id
         self._calls = calls
-        self._held: list[str] | None = None
+        self._warn = warn
+        self._held: list[str] = []
 
     def hold(self) -> None:
-        """Make links of all complete checkpoints of the run. Links that an earlier supervisor left are removed."""
-        self._held = list(dict.fromkeys(one.path for call in self._calls for one in call.directories))
-        _remove(self._run_directory, self._held)
+        """Make links of all complete checkpoints of the run.
+
+        Links are left if the last start committed no step. What is missing is put back from them first.
+        """
+        self._held = output_directories(self._calls)
+        self._put_back(self._held)
+        still_missing = self._remove()
         for directory in self._held:
+            if directory in still_missing:
+                continue  # its links are all that is left, and stay
             places = directories_of_run(self._run_id, Path(directory))
             own = (one for one in find_checkpoints(*places) if one.manifest.run_id == self._run_id)
             found = list(itertools.islice(own, MAX_HELD))
-            for place in _places(self._run_directory, directory) if found else ():
+            for place in _places(self._folder, directory) if found else ():
                 with suppress(OSError):
                     place.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if all(_link_tree(one.path, place / one.path.relative_to(directory)) for one in found):
@@ -56,48 +66,132 @@ class HeldCheckpoints:
                 shutil.rmtree(place, ignore_errors=True)
 
     def release(self) -> None:
-        """Remove the links: the script has started. The checkpoints are not changed."""
-        if self._held is not None:
-            _remove(self._run_directory, self._held)
-            self._held = None
+        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints are not changed."""
+        self._held = self._remove()
+
+    def end(self, *, finished: bool) -> None:
+        """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
+        if finished:
+            remove(self._folder, self._held)
+        else:
+            self._put_back(self._held)
+            self.release()
+
+    def _remove(self) -> list[str]:
+        """Remove the links; return the output directories whose links are the last ones of a checkpoint, and stay."""
+        last = {one.output_dir for one in find_held(self._folder, self._run_id, self._held) if one.missing}
+        remove(self._folder, (directory for directory in self._held if directory not in last))
+        return sorted(last)
+
+    def _put_back(self, directories: Iterable[str]) -> None:
+        for directory in directories:
+            names = put_back(self._folder, self._run_id, directory)
+            if names:
+                self._warn(put_back_sentence(names, directory))
 
 
-def put_back(run_directory: Path, run_id: str, directory: str) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class HeldFolder:
+    """Links to the checkpoints of one output directory.
+
+    Attributes:
+        missing: the checkpoints that exist nowhere else, and would be put back.
+    """
+
+    path: Path
+    output_dir: str
+    missing: tuple[str, ...]
+
+
+def output_directories(calls: TrainCalls) -> list[str]:
+    """Return the output directories of a run's calls."""
+    return list(dict.fromkeys(one.path for call in calls for one in call.directories))
+
+
+def find_held(folder: Path, run_id: str, directories: Iterable[str]) -> list[HeldFolder]:
+    """Return the links that exist.
+
+    Args:
+        folder: of links in the run directory.
+        run_id: of the run.
+        directories: its output directories.
+    """
+    return [
+        HeldFolder(path=place, output_dir=directory, missing=tuple(held.path.name for held, _ in wanted))
+        for directory in directories
+        for place in _places(folder, directory)
+        if place.is_dir()
+        for wanted in [_missing(place, run_id, directory)]
+    ]
+
+
+def put_back(folder: Path, run_id: str, directory: str) -> list[str]:
     """Restore the held checkpoints of an output directory if the newest is missing there. Returns their names.
 
-    If the newest exists, older ones were rotated away. A name that exists is left alone.
+    If it or a newer one exists, older ones were rotated away. A name that exists is left alone.
     """
     restored = []
-    for place in _places(run_directory, directory):
-        found = list(find_checkpoints(*directories_of_run(run_id, place)))
-        if found and (Path(directory) / found[0].path.relative_to(place)).exists():
-            continue
-        for held in found:
-            target = Path(directory) / held.path.relative_to(place)
-            if held.manifest.run_id != run_id or target.exists():
-                continue
-            make_directory(target.parent)
-            if _link_tree(held.path, target):
-                restored.append(held.path.name)
-            else:
-                shutil.rmtree(target, ignore_errors=True)
+    for place in _places(folder, directory):
+        for held, target in _missing(place, run_id, directory):
+            if _restore(held, target):
+                restored.append(target.name)
     return restored
 
 
-def _remove(run_directory: Path, directories: Iterable[str]) -> None:
+def _restore(held: FoundCheckpoint, target: Path) -> bool:
+    """Give a held checkpoint its name again; return whether it has it. Otherwise it stays held."""
+    try:
+        with partial_directory(target.parent, held.manifest.step) as partial:
+            if not _link_tree(held.path, partial):
+                return False
+            publish(partial, target)
+    except (OSError, CheckpointError):
+        return False
+    return True
+
+
+def put_back_sentence(names: Iterable[str], directory: str) -> str:
+    """What users are told."""
+    return f"the script has removed {', '.join(names)} in {directory}; restored"
+
+
+def remove(folder: Path, directories: Iterable[str]) -> None:
+    """Remove the links to the checkpoints of output directories."""
     for directory in directories:
-        for place in _places(run_directory, directory):
+        for place in _places(folder, directory):
             shutil.rmtree(place, ignore_errors=True)
     with suppress(OSError):
-        (run_directory / "held").rmdir()
+        folder.rmdir()
 
 
-def _places(run_directory: Path, directory: str) -> tuple[Path, Path]:
+def _missing(place: Path, run_id: str, directory: str) -> list[tuple[FoundCheckpoint, Path]]:
+    """Return the held checkpoints that are to be restored, each with where."""
+    found = [
+        (one, Path(directory) / one.path.relative_to(place))
+        for one in find_checkpoints(*directories_of_run(run_id, place))
+        if one.manifest.run_id == run_id
+    ]
+    if not found:
+        return []
+    newest, path = max(found, key=lambda one: _position(one[0].manifest))
+    there = find_checkpoints(*directories_of_run(run_id, Path(directory)))
+    if path.exists() or any(
+        one.manifest.run_id == run_id and _position(one.manifest) >= _position(newest.manifest)
+        for one in there
+    ):
+        return []
+    return [(one, target) for one, target in found if not target.exists()]
+
+
+def _position(manifest: Manifest) -> tuple[int, int]:
+    return manifest.train_call.ordinal, manifest.step
+
+
+def _places(folder: Path, directory: str) -> tuple[Path, Path]:
     """Where the checkpoints of an output directory may be held, in the order of preference."""
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
-    return run_directory / "held" / digest, Path(
-        directory
-    ).parent / f".grpo-run-held-{run_directory.name}-{digest}"
+    beside = f".grpo-run-held-{folder.parent.name}-{digest}"
+    return folder / digest, Path(directory).parent / beside
 
 
 def _link_tree(source: Path, target: Path) -> bool:
@@ -108,6 +202,8 @@ def _link_tree(source: Path, target: Path) -> bool:
             key=lambda name: name == MANIFEST,
         )
         for name in names:
+            if name == LOCK:
+                continue  # of a writer that was killed after it had published
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(source / name, target / name)
         read_manifest(target)

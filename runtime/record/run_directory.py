@@ -5,8 +5,10 @@
       journal.jsonl           events
       board.mmap              one slot per rank
       lock                    held by the supervisor
+      processes.json          the last supervisor, and the token of its ranks
       attempts/000/rank0.log  output, one file per rank
       incidents/0001-signal/  verdict.json and evidence
+      held/                   links to checkpoints, while the script starts
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
 not here: they stay in the script's `output_dir`.
@@ -32,7 +34,20 @@ DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
 """How long to wait for a command that holds the lock only to read who owns the run."""
 ID_DIGITS = 6
-OWN_NAMES = frozenset({"run.json", "journal.jsonl", "board.mmap", "lock", "attempts", "incidents"})
+OWN_NAMES = (
+    "run.json",
+    "journal.jsonl",
+    "board.mmap",
+    "lock",
+    "processes.json",
+    "attempts",
+    "incidents",
+    "held",
+)
+"""What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
+_NAMES = "|".join(map(re.escape, OWN_NAMES))
+_OWN_NAME = re.compile(rf"{_NAMES}|board\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
+"""With the temporary names of files that are replaced, which a killed process leaves."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -87,6 +102,18 @@ class RunDirectory:
     def incidents(self) -> Path:
         """The folder of all incidents."""
         return self.path / "incidents"
+
+    @property
+    def held(self) -> Path:
+        """The folder of links to checkpoints, while the script starts."""
+        return self.path / "held"
+
+    def own_files(self) -> list[Path]:
+        """Return the files and folders in the directory that grpo-run has written, also temporary ones."""
+        try:
+            return [self.path / name for name in sorted(os.listdir(self.path)) if _OWN_NAME.fullmatch(name)]
+        except OSError:
+            return []
 
     def attempt(self, number: int) -> Path:
         """Return the directory of one attempt."""

@@ -81,12 +81,13 @@ class Supervisor:
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event)
         self.history = self._live.history
-        self._held = HeldCheckpoints(run.path, config.run_id, self.history.calls)
         self.run_started_at = self.history.first_time or time.time()
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
+        links = (run.held, config.run_id, self.history.calls)
+        self.held = HeldCheckpoints(*links, warn=lambda text: self.warn(None, text))
         self._drains = (
             DrainScheduler(
                 staging,
@@ -154,7 +155,7 @@ class Supervisor:
         if self._drains is not None:
             self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
             self._live.read_ranks()
-        self._held.hold()
+        self.held.hold()
         self._reporter.begin_attempt()
         self.attempt.files.close()
         self.attempt = Attempt(
@@ -306,7 +307,7 @@ class Supervisor:
         if commit is None:
             return
         self._reserve.fill()  # the ranks are connected
-        self._held.release()
+        self.held.release()
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
         self._reporter.write("step_committed", **event)
@@ -355,7 +356,6 @@ class Supervisor:
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         self.exit_code = exit_code
-        self._held.release()
         self.exit_code, self.sentence = self._run_end.end(
             event, exit_code, sentence, step=self.attempt.committed[1], ranks=self.attempt.place_of_rank
         )

@@ -20,6 +20,7 @@ from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
 from grpo_run.runtime.continuity import held
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
+from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import RESTORE
 from grpo_run.runtime.staging.slot import path_of
 from grpo_run.trainers import upstream
@@ -93,12 +94,13 @@ def agree_on_resume(
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
         identified, record = _identify(session, call, trainer, claimed)
+        links = RunDirectory(path=config.run_directory).held
         for directory in dict.fromkeys(
             (os.path.realpath(call.output_dir), *map(str, identified.directories))
         ):
-            names = held.put_back(config.run_directory, config.run_id, directory)
+            names = held.put_back(links, config.run_id, directory)
             if names:
-                session.warn(f"the script has removed {', '.join(names)} in {directory}; restored")
+                session.warn(held.put_back_sentence(names, directory))
         request = replace(
             request,
             call=identified.call,

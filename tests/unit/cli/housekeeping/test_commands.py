@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import checkpoint_files
+from support.identities import identity
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.catalog.registry import register, registry_folder
-from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.continuity.held import HeldCheckpoints, find_held
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.ownership.owner import describe_owner, write_owner
 
@@ -199,6 +205,92 @@ def test_gc_frees_memory_of_a_killed_run_that_holds_no_snapshot(
     assert "freed" in output_of(capsys, "gc")
     assert not area.exists()
     assert run.run_json.exists()
+
+
+def hold_checkpoint(run: RunDirectory, here: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool) -> Path:
+    """Hold checkpoint-5 of the run, as its supervisor was doing when it was killed; return the links."""
+    checkpoint = checkpoint_files.plain(here / "out", 5)
+    write_manifest(checkpoint, identity(here / "out", 5, run_id=run.path.name))
+    journal = Journal(run.journal, run.path.name)
+    journal.write(
+        "train_started",
+        rank=0,
+        step=5,
+        train_call=1,
+        trainer_class="GRPOTrainer",
+        output_dir=str(here / "out"),
+    )
+    journal.close()
+    if beside:
+        run.held.touch()  # as if no directory could be made there
+    calls = History.of(read_journal(run.journal)).calls
+    HeldCheckpoints(run.held, run.path.name, calls, warn=print).hold()
+    if beside:
+        run.held.unlink()
+    (links,) = find_held(run.held, run.path.name, [str(here / "out")])
+    assert (links.path.parent == here) == beside
+    return links.path
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("beside", [False, True], ids=["inside", "beside"])
+def test_gc_removes_the_links_of_a_killed_start(
+    make_run: MakeRun,
+    here: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    cleared: bool,
+    beside: bool,
+) -> None:
+    """The checkpoint is put back if they are all that is left of it; `ls` counts them then."""
+    run = make_run(here / "runs" / "night")
+    links = hold_checkpoint(run, here, monkeypatch, beside=beside)
+    (entry,) = json.loads(output_of(capsys, "ls", "--json"))["runs"]
+    if cleared:
+        shutil.rmtree(here / "out")
+    (after,) = json.loads(output_of(capsys, "ls", "--json"))["runs"]
+    assert (after["size_bytes"] > entry["size_bytes"]) == cleared
+    (listed,) = json.loads(output_of(capsys, "gc", "--dry-run", "--json"))["would_free"]
+    assert (listed["kind"], Path(listed["path"]).resolve()) == ("held", links)
+    assert ("checkpoint-5" in listed["what"]) == cleared
+    assert links.is_dir()
+    (freed,) = json.loads(output_of(capsys, "gc", "--json"))["freed"]
+    assert freed == listed
+    assert not links.exists()
+    assert not run.held.exists()
+    verify_digests(here / "out" / "checkpoint-5", read_manifest(here / "out" / "checkpoint-5").files)
+    assert os.listdir(here / "out") == ["checkpoint-5"]
+    assert "nothing to free" in output_of(capsys, "gc")
+
+
+def test_gc_leaves_the_links_of_a_live_run(
+    make_run: MakeRun, here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script may be about to clear the directory."""
+    run = make_run(here / "runs" / "night")
+    links = hold_checkpoint(run, here, monkeypatch, beside=False)
+    lock = run.acquire()
+    assert "nothing to free" in output_of(capsys, "gc")
+    os.close(lock)
+    assert links.is_dir()
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["inside", "beside"])
+def test_rm_removes_links_but_not_the_last_copy_of_a_checkpoint(
+    make_run: MakeRun, here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Checkpoints stay, so that one is refused unless it is forced."""
+    run = make_run(here / "runs" / "night")
+    (run.processes).write_text("{}")
+    links = hold_checkpoint(run, here, monkeypatch, beside=beside)
+    (here / "out").rename(here / "elsewhere")
+    assert "checkpoint-5" in output_of(capsys, "rm", "night", code=2)
+    assert links.is_dir()
+    (here / "elsewhere").rename(here / "out")
+    assert "deleted runs/night\n" in output_of(capsys, "rm", "night")
+    assert not links.exists()
+    assert not run.path.exists()
+    assert (here / "out" / "checkpoint-5" / "model.safetensors").is_file()
 
 
 def test_resume_shows_the_command_of_the_run(make_run: MakeRun, here: Path, capsys: Captured) -> None:

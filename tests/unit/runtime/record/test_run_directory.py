@@ -25,6 +25,18 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_everything_that_is_written_into_it_is_known_as_ours(run: RunDirectory) -> None:
+    """`rm` deletes it, also what a killed process was replacing. Files of the user stay."""
+    names = [name for name, value in vars(RunDirectory).items() if isinstance(value, property)]
+    ours = {getattr(run, name) for name in names} | {run.path / ".run.json.4711", run.path / "board.mmap.new"}
+    for path in ours:
+        if not path.exists():
+            path.touch()
+    (run.path / "checkpoint-5").mkdir()
+    assert ours < {*run.path.iterdir()}
+    assert {*run.path.iterdir()} - {*run.own_files()} == {run.path / "checkpoint-5"}
+
+
 def test_the_same_command_has_the_same_run_id() -> None:
     """So that it finds its run again."""
     assert default_run_id("train.py", ["train.py", "--lr", "1"]) == default_run_id(
