@@ -186,7 +186,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     from grpo_run.runtime.board.board import Board
-    from grpo_run.trainers.hooks.hygiene import clean
+    from grpo_run.trainers.calls.hygiene import clean
 
     if not frozen:
         gc.unfreeze()

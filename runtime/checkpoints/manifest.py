@@ -18,6 +18,7 @@ from typing import Any
 import pydantic
 from blake3 import blake3
 
+from grpo_run.runtime.call_names import call_kind, call_title
 from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree, write_json
@@ -30,12 +31,25 @@ _LIBRARIES = ("grpo-run", "torch", "transformers", "trl", "accelerate", "deepspe
 
 
 class TrainCall(pydantic.BaseModel):
-    """Identify one `train()` call of a run. `ordinal` is its number in the run, also if the script skips others."""
+    """Identify one `train()` call or one hand-written loop of a run.
+
+    `ordinal` is its number in the run, also if the script skips others. `trainer_class` is `call_names.LOOP` for a loop.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
     ordinal: int
     trainer_class: str
     output_dir: str
+
+    @property
+    def kind(self) -> str:
+        """What it is, as messages name it."""
+        return call_kind(self.trainer_class)
+
+    @property
+    def title(self) -> str:
+        """The call as messages name it."""
+        return call_title(self.ordinal, self.trainer_class)
 
 
 class Identity(pydantic.BaseModel):

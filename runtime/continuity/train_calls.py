@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from grpo_run.runtime.call_names import call_title
+
 MAX_PASSED_CALLS = 64
 """The newest calls that the next attempt is told. Older ones are recognized by the checkpoints in their own
 directories. The limit of one environment variable is 128 KiB (execve(2))."""
@@ -66,8 +68,8 @@ class KnownCall:
     @property
     def place(self) -> str:
         """The call as messages name it."""
-        where = f" in {self.directories[0].path}" if self.directories else ""
-        return f"train() call {self.ordinal} ({self.trainer_class}{where})"
+        where = self.directories[0].path if self.directories else None
+        return call_title(self.ordinal, self.trainer_class, where)
 
     @property
     def progress(self) -> str:

@@ -17,6 +17,7 @@ from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.snapshots import Snapshots
+from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -94,17 +95,13 @@ class Guarded:
         self.taken: list[tuple[int, float]] = []
         exact: Any = SimpleNamespace(save=self._save_exact, epoch_ended=False)
         self.exact_state = exact
+        contents = TrainerContents(trainer, session, call, exact)
         self.saver = Saver(
-            trainer,
-            session,
-            call,
-            snapshots=snapshots,
-            collect_vote=lambda: self.order.append("agree"),
-            exact=exact,
+            contents, session, snapshots=snapshots, collect_vote=lambda: self.order.append("agree")
         )
         self.saver.cadence = RecordingCadence(self.taken)
         self.hooks = ExitStack()
-        self.hooks.enter_context(self.saver.installed())
+        self.hooks.enter_context(save_through(self.saver, trainer, contents))
 
     @property
     def snapshots(self) -> Snapshots:

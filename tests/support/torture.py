@@ -30,6 +30,7 @@ from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.staging.drain_policy import next_to_drain
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import hidden_main
+from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.resuming.choice import choose
 from grpo_run.trainers.resuming.request import ResumeRequest
 from support.syscalls import Stop, Trace, run_and_kill
@@ -135,7 +136,8 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
 
     def write(folder: Path) -> None:
         if rank == 0:
-            trainer._save_checkpoint(trainer.model_wrapped, None)
+            with override_attributes(trainer, _get_output_dir=lambda trial=None: str(folder.parent)):
+                trainer._save_checkpoint(trainer.model_wrapped, None)
         torch.save({"rank": rank, "numbers": torch.full((100,), save.value)}, folder / f"rank-{rank}.pth")
 
     session = SimpleNamespace(

@@ -25,11 +25,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
-        ("processes",), ("board",), ("errors", "files", "upstream"),
+        ("processes",), ("board",), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus"),
-        ("hooks",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("hooks",), ("calls",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -77,6 +77,7 @@ PURE = (
     "watchdog.waits.proof",
     "watchdog.waits.sentences",
     "watchdog.waits.system_calls",
+    "runtime.call_names",
     "runtime.record.commits",
     "runtime.launch.injection",
     "runtime.record.failure_rate",

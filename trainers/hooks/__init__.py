@@ -1,5 +1,5 @@
-"""Hooks on the user's Trainers: guarded `train()` calls, step vote, phases, caps and hygiene.
+"""Hooks on the user's Trainers: guarded `train()` calls, phases and caps.
 
-May import every other package of `trainers` except `recipes`. Start reading at `attach.py`, which wraps
+May import every other package of `trainers` except `loops` and `recipes`. Start reading at `attach.py`, which wraps
 `Trainer.train`; `train_call.py` runs one call; `callback.py` acts at each step.
 """

@@ -13,10 +13,11 @@ from typing import Any
 
 import wrapt
 
+from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers import upstream
+from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.hooks import caps
-from grpo_run.trainers.hooks.guard import Guard
 from grpo_run.trainers.rank.session import Session, current
 
 _GUARDED = "_grpo_run_guard"
@@ -25,7 +26,7 @@ _GUARDED = "_grpo_run_guard"
 def install_guard(session: Session) -> None:
     """Register import hooks that wrap `Trainer.train` and, if caps are set, TRL's configuration classes."""
     wrapt.register_post_import_hook(
-        functools.partial(wrap_train, guard=Guard(session)), "transformers.trainer"
+        functools.partial(wrap_train, guard=guard_of(session)), "transformers.trainer"
     )
     if session.config.generation:
 
@@ -56,14 +57,19 @@ def wrap_train(module: Any, guard: Guard) -> None:
         # imports torch, which only the script may import first
         from grpo_run.trainers.hooks.train_call import run_inner_call, run_train_call
 
+        if guard.running == LOOP:
+            raise ConfigError(
+                f"{type(self).__name__}.train() is called inside a loop of grpo_run.trainers.loop: call it before or"
+                " after the loop; a loop over `while` ends with `run.end()`"
+            )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
         check_trainer(guard.session, self)
-        guard.running = True
+        guard.running = type(self).__qualname__
         try:
             return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
         finally:
-            guard.running = False
+            guard.running = None
 
     setattr(train, _GUARDED, True)
     module.Trainer.train = train

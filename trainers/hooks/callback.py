@@ -1,14 +1,12 @@
 """The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-Starts and collects the step vote, passes its result (stop, save, snapshot) to the saver, runs hygiene, and publishes what
-the trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
+Tells `calls/steps.py` of the call's steps, restores the exact state, and publishes what the trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
 (`phases.py`).
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +14,13 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.calls.steps import CallSteps
 from grpo_run.trainers.exact.state import ExactState
-from grpo_run.trainers.hooks import hygiene
 from grpo_run.trainers.hooks.resume import RestoredCall
-from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
-from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.observation import Phase
 
 LOGGED_METRICS = {
     "reward": ("reward", "rewards/mean"),
@@ -64,7 +62,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._ordinal = ordinal
         self._step_vote = step_vote
         self._saver = saver
-        self._cadence = saver.cadence
+        self._steps = CallSteps(session, ordinal, step_vote, saver)
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
@@ -78,26 +76,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
         self._exact.begin(self._resumed_from)
         self._loaded()
-        slot = self._session.slot
-        slot.state = RankState.training
-        slot.train_call = self._ordinal
-        slot.step = slot.voted_step = slot.committed_step = slot.resumed_step = state.global_step
-        slot.target_steps = state.max_steps
-        slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
-        slot.replace(Phase.data)
-        slot.publish()
-        self._cadence.begin(state.global_step)
-        if self._restoring:
-            return  # a `train_started` event would count as a resume from the call's last step
-        self._session.journal.write(
-            "train_started",
-            rank=self._session.rank,
-            step=state.global_step,
-            train_call=self._ordinal,
-            target_steps=state.max_steps,
-            **self._record,
-        )
-        if self._restored is not None:
+        self._steps.begin(state.global_step, state.max_steps, record=self._record, restoring=self._restoring)
+        if self._restored is not None and not self._restoring:
             self._saver.saved_step = state.global_step
             self._restored.begin()
 
@@ -125,26 +105,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the vote on the finished step, and act on the result of the previous vote."""
-        session, slot, step = self._session, self._session.slot, state.global_step
-        self._step_vote.collect()  # DeepSpeed does not call on_pre_optimizer_step
-        if hygiene.due(step, session.config.hygiene_every):
-            seconds = hygiene.clean(slot)
-            if session.is_main:
-                session.journal.write("hygiene", rank=session.rank, step=step, seconds=seconds)
-        result = self._step_vote.start(step, snapshot=session.is_main and self._cadence.wanted(step))
-        slot.step = step
-        slot.replace(Phase.data)
-        slot.publish()
-        save, stop = (result.flags.save, result.flags.stop) if result is not None else (False, False)
-        self._saver.stopping |= stop
-        self._cadence.decide(
-            step,
-            agreed=result is not None and result.flags.snapshot,
-            required=save or self._saver.stopping,
-            kept=save,
-        )
-        if result is not None and result.flags.nonfinite and session.is_main:
-            session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
+        self._steps.finished(state.global_step)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -183,6 +144,4 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Commit the last step."""
         self._exact.end()
-        self._step_vote.collect()
-        self._session.slot.state = RankState.between
-        self._session.slot.publish()
+        self._steps.end()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
+from grpo_run.trainers.calls.step_vote import PhaseFingerprint
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
 
@@ -29,22 +29,6 @@ METHOD_PHASES = {
 """Trainer methods that are a phase. A trainer may lack some: SFTTrainer does not generate."""
 UNMARKED_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
 """Modules whose callbacks return quickly and are not marked."""
-
-
-class PhaseFingerprint:
-    """A CRC-32 over the phases that this rank's main thread has entered since the last vote."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def enter(self, phase: Phase) -> None:
-        """Add one phase."""
-        self.value = zlib.crc32(bytes((phase,)), self.value)
-
-    def take(self) -> int:
-        """Return the fingerprint and reset it."""
-        value, self.value = self.value, 0
-        return value
 
 
 @contextmanager

@@ -13,19 +13,18 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.trainers.calls.guard import Guard
+from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory
+from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
+from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.hooks.callback import GuardCallback
-from grpo_run.trainers.hooks.guard import Guard
-from grpo_run.trainers.hooks.model_activity import record_model_activity
-from grpo_run.trainers.hooks.phases import PhaseFingerprint, mark_callbacks, mark_trainer
-from grpo_run.trainers.hooks.resume import RestoredCall, agree_on_resume, resumed_directory, skip_training
-from grpo_run.trainers.hooks.step_vote import StepVote
+from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
+from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
+from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
 from grpo_run.trainers.loading.interception import serve_loads
-from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
-from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
 
 def run_train_call(
@@ -46,8 +45,9 @@ def run_train_call(
         Stopped: all ranks agreed to stop before the call's last step.
     """
     session = guard.session
-    call = guard.begin_call(trainer)
-    agreed = agree_on_resume(session, call, script_argument or None, trainer, claimed=guard.claimed)
+    call = guard.begin_call(type(trainer).__qualname__, str(trainer.args.output_dir))
+    facts = facts_of(trainer, session)
+    agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
     fingerprint = PhaseFingerprint()
     step_vote = StepVote(session, fingerprint, guard.requests)
@@ -58,12 +58,11 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
-        hooks.enter_context(step_vote.watch_loss(trainer))
+        hooks.enter_context(watch_loss(trainer, step_vote))
         hooks.enter_context(record_model_activity(trainer, session))
-        saver = Saver(
-            trainer, session, call, snapshots=guard.snapshots, collect_vote=step_vote.collect, exact=exact
-        )
-        hooks.enter_context(saver.installed())
+        contents = TrainerContents(trainer, session, call, exact)
+        saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
+        hooks.enter_context(save_through(saver, trainer, contents))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
@@ -94,11 +93,8 @@ def run_train_call(
             hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
         result = original(trainer, resume.argument, None, *args, **kwargs)
         if not resume.finished or resume.foreign:
-            _finish(session, trainer, call, saver)
-    session.keep_process_group()
-    session.slot.state = RankState.between
-    session.slot.replace(Phase.idle)
-    session.slot.publish()
+            finish(session, call, saver, trainer.state.global_step)
+    leave(session)
     return result
 
 
@@ -118,16 +114,3 @@ def run_inner_call(
     guard.warn_of_inner_call(trainer)
     with record_model_activity(trainer, guard.session):
         return original(trainer, script_argument, None, *args, **kwargs)
-
-
-def _finish(session: Session, trainer: Any, call: TrainCall, saver: Saver) -> None:
-    """Make the call's last step durable and mark its checkpoint as the end of the call."""
-    path = saver.finish()
-    if session.is_main:
-        if path is not None:
-            try:
-                mark_finished(path)
-            except (OSError, CheckpointError) as error:
-                session.warn(f"{path} could not be marked as the end of its train() call: {error}")
-        session.journal.write("train_ended", rank=0, step=trainer.state.global_step, train_call=call.ordinal)
-    session.votes.maximum(0)

@@ -4,7 +4,7 @@ The bootstrap opens the session before the script runs; `current()` returns it a
 vote group is connected in a background thread, after the script has imported transformers and while it builds its model. A
 process that is forked from the rank inherits the object, but is not the rank: there `is_rank` is False,
 `current()` returns None, and nothing is written to the board or the journal. Does not know about Trainers:
-`hooks/guard.py` keeps what their calls share.
+`calls/guard.py` keeps what their calls share.
 """
 
 from __future__ import annotations

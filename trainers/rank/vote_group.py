@@ -4,7 +4,7 @@ All ranks start a vote when their optimizer step is done and collect it before t
 overlaps with work. The group is built on a prefix of the attempt's store. It is independent of the script's
 default process group: it exists before and after that group, and a hung NCCL collective cannot block it.
 
-Called by `hooks/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`,
+Called by `calls/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`,
 `gather`) and by `consensus.py`. Every rank must make the same calls in the same order.
 """
 

@@ -3,5 +3,5 @@
 `identification.py` recognizes the call among those of earlier attempts (`settings_digest.py`, `moved_directory.py`).
 `choice.py` chooses, `fit.py` decides whether a checkpoint fits the run, `script_argument.py` handles the
 script's own `resume_from_checkpoint`, `agreement.py` sends the choice to the other ranks. Imports `exact`,
-`rank`, `runtime.checkpoints` and `runtime.continuity`; imported by `hooks`. Start reading at `choice.py`.
+`rank`, `runtime.checkpoints` and `runtime.continuity`; imported by `calls`. Start reading at `choice.py`.
 """

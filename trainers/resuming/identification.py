@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.call_names import call_title
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.continuity.train_calls import CallDirectory, KnownCall
@@ -153,7 +154,7 @@ def find_mismatch(
         output_dir: the call's, as the script has it.
     """
     known, call, lost, skipped = identified.known, identified.call, identified.lost, identified.skipped
-    name = f"train() call {call.ordinal} ({call.trainer_class} in {output_dir})"
+    name = call_title(call.ordinal, call.trainer_class, output_dir)
     if lost is not None and step == 0:
         state = "is finished" if lost.finished else f"was interrupted at {lost.progress}"
         return Mismatch(

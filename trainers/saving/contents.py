@@ -1,46 +1,83 @@
-"""Describe and write the contents of a checkpoint: the trainer's own files and the exact state.
+"""What a checkpoint contains, and where the call that it belongs to is: the interface of the savers to what is saved.
 
-Used by `saver.py` for both kinds of saves. Does not decide where a checkpoint goes, and takes no vote.
+Implemented for Trainers in `trainer_contents.py` and for hand-written loops in `trainers/loops/contents.py`. Used by
+`saver.py` for both kinds of saves. Does not decide where a checkpoint goes, and takes no vote.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall, installed_versions
-from grpo_run.runtime.staging.headroom import is_full
 from grpo_run.runtime.staging.slot import StagedSnapshot
-from grpo_run.trainers import upstream
-from grpo_run.trainers.exact.state import ExactState
-from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.saving import description
+from grpo_run.trainers.saving.save_mode import SaveMode
 
 
-class CheckpointContents:
-    """The contents of the checkpoints of one `train()` call.
+class CheckpointContents(ABC):
+    """The contents of the checkpoints of one call.
 
     Args:
-        call: with an absolute `output_dir`.
-        exact: saves what the trainer's own method leaves out.
+        description: the fields of `Identity` that describe model, batch and layout.
+        size_bytes: approximate size of a checkpoint over all ranks; 0 if not known.
     """
 
-    def __init__(self, trainer: Any, session: Session, call: TrainCall, exact: ExactState) -> None:
-        self._trainer = trainer
+    def __init__(
+        self, session: Session, call: TrainCall, *, description: Mapping[str, Any], size_bytes: int
+    ) -> None:
+        self.call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
+        """The call, with an absolute `output_dir`."""
+        self.size_bytes = size_bytes
         self._session = session
-        self._call = call
-        self._exact = exact
-        self._save_checkpoint = getattr(trainer, upstream.SAVE_CHECKPOINT)
-        # described now, because wrapping the model for training casts and renames its parameters
-        self._description = description.manifest_fields(trainer, session.world_size)
-        self.size_bytes = description.checkpoint_bytes(trainer)
-        """Approximate size over all ranks; 0 if not known."""
+        self._description = dict(description)
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The last finished step."""
+
+    @property
+    @abstractmethod
+    def call_ends(self) -> bool:
+        """Whether the call takes no further step."""
+
+    @property
+    @abstractmethod
+    def awaits_events(self) -> bool:
+        """Whether events of this step follow, which a run that resumes from the step would not repeat."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> int | None:
+        """The script's `save_total_limit`."""
+
+    @abstractmethod
+    def parameters(self) -> Iterable[Any]:
+        """Return the parameters that must be finite."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> Any:
+        """Write this rank's part into the checkpoint's directory. Collective with sharded state."""
+
+    def best(self) -> str | None:
+        """Return the directory name of the script's best checkpoint so far."""
+        return None
+
+    def save_mode(self) -> SaveMode:
+        """Return where this rank needs the next checkpoint of the script's own schedule."""
+        return SaveMode.in_memory
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Suppress the side effects of a save that the script did not ask for."""
+        yield
 
     def rank_bytes(self) -> int:
         """Return the approximate size of this rank's part.
@@ -62,8 +99,8 @@ class CheckpointContents:
         """
         return Identity(
             run_id=self._session.config.run_id,
-            train_call=self._call,
-            step=self._trainer.state.global_step,
+            train_call=self.call,
+            step=self.step,
             world_size=self._session.world_size,
             scheduled=scheduled,
             kept=kept,
@@ -75,98 +112,13 @@ class CheckpointContents:
         """Return the record of a snapshot of the current step."""
         return StagedSnapshot(
             attempt=self._session.settings.attempt,
-            output_dir=self._call.output_dir,
-            limit=self._trainer.args.save_total_limit,
+            output_dir=self.call.output_dir,
+            limit=self.limit,
             best=self.best(),
             staged_at=time.time(),
             urgent=urgent,
             **dict(self.identity(scheduled=scheduled, kept=kept)),
         )
-
-    def best(self) -> str | None:
-        """Return the directory name of the script's best checkpoint so far."""
-        best = self._trainer.state.best_model_checkpoint
-        return Path(best).name if best else None
-
-    def write(self, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write this rank's part, and return what the trainer's method returns.
-
-        Collective with sharded state.
-
-        Args:
-            folder: the checkpoint's directory.
-            args, kwargs: of the trainer's method.
-        """
-        with (
-            # complete checkpoints during the run, because one of the model alone cannot be resumed
-            override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
-            override_attributes(
-                self._trainer, create_model_card=self._tolerate_full_disk(self._trainer.create_model_card)
-            ),
-        ):
-            returned = self._save_checkpoint(*args, **kwargs)
-        self._exact.save(folder)
-        return returned
-
-    def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
-        """Wrap TRL's method so that a full disk loses only the model card.
-
-        Only rank 0 calls it, during the save: if it raised, the other ranks would wait in the save.
-        """
-
-        def create(*args: Any, **kwargs: Any) -> None:
-            try:
-                create_model_card(*args, **kwargs)
-            except OSError as error:
-                if not is_full(error, Path(self._call.output_dir)):
-                    raise
-                self._session.warn_in_journal(f"no model card: {error}")
-
-        return create
-
-    @contextmanager
-    def unnoticed(self) -> Iterator[None]:
-        """Suppress the side effects of a save that the script did not ask for.
-
-        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
-        record of callbacks stays as it was: transformers appends to it at each save.
-        """
-        from transformers.trainer_utils import SaveStrategy
-
-        callbacks = self._trainer.state.stateful_callbacks
-        unchanged = {
-            name: _Unchanged(value) if isinstance(value, list) else value for name, value in callbacks.items()
-        }
-        with (
-            override_attributes(self._trainer.state, stateful_callbacks=unchanged),
-            _quiet(),
-            override_attributes(self._trainer, create_model_card=lambda *args, **kwargs: None),
-            override_attributes(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
-        ):
-            yield
-
-
-class _Unchanged(list[Any]):
-    """A list to which nothing is appended."""
-
-    def append(self, value: Any) -> None:
-        """Ignore the value."""
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress progress bars and warnings."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
 
 
 @functools.cache

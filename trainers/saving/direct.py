@@ -18,38 +18,32 @@ from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remov
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate
 from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
-from grpo_run.trainers import upstream
-from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving.contents import CheckpointContents
 
 WRITING = "writing"
 """The folder in which ranks write a snapshot before it is published."""
 
 
 class DirectSaves:
-    """The direct saves of one `train()` call.
+    """The direct saves of one call."""
 
-    Args:
-        output: the absolute `output_dir`.
-        checkpoint_bytes: approximate size of a checkpoint, 0 if not known.
-    """
-
-    def __init__(self, trainer: Any, session: Session, output: Path, *, checkpoint_bytes: int) -> None:
-        self._trainer = trainer
+    def __init__(self, contents: CheckpointContents, session: Session) -> None:
+        self._contents = contents
         self._session = session
-        self._output = output
+        self._output = Path(contents.call.output_dir)
         self._last_bytes: int | None = None
         """Size of the run's newest checkpoint on disk; None before the first. Known on rank 0 only."""
         self._warned_of_space = False
         if session.is_main:
-            self._warn_if_disk_will_be_full(checkpoint_bytes)
+            self._warn_if_disk_will_be_full(contents.size_bytes)
             self._last_bytes = self._newest_bytes()
 
     def _warn_if_disk_will_be_full(self, checkpoint_bytes: int) -> None:
         folder = self._output
         while not folder.exists():
             folder = folder.parent
-        free_bytes, limit = _free_bytes(folder), self._trainer.args.save_total_limit
+        free_bytes, limit = _free_bytes(folder), self._contents.limit
         # one more than the limit, because an older one is removed only after the newer is complete
         needed_bytes = checkpoint_bytes * ((limit or 1) + 1)
         if free_bytes < needed_bytes:
@@ -71,7 +65,7 @@ class DirectSaves:
         Always False on other ranks than 0. The last checkpoint of a call is always tried, because the run was
         made for it.
         """
-        if self._last_bytes is None or self._trainer.control.should_training_stop:
+        if self._last_bytes is None or self._contents.call_ends:
             return False
         return _free_bytes(self._output) < self._last_bytes
 
@@ -130,8 +124,7 @@ class DirectSaves:
             make_directory(directory)
             shutil.rmtree(writing, ignore_errors=True)
         self._session.votes.maximum(0)  # no rank writes before it is empty
-        with override_attributes(self._trainer, **{upstream.OUTPUT_DIR: lambda trial=None: str(writing)}):
-            write(writing / identity.folder)
+        write(writing / identity.folder)
         self._session.votes.maximum(0)
         if self._session.is_main:
             write_manifest(writing / identity.folder, identity)
@@ -163,7 +156,7 @@ class DirectSaves:
             seconds=time.perf_counter() - began,
         )
         self._session.journal.sync()
-        rotate(self._output, newest=path, limit=self._trainer.args.save_total_limit, best=best)
+        rotate(self._output, newest=path, limit=self._contents.limit, best=best)
 
 
 def _free_bytes(folder: Path) -> float:

@@ -1,39 +1,35 @@
-"""Make a trainer's checkpoints complete and verified, most of them without waiting for a disk.
+"""Make a call's checkpoints complete and verified, most of them without waiting for a disk.
 
-The trainer's own checkpoint method is wrapped and writes what it always writes:
+What is written is for `contents.py` to say; it is written
 
-    in memory   the usual way: a snapshot (`snapshots.py`) that the supervisor makes durable directly    where
-    memory is not possible (`direct.py`): several nodes, no memory, or a script that reads the
+    in memory   the usual way: a snapshot (`snapshots.py`) that the supervisor makes durable
+    directly    where memory is not possible (`direct.py`): several nodes, no memory, or a script that reads the
                 checkpoint during the save
 
 Either way, non-finite weights are never saved. Between the script's own checkpoints, the saver takes
 snapshots when its `cadence` is due, at a stop, for the user, and at the last step. The script does not notice them: they
-lie in a folder of their own, and its callbacks are not called. Created by `hooks/train_call.py` for each `train()` call.
+lie in a folder of their own, and its callbacks are not called. Created for each `train()` call
+(`hooks/train_call.py`) and for each loop (`loops/run.py`).
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
+from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
 from grpo_run.runtime.errors import CheckpointError, Stopped
 from grpo_run.runtime.staging.slot import StagedSnapshot
-from grpo_run.trainers import upstream
-from grpo_run.trainers.exact.state import ExactState
-from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.contents import CheckpointContents
 from grpo_run.trainers.saving.direct import DirectSaves
 from grpo_run.trainers.saving.flags import SaveFlags
-from grpo_run.trainers.saving.save_mode import SaveMode, save_mode
+from grpo_run.trainers.saving.save_mode import SaveMode
 from grpo_run.trainers.saving.snapshots import Snapshots
 from grpo_run.trainers.saving.weights import has_non_finite_weights
 from grpo_run.watchdog.observation import Phase
@@ -43,25 +39,23 @@ RETRY_STEPS = 100
 
 
 class Saver:
-    """The saves of one `train()` call. Every public method is collective.
+    """The saves of one call. Every public method is collective.
 
     Args:
-        trainer: the guarded trainer; `installed` wraps its methods. snapshots: of this attempt; None to write
-        every checkpoint directly. collect_vote: called first, on every rank; collects the vote in progress,
-        so that ranks save after agreeing. exact: saves what the trainer's own method leaves out.
+        contents: what is saved.
+        snapshots: of this attempt; None to write every checkpoint directly.
+        collect_vote: called first, on every rank; collects the vote in progress, so that ranks save after agreeing.
     """
 
     def __init__(
         self,
-        trainer: Any,
+        contents: CheckpointContents,
         session: Session,
-        call: TrainCall,
         *,
         snapshots: Snapshots | None,
         collect_vote: Callable[[], None],
-        exact: ExactState,
     ) -> None:
-        self._trainer = trainer
+        self._contents = contents
         self._session = session
         self._snapshots = snapshots
         self.cadence = Cadence(
@@ -71,12 +65,10 @@ class Saver:
             clock=time.monotonic,
         )
         """When snapshots are due."""
-        self._call = call.model_copy(update={"output_dir": os.path.abspath(call.output_dir)})
+        self._call = contents.call
         self._output = Path(self._call.output_dir)
         self._collect_vote = collect_vote
-        self._exact = exact
-        self._contents = CheckpointContents(trainer, session, self._call, exact)
-        self._direct = DirectSaves(trainer, session, self._output, checkpoint_bytes=self._contents.size_bytes)
+        self._direct = DirectSaves(contents, session)
         self._refused_step: int | None = None
         self._prepared = False
         self._no_snapshots_before = -1
@@ -85,46 +77,32 @@ class Saver:
         self.stopping = False
         """All ranks have agreed to stop after the present step's snapshot."""
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
-        save_checkpoint = getattr(self._trainer, upstream.SAVE_CHECKPOINT)
-        after_step = getattr(self._trainer, upstream.AFTER_STEP)
+    def save(self, write: Callable[[Path], Any]) -> Any:
+        """Save a checkpoint that the script's own schedule asked for; return what `write` returns.
 
-        @functools.wraps(save_checkpoint)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            self._collect_vote()
-            with self._in_phase():
-                return self._save(args, kwargs)
+        Args:
+            write: writes this rank's part into the checkpoint's directory.
+        """
+        self._collect_vote()
+        with self._in_phase():
+            return self._save(write)
 
-        @functools.wraps(after_step)
-        def after(*args: Any, **kwargs: Any) -> Any:
-            result = after_step(*args, **kwargs)
-            if not self._prepared and self._snapshots is not None:
-                # only now have the optimizer and its offloading allocated their memory
-                self._prepared = True
-                self._snapshots.prepare(self._contents.rank_bytes())
-            self._after_step()
-            return result
-
-        with override_attributes(
-            self._trainer, **{upstream.SAVE_CHECKPOINT: save, upstream.AFTER_STEP: after}
-        ):
-            yield
-
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have agreed to.
 
         A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may evaluate and
         callbacks may change their state: a run that resumes from it does not repeat these events.
+
+        Raises:
+            Stopped: all ranks have agreed to, and the call has steps left.
         """
-        control, cadence = self._trainer.control, self.cadence
-        call_ends = control.should_training_stop or self._step >= self._trainer.state.max_steps
-        epoch_ends = (
-            call_ends or control.should_epoch_stop or float(self._trainer.state.epoch or 0).is_integer()
-        )
-        if epoch_ends and not self._exact.epoch_ended:
+        if not self._prepared and self._snapshots is not None:
+            # only now have the optimizer and its offloading allocated their memory
+            self._prepared = True
+            self._snapshots.prepare(self._contents.rank_bytes())
+        if self._contents.awaits_events:
             return
+        cadence, call_ends = self.cadence, self._contents.call_ends
         # a finished call is restored from its last step
         required = cadence.required or call_ends
         if (cadence.due or required) and (self.saved_step != self._step or cadence.kept):
@@ -159,12 +137,11 @@ class Saver:
                 return None
             return self._durable(step)
 
-    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Save a checkpoint that the script asked for; return the trainer method's result."""
+    def _save(self, write: Callable[[Path], Any]) -> Any:
         began = time.perf_counter()
         flags = SaveFlags(
-            non_finite=has_non_finite_weights(self._trainer),
-            mode=save_mode(self._trainer),
+            non_finite=has_non_finite_weights(self._contents.parameters()),
+            mode=self._contents.save_mode(),
             disk_short=self._direct.disk_is_short(),
         )
         taken = False
@@ -172,7 +149,7 @@ class Saver:
             flags = flags.maximum(self._session.votes)
         else:
             staged = self._contents.staged(scheduled=True)
-            flags, taken = self._try_snapshot(self._snapshots, flags, args, kwargs, staged)
+            flags, taken = self._try_snapshot(self._snapshots, flags, write, staged)
         if flags.non_finite:
             self._refuse_non_finite()
             return None
@@ -185,10 +162,8 @@ class Saver:
             return None
         else:
             returned = self._direct.save(
-                self._contents.identity(
-                    scheduled=True,
-                ),
-                lambda folder: self._contents.write(folder, args, kwargs),
+                self._contents.identity(scheduled=True),
+                write,
                 best=self._contents.best,
                 began=began,
             )
@@ -201,18 +176,17 @@ class Saver:
         if snapshots is None and not required:
             return
         began, taken = time.perf_counter(), False
-        flags = SaveFlags(non_finite=has_non_finite_weights(self._trainer))
-        args: tuple[Any, ...] = (self._trainer.model_wrapped, None)
+        flags = SaveFlags(non_finite=has_non_finite_weights(self._contents.parameters()))
         with self._contents.unnoticed():
             if snapshots is None:
                 flags = flags.maximum(self._session.votes)
             else:
                 staged = self._contents.staged(scheduled=False, urgent=required, kept=kept)
-                flags, taken = self._try_snapshot(snapshots, flags, args, {}, staged)
+                flags, taken = self._try_snapshot(snapshots, flags, self._contents.write, staged)
             if not taken and required and not flags.non_finite:
                 self._direct.save_snapshot(
                     self._contents.identity(scheduled=False, kept=kept),
-                    lambda folder: self._contents.write(folder, args, {}),
+                    self._contents.write,
                     began=began,
                 )
                 taken = True
@@ -225,20 +199,14 @@ class Saver:
         self,
         snapshots: Snapshots,
         flags: SaveFlags,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        write: Callable[[Path], Any],
         staged: StagedSnapshot,
     ) -> tuple[SaveFlags, bool]:
         """Try to take a snapshot. Return the agreed flags and whether it was taken, equal on every rank."""
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:
-                taken = snapshots.copy(
-                    reservation,
-                    self._trainer,
-                    staged,
-                    lambda folder: self._contents.write(folder, args, kwargs),
-                )
+                taken = snapshots.copy(reservation, staged, write)
         if taken:
             self.cadence.taken(staged.step, snapshots.cost_seconds)
             if self._session.is_main and snapshots.last is not None:
@@ -257,7 +225,7 @@ class Saver:
 
     @property
     def _step(self) -> int:
-        return int(self._trainer.state.global_step)
+        return self._contents.step
 
     def _memory_was_short(self) -> bool:
         """Whether a snapshot recently lacked memory; equal on every rank."""

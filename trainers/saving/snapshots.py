@@ -1,6 +1,6 @@
 """Take snapshots: copies of a checkpoint in memory, so that training does not wait for a disk.
 
-The trainer's own checkpoint method runs as usual, but its output directory is a slot of the staging area, and
+The checkpoint is written as usual, but into a slot of the staging area, and
 the bytes that torch and safetensors would write go to this rank's snapshot buffer (`capture`). A snapshot
 costs two all-reduces:
 
@@ -29,7 +29,6 @@ from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import copy_threads
 from grpo_run.trainers.capture.interception import capture_saves
-from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.flags import SaveFlags
 from grpo_run.trainers.saving.reservation import (
@@ -99,9 +98,7 @@ class Snapshots:
         """Agree on a slot; see `Reserver.reserve`. Collective."""
         return self._reserver.reserve(staged, flags, expected_bytes)
 
-    def copy(
-        self, reservation: Reservation, trainer: Any, staged: StagedSnapshot, write: Callable[[Path], Any]
-    ) -> bool:
+    def copy(self, reservation: Reservation, staged: StagedSnapshot, write: Callable[[Path], Any]) -> bool:
         """Copy the checkpoint into the reserved slot. Collective: one all-reduce.
 
         An error other than a lack of memory is raised on its rank, before the vote: it ends the rank, and
@@ -121,11 +118,7 @@ class Snapshots:
         try:
             buffer = self._buffer(slot)
             buffer.begin()
-            output = {upstream.OUTPUT_DIR: lambda trial=None: str(slot.files)}
-            with (
-                capture_saves(buffer, folder, threads=self._threads) as index,
-                override_attributes(trainer, **output),
-            ):
+            with capture_saves(buffer, folder, threads=self._threads) as index:
                 write(folder)
             slot.index_path(session.rank).write_bytes(index.to_json())
             lacks_memory = False

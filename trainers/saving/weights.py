@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,13 +10,13 @@ import torch
 from grpo_run.trainers import upstream
 
 
-def has_non_finite_weights(trainer: Any) -> bool:
+def has_non_finite_weights(parameters: Iterable[Any]) -> bool:
     """Whether a trained weight on this rank is NaN or infinite. Reads each weight once.
 
     The logged loss does not show it: transformers logs a NaN loss as 0.0 (`logging_nan_inf_filter`).
     """
     by_device: dict[Any, list[torch.Tensor]] = {}
-    for parameter in trainer.model.parameters():
+    for parameter in parameters:
         if not parameter.requires_grad:
             continue  # unchanged since it was loaded
         local = upstream.local_part(parameter)

@@ -15,7 +15,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
-from grpo_run.trainers.hooks.requests import UserRequests
+from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.watchdog.observation import Slot
 

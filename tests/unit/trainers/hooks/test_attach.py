@@ -11,9 +11,9 @@ import pytest
 
 import grpo_run.trainers
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.calls.guard import Guard
 from grpo_run.trainers.hooks import train_call
 from grpo_run.trainers.hooks.attach import check_trainer, wrap_train
-from grpo_run.trainers.hooks.guard import Guard
 
 
 def test_outside_a_run_guarding_changes_nothing() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from grpo_run.trainers.calls.requests import UserRequests
+from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.hooks.callback import GuardCallback
-from grpo_run.trainers.hooks.phases import PhaseFingerprint
-from grpo_run.trainers.hooks.requests import UserRequests
-from grpo_run.trainers.hooks.step_vote import StepVote
 from grpo_run.trainers.rank.vote import Vote
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.watchdog.observation import Phase, RankState, Slot

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.trainers.calls.step_vote import PhaseFingerprint
 from grpo_run.trainers.hooks.phases import (
-    PhaseFingerprint,
     callback_name,
     mark_callbacks,
     mark_method,

@@ -13,6 +13,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.trainers.saving.saver import RETRY_STEPS, Saver
 from grpo_run.trainers.saving.snapshots import Snapshots
+from grpo_run.trainers.saving.trainer_contents import TrainerContents
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -89,10 +90,9 @@ def test_the_chosen_interval_is_journaled(
 ) -> None:
     """By rank 0, once two snapshots have shown what they cost."""
     snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
-    made = Saver(
-        Trainer(tmp_path / "out"), session, call, snapshots=snapshots, collect_vote=lambda: None,
-        exact=SimpleNamespace(),  # type: ignore[arg-type]
-    )  # fmt: skip
+    exact: Any = SimpleNamespace()
+    contents = TrainerContents(Trainer(tmp_path / "out"), session, call, exact)
+    made = Saver(contents, session, snapshots=snapshots, collect_vote=lambda: None)
     made.cadence.begin(0)
     made.cadence.taken(1, 0.5)
     made.cadence.taken(2, 0.5)

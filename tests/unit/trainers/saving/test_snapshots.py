@@ -51,28 +51,6 @@ def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
         assert drained.read_bytes() == expected.read_bytes()
 
 
-def test_the_output_directory_of_the_trainer_is_restored(
-    snapshots: Snapshots, trainer: SnapshotTrainer
-) -> None:
-    """Holds if the script has replaced the method on the trainer itself, and after an error."""
-    take(snapshots, trainer)
-    assert vars(trainer).keys() == {"output", "weights", "during"}
-    own: Any = lambda trial=None: "mine"
-    trainer._get_output_dir = own  # type: ignore[method-assign]
-    with pytest.raises(AssertionError):
-        trainer.write(trainer.output / "checkpoint-5")
-    take(snapshots, trainer)
-    assert trainer._get_output_dir is own
-
-    def fail() -> None:
-        raise ValueError("a reward function's state")
-
-    trainer.during = fail
-    with pytest.raises(ValueError, match="state"):
-        take(snapshots, trainer)
-    assert trainer._get_output_dir is own
-
-
 def test_the_cost_is_the_time_that_training_was_blocked(
     snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
 ) -> None:

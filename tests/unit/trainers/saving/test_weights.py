@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ import torch
 from grpo_run.trainers.saving.weights import has_non_finite_weights
 
 
-def trainer(*tensors: torch.Tensor) -> Any:
-    """Return a trainer whose model has these parameters."""
-    parameters = [tensor.requires_grad_() if tensor.is_floating_point() else tensor for tensor in tensors]
-    return SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(parameters)))
+def trained(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors as parameters that are trained."""
+    return [tensor.requires_grad_() if tensor.is_floating_point() else tensor for tensor in tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -24,31 +22,31 @@ def test_one_non_finite_weight_is_detected(dtype: torch.dtype, value: float) -> 
     bad = torch.ones(1000, dtype=dtype)
     bad[617] = value
     good = torch.ones(10)
-    assert has_non_finite_weights(trainer(good, bad, good))
-    assert has_non_finite_weights(trainer(bad))
+    assert has_non_finite_weights(trained(good, bad, good))
+    assert has_non_finite_weights(trained(bad))
 
 
 def test_large_weights_are_finite() -> None:
     """The check does not overflow."""
-    assert not has_non_finite_weights(trainer(torch.full((4096,), 65504.0, dtype=torch.float16)))
-    assert not has_non_finite_weights(trainer(torch.full((10,), 3e38), torch.full((10,), -3e38)))
+    assert not has_non_finite_weights(trained(torch.full((4096,), 65504.0, dtype=torch.float16)))
+    assert not has_non_finite_weights(trained(torch.full((10,), 3e38), torch.full((10,), -3e38)))
 
 
 def test_a_model_without_floating_point_weights_is_finite() -> None:
     """Holds for a model without parameters, with empty parameters, and with integers and masks."""
-    assert not has_non_finite_weights(trainer())
-    assert not has_non_finite_weights(trainer(torch.empty(0), torch.tensor([1, 2]), torch.tensor([True])))
+    assert not has_non_finite_weights(trained())
+    assert not has_non_finite_weights(trained(torch.empty(0), torch.tensor([1, 2]), torch.tensor([True])))
 
 
 def test_the_shard_of_this_rank_is_checked() -> None:
     """Under ZeRO-3 the parameter itself is empty, and the shard is in `ds_tensor`."""
     parameter: Any = torch.nn.Parameter(torch.empty(0))
     parameter.ds_tensor = torch.tensor([1.0, float("nan")])
-    assert has_non_finite_weights(trainer(parameter))
+    assert has_non_finite_weights(trained(parameter))
 
 
 def test_the_check_does_not_change_gradients() -> None:
     """It runs without autograd."""
     parameter = torch.nn.Parameter(torch.ones(10))
-    assert not has_non_finite_weights(trainer(parameter))
+    assert not has_non_finite_weights(trained(parameter))
     assert parameter.grad is None

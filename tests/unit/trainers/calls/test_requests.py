@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.trainers.hooks.requests import UserRequests
+from grpo_run.trainers.calls.requests import UserRequests
 
 
 def test_a_save_request_is_reported_once(board: Board, requests: UserRequests) -> None:

@@ -1,26 +1,20 @@
-"""State that the `train()` calls of one attempt share."""
+"""State that the calls of one attempt share."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from grpo_run.trainers.hooks.guard import Guard
-
-
-def trainer(output_dir: Path) -> Any:
-    """A trainer that writes to `output_dir`."""
-    return SimpleNamespace(args=SimpleNamespace(output_dir=output_dir))
+from grpo_run.trainers.calls.guard import Guard
 
 
 def test_calls_are_numbered_from_1(session: Any, tmp_path: Path) -> None:
     """The number identifies a call in manifests and in the journal."""
     guard = Guard(session)
-    calls = [guard.begin_call(trainer(tmp_path / name)) for name in ("a", "b")]
+    calls = [guard.begin_call("GRPOTrainer", tmp_path / name) for name in ("a", "b")]
     assert [(call.ordinal, call.trainer_class) for call in calls] == [
-        (1, "SimpleNamespace"), (2, "SimpleNamespace"),
+        (1, "GRPOTrainer"), (2, "GRPOTrainer"),
     ]  # fmt: skip
     assert session.notified == []
 
@@ -29,8 +23,8 @@ def test_two_calls_with_one_output_directory_are_warned_of(session: Any, tmp_pat
     """The paths may be spelled differently."""
     guard = Guard(session)
     (tmp_path / "link").symlink_to(tmp_path / "out")
-    guard.begin_call(trainer(tmp_path / "out"))
-    guard.begin_call(trainer(tmp_path / "link"))
+    guard.begin_call("GRPOTrainer", tmp_path / "out")
+    guard.begin_call("GRPOTrainer", tmp_path / "link")
     (warning,) = session.notified
     assert "was used by an earlier train() call" in warning
 

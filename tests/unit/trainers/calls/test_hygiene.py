@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers.hooks import hygiene
+from grpo_run.trainers.calls import hygiene
 from grpo_run.watchdog.observation import Phase, Slot
 
 

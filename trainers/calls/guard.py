@@ -1,7 +1,7 @@
-"""What the guarded `train()` calls of one attempt share on this rank.
+"""What the guarded `train()` calls and the loops of one attempt share on this rank.
 
-`attach.install_guard` creates one `Guard` per attempt. `train_call.py` uses it in every call. State of a
-single call is not kept here, and neither is the rank's identity (`rank/session.py`).
+There is one `Guard` per session (`guard_of`). `hooks/train_call.py` and `loops/run.py` use it in every call. State of
+a single call is not kept here, and neither is the rank's identity (`rank/session.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.trainers.hooks.requests import UserRequests
+from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.rank.session import Session
 
 if TYPE_CHECKING:
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """State shared by the `train()` calls of one attempt: call count, snapshots, requests already handled."""
+    """State shared by the calls of one attempt: call count, snapshots, requests already handled."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.requests = UserRequests(session.board)
         self.claimed: set[int] = set()
         """Numbers of the calls of the run that were recognized in this attempt."""
-        self.running = False
-        """Whether a `train()` call is running."""
+        self.running: str | None = None
+        """What is running: a `train()` call or a loop, as messages name it; None if nothing is."""
         self._train_calls = 0
         self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
 
-    def begin_call(self, trainer: Any) -> TrainCall:
-        """Number the next `train()` call by its position, and warn if an earlier call used the same directory."""
+    def begin_call(self, trainer_class: str, output_dir: str | os.PathLike[str]) -> TrainCall:
+        """Number the next call by its position, and warn if an earlier call used the same directory.
+
+        Args:
+            trainer_class: name of the trainer's class; `call_names.LOOP` for a loop.
+        """
         self._train_calls += 1
         call = TrainCall(
-            ordinal=self._train_calls,
-            trainer_class=type(trainer).__qualname__,
-            output_dir=str(trainer.args.output_dir),
+            ordinal=self._train_calls, trainer_class=trainer_class, output_dir=os.fspath(output_dir)
         )
         directory = os.path.realpath(call.output_dir)
         if directory in self._output_dirs:
             self.session.warn(
-                f"{call.output_dir} was used by an earlier train() call. Both calls number their checkpoints from 0,"
-                " so a recovery may have to repeat the earlier call. Give each call its own output_dir."
+                f"{call.output_dir} was used by an earlier {call.kind}. Both number their checkpoints from 0,"
+                " so a recovery may have to repeat the earlier one. Give each its own output_dir."
             )
         self._output_dirs.add(directory)
         return call
@@ -74,3 +76,13 @@ class Guard:
 
             self._snapshots = Snapshots(self.session, StagingArea(directory))
         return self._snapshots
+
+
+_guards: dict[Session, Guard] = {}
+
+
+def guard_of(session: Session) -> Guard:
+    """Return the guard of a session; the first call makes it."""
+    if session not in _guards:
+        _guards[session] = Guard(session)
+    return _guards[session]

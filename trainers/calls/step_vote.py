@@ -1,30 +1,40 @@
 """The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
 
 A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps
-with the forward and backward pass. The callback acts on its result at the end of that next step, on every
-rank alike: a stop takes at most two steps to act. `rank/vote_group.py` transports the vote; `callback.py`
-calls this module and acts on the result.
+with the forward and backward pass. `steps.py` acts on its result at the end of that next step, on every
+rank alike: a stop takes at most two steps to act. `rank/vote_group.py` transports the vote.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
 from dataclasses import replace
-from typing import Any
 
-from grpo_run.trainers.hooks.phases import PhaseFingerprint
-from grpo_run.trainers.hooks.requests import UserRequests
-from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.vote import Flags, Vote, VoteResult
 from grpo_run.watchdog.observation import Phase
 
 
+class PhaseFingerprint:
+    """A CRC-32 over the phases that this rank's main thread has entered since the last vote."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def enter(self, phase: Phase) -> None:
+        """Add one phase."""
+        self.value = zlib.crc32(bytes((phase,)), self.value)
+
+    def take(self) -> int:
+        """Return the fingerprint and reset it."""
+        value, self.value = self.value, 0
+        return value
+
+
 class StepVote:
-    """Votes on the steps of one `train()` call.
+    """Votes on the steps of one call.
 
     Args:
         fingerprint: of the phases that this rank enters between two votes.
@@ -88,19 +98,3 @@ class StepVote:
         if self._result is not None:
             result = replace(result, flags=result.flags.union(self._result.flags))
         self._result = result
-
-    @contextmanager
-    def watch_loss(self, trainer: Any) -> Iterator[None]:
-        """Report non-finite losses of `trainer.training_step` for the length of the block."""
-        training_step = trainer.training_step
-
-        @functools.wraps(training_step)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            # transformers reads this value next, so reading it here adds no device synchronization
-            if hasattr(loss, "isfinite") and not bool(loss.isfinite().all()):
-                self.report_nonfinite()
-            return loss
-
-        with override_attributes(trainer, training_step=step):
-            yield

@@ -1,0 +1,7 @@
+"""Calls: what a guarded `train()` call and a hand-written loop have in common.
+
+How a call is numbered (`guard.py`) and what it resumes from (`resume.py`), the votes on its steps (`step_vote.py`,
+`requests.py`), what follows a step (`steps.py`, `hygiene.py`), and its end. Knows neither a Trainer nor a loop:
+`hooks` tells it what it is. Imports `saving`, `resuming` and `rank`; imported by `hooks`.
+Start reading at `steps.py`.
+"""

@@ -1,0 +1,119 @@
+"""The steps of one call: its begin, what follows each step on every rank, and its end.
+
+After a step, all ranks vote on it and act on the result of the vote before: a stop, a save, a snapshot. Called by
+`hooks/callback.py` at the events of a Trainer and by `loops/run.py` at the steps of a hand-written loop. Takes no
+checkpoint itself (`saving/saver.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.trainers.calls import hygiene
+from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving.saver import Saver
+from grpo_run.watchdog.observation import Phase, RankState
+
+
+class CallSteps:
+    """The steps of one call on this rank.
+
+    Args:
+        ordinal: the number of the call, from 1.
+    """
+
+    def __init__(self, session: Session, ordinal: int, step_vote: StepVote, saver: Saver) -> None:
+        self._session = session
+        self._ordinal = ordinal
+        self._step_vote = step_vote
+        self._saver = saver
+
+    def begin(
+        self, step: int, target_steps: int, *, record: Mapping[str, Any], restoring: bool = False
+    ) -> None:
+        """Publish that the call begins; its state is loaded.
+
+        Args:
+            step: the last finished step; above 0 if the call is resumed.
+            target_steps: how many steps the call takes; 0 if not known.
+            record: what the journal records of the call besides its steps.
+            restoring: the call was finished in an earlier attempt and takes no steps now.
+        """
+        slot = self._session.slot
+        slot.state = RankState.training
+        slot.train_call = self._ordinal
+        slot.step = slot.voted_step = slot.committed_step = slot.resumed_step = step
+        slot.target_steps = target_steps
+        slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
+        slot.replace(Phase.data)
+        slot.publish()
+        self._saver.cadence.begin(step)
+        if restoring:
+            return  # a `train_started` event would count as a resume from the call's last step
+        self._session.journal.write(
+            "train_started",
+            rank=self._session.rank,
+            step=step,
+            train_call=self._ordinal,
+            target_steps=target_steps,
+            **record,
+        )
+
+    def finished(self, step: int) -> None:
+        """Start the vote on a finished step, and act on the result of the previous vote.
+
+        The saver then knows what is due: call `Saver.after_step`.
+        """
+        session, slot = self._session, self._session.slot
+        self._step_vote.collect()  # where it was not collected before the optimizer's step
+        if hygiene.due(step, session.config.hygiene_every):
+            seconds = hygiene.clean(slot)
+            if session.is_main:
+                session.journal.write("hygiene", rank=session.rank, step=step, seconds=seconds)
+        cadence = self._saver.cadence
+        result = self._step_vote.start(step, snapshot=session.is_main and cadence.wanted(step))
+        slot.step = step
+        slot.replace(Phase.data)
+        slot.publish()
+        save, stop = (result.flags.save, result.flags.stop) if result is not None else (False, False)
+        self._saver.stopping |= stop
+        cadence.decide(
+            step,
+            agreed=result is not None and result.flags.snapshot,
+            required=save or self._saver.stopping,
+            kept=save,
+        )
+        if result is not None and result.flags.nonfinite and session.is_main:
+            session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
+
+    def end(self) -> None:
+        """Commit the last step."""
+        self._step_vote.collect()
+        self._session.slot.state = RankState.between
+        self._session.slot.publish()
+
+
+def finish(session: Session, call: TrainCall, saver: Saver, step: int) -> None:
+    """Make the call's last step durable and mark its checkpoint as the end of the call. Collective."""
+    path = saver.finish()
+    if session.is_main:
+        if path is not None:
+            try:
+                mark_finished(path)
+            except (OSError, CheckpointError) as error:
+                session.warn(f"{path} could not be marked as the end of its {call.kind}: {error}")
+        session.journal.write("train_ended", rank=0, step=step, train_call=call.ordinal)
+    session.votes.maximum(0)
+
+
+def leave(session: Session) -> None:
+    """Publish that no call is running."""
+    session.keep_process_group()
+    session.slot.state = RankState.between
+    session.slot.replace(Phase.idle)
+    session.slot.publish()

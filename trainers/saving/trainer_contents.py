@@ -1,0 +1,196 @@
+"""The checkpoints of a `train()` call: the trainer's own files and the exact state, and the trainer's own schedule.
+
+Called by `hooks/train_call.py`, which makes the trainer's checkpoint method go through the `Saver` (`save_through`).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.staging.headroom import is_full
+from grpo_run.trainers import upstream
+from grpo_run.trainers.exact.state import ExactState
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving import description
+from grpo_run.trainers.saving.contents import CheckpointContents
+from grpo_run.trainers.saving.save_mode import SaveMode, save_mode
+from grpo_run.trainers.saving.saver import Saver
+
+
+class TrainerContents(CheckpointContents):
+    """The contents of the checkpoints of one `train()` call.
+
+    Args:
+        exact: saves what the trainer's own method leaves out.
+    """
+
+    def __init__(self, trainer: Any, session: Session, call: TrainCall, exact: ExactState) -> None:
+        # described now, because wrapping the model for training casts and renames its parameters
+        super().__init__(
+            session,
+            call,
+            description=description.manifest_fields(trainer, session.world_size),
+            size_bytes=description.checkpoint_bytes(trainer),
+        )
+        self._trainer = trainer
+        self._exact = exact
+        self._save_checkpoint = getattr(trainer, upstream.SAVE_CHECKPOINT)
+
+    @property
+    def step(self) -> int:
+        """The trainer's `global_step`."""
+        return int(self._trainer.state.global_step)
+
+    @property
+    def call_ends(self) -> bool:
+        """Whether a callback or the number of steps ends the call."""
+        return bool(self._trainer.control.should_training_stop) or self.step >= self._trainer.state.max_steps
+
+    @property
+    def awaits_events(self) -> bool:
+        """Whether the step is the last of an epoch, whose evaluation and callbacks follow."""
+        epoch_ends = (
+            self.call_ends
+            or self._trainer.control.should_epoch_stop
+            or float(self._trainer.state.epoch or 0).is_integer()
+        )
+        return epoch_ends and not self._exact.epoch_ended
+
+    @property
+    def limit(self) -> int | None:
+        """The script's `save_total_limit`."""
+        limit: int | None = self._trainer.args.save_total_limit
+        return limit
+
+    def parameters(self) -> Iterable[Any]:
+        """Return the model's parameters."""
+        parameters: Iterable[Any] = self._trainer.model.parameters()
+        return parameters
+
+    def best(self) -> str | None:
+        """Return the directory name of the script's best checkpoint so far."""
+        best = self._trainer.state.best_model_checkpoint
+        return Path(best).name if best else None
+
+    def save_mode(self) -> SaveMode:
+        """Return the mode that the trainer's settings and callbacks need."""
+        return save_mode(self._trainer)
+
+    def write(self, folder: Path, *args: Any, **kwargs: Any) -> Any:
+        """Write this rank's part, and return what the trainer's method returns.
+
+        Collective with sharded state.
+
+        Args:
+            folder: the checkpoint's directory.
+            args, kwargs: of the trainer's method; those that the trainer itself passes by default.
+        """
+        if not args and not kwargs:
+            args = (self._trainer.model_wrapped, None)
+        with (
+            # complete checkpoints during the run, because one of the model alone cannot be resumed
+            override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
+            override_attributes(
+                self._trainer, create_model_card=self._tolerate_full_disk(self._trainer.create_model_card)
+            ),
+            self._output_in(folder.parent),
+        ):
+            returned = self._save_checkpoint(*args, **kwargs)
+        self._exact.save(folder)
+        return returned
+
+    @contextmanager
+    def _output_in(self, directory: Path) -> Iterator[None]:
+        """Let the trainer's method write below another directory than the script's `output_dir`."""
+        if directory == Path(self.call.output_dir):
+            yield
+            return
+        with override_attributes(self._trainer, **{upstream.OUTPUT_DIR: lambda trial=None: str(directory)}):
+            yield
+
+    def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
+        """Wrap TRL's method so that a full disk loses only the model card.
+
+        Only rank 0 calls it, during the save: if it raised, the other ranks would wait in the save.
+        """
+
+        def create(*args: Any, **kwargs: Any) -> None:
+            try:
+                create_model_card(*args, **kwargs)
+            except OSError as error:
+                if not is_full(error, Path(self.call.output_dir)):
+                    raise
+                self._session.warn_in_journal(f"no model card: {error}")
+
+        return create
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Suppress the side effects of a save that the script did not ask for.
+
+        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
+        record of callbacks stays as it was: transformers appends to it at each save.
+        """
+        from transformers.trainer_utils import SaveStrategy
+
+        callbacks = self._trainer.state.stateful_callbacks
+        unchanged = {
+            name: _Unchanged(value) if isinstance(value, list) else value for name, value in callbacks.items()
+        }
+        with (
+            override_attributes(self._trainer.state, stateful_callbacks=unchanged),
+            _quiet(),
+            override_attributes(self._trainer, create_model_card=lambda *args, **kwargs: None),
+            override_attributes(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
+        ):
+            yield
+
+
+class _Unchanged(list[Any]):
+    """A list to which nothing is appended."""
+
+    def append(self, value: Any) -> None:
+        """Ignore the value."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress progress bars and warnings."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Iterator[None]:
+    """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
+    save_checkpoint = getattr(trainer, upstream.SAVE_CHECKPOINT)
+    after_step = getattr(trainer, upstream.AFTER_STEP)
+
+    @functools.wraps(save_checkpoint)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        return saver.save(lambda folder: contents.write(folder, *args, **kwargs))
+
+    @functools.wraps(after_step)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        result = after_step(*args, **kwargs)
+        saver.after_step()
+        return result
+
+    with override_attributes(trainer, **{upstream.SAVE_CHECKPOINT: save, upstream.AFTER_STEP: after}):
+        yield
