@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.text.size import size_text
+from grpo_run.cli.text.table import print_table
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
@@ -107,10 +109,7 @@ def _show(entries: Sequence[CheckpointEntry], *, as_json: bool) -> None:
     for directory in dict.fromkeys(output_directory_of(entry.path) for entry in entries):
         print(directory)
         here = [entry for entry in entries if output_directory_of(entry.path) == directory]
-        rows = [TITLES, *(_row(entry, directory) for entry in here)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:  # one line each, however long: a pipe may read it
-            print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+        print_table([TITLES, *(_row(entry, directory) for entry in here)])
 
 
 def _row(entry: CheckpointEntry, directory: Path) -> list[str]:
@@ -119,7 +118,7 @@ def _row(entry: CheckpointEntry, directory: Path) -> list[str]:
         str(entry.path.relative_to(directory)),
         str(entry.step),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified_at)),
-        size(entry.size_bytes),
+        size_text(entry.size_bytes),
         "" if entry.ranks is None else str(entry.ranks),
         "" if manifest is None else "kept" if manifest.kept else "yes" if manifest.scheduled else "no",
         "" if manifest is None else manifest.run_id,
@@ -137,7 +136,9 @@ def _verify(entries: Sequence[CheckpointEntry], *, as_json: bool) -> int:
             if entry in bad:
                 print(f"{entry.path}: {entry.state}: {entry.problem}")
             elif entry.manifest is not None:
-                print(f"{entry.path}: verified, {len(entry.manifest.files)} files, {size(entry.size_bytes)}")
+                print(
+                    f"{entry.path}: verified, {len(entry.manifest.files)} files, {size_text(entry.size_bytes)}"
+                )
             else:
                 print(f"{entry.path}: all required files exist; there is no manifest to verify them with")
         print(f"{len(checked) - len(bad)} of {len(checked)} good")
@@ -173,8 +174,8 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
         return EXIT_BAD if remaining else 0
     for entry in selected:
         done = "would delete" if not options.yes else "could not delete" if entry in remaining else "deleted"
-        print(f"{done} {entry.path} ({entry.state}, {size(entry.size_bytes)})")
-    total = size(sum(entry.size_bytes for entry in (deleted if options.yes else selected)))
+        print(f"{done} {entry.path} ({entry.state}, {size_text(entry.size_bytes)})")
+    total = size_text(sum(entry.size_bytes for entry in (deleted if options.yes else selected)))
     if not selected:
         print("nothing to delete")
     else:
@@ -209,13 +210,3 @@ def _delete(entry: CheckpointEntry) -> bool:
     except OSError:
         return not entry.path.exists()
     return True
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in a binary unit, such as `1.4 GiB`."""
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -28,6 +28,7 @@ from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.files import short_path
 from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
@@ -257,8 +258,6 @@ def announce(
     listener: Listener | None,
 ) -> MetricsServer | None:
     """Start the metrics server if it has a socket, and print where the run and its metrics are."""
-    from grpo_run.dashboards.terminal.incidents import short_path
-
     place = f"run {launch.config.run_id} in {short_path(directory.path)}"
     mode = stat.S_IMODE(directory.path.stat().st_mode)
     server = None

@@ -151,6 +151,15 @@ def tree_bytes(path: Path, *, linked: bool = True) -> int:
     return total
 
 
+def short_path(path: str | Path) -> str:
+    """Return a path as it is shown: relative to the working directory if it is below it."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # the working directory is gone, or the path is empty
+        return str(path)
+    return str(path) if relative.startswith("..") else relative
+
+
 def _files_in(folder: Path) -> Iterator[Path]:
     return (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 

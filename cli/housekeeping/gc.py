@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_run.cli.checkpoints import size
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.housekeeping.areas import areas_of
 from grpo_run.cli.housekeeping.removal import remove_run
+from grpo_run.cli.text.size import size_text
 from grpo_run.runtime.catalog import leftovers
 from grpo_run.runtime.catalog.leftovers import Kept, Leftover
 from grpo_run.runtime.catalog.runs import RunEntry, links_of, read_runs, run_directories
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             failed.append(Kept(path=leftover.path, size_bytes=leftover.size_bytes, reason=problem))
         if not options.json:
             verb = "would free" if options.dry_run else "freed" if problem is None else "could not free"
-            print(f"{verb} {leftover.path} ({size(leftover.size_bytes)}): {problem or leftover.what}")
+            print(f"{verb} {leftover.path} ({size_text(leftover.size_bytes)}): {problem or leftover.what}")
     total = sum(leftover.size_bytes for leftover in freed)
     if options.json:
         names = ("freed", "would_free")
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps({**value, **shown, "bytes": total}, indent=2))
     else:
         for one in kept:
-            print(f"kept {one.path} ({size(one.size_bytes)}): {one.reason}")
+            print(f"kept {one.path} ({size_text(one.size_bytes)}): {one.reason}")
         done = "would be freed" if options.dry_run else "freed"
-        print(f"{len(freed)} of {len(found)}, {size(total)} {done}" if found else "nothing to free")
+        print(f"{len(freed)} of {len(found)}, {size_text(total)} {done}" if found else "nothing to free")
     return EXIT_INCOMPLETE if failed else 0
 
 

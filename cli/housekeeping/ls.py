@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from grpo_run.cli.checkpoints import size
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.housekeeping.areas import areas_of
+from grpo_run.cli.text.size import size_text
+from grpo_run.cli.text.table import print_table
 from grpo_run.runtime.catalog.runs import RunEntry, read_runs, run_directories
+from grpo_run.runtime.files import short_path
 from grpo_run.watchdog.duration_text import duration_text
 
 TITLES = ("run", "state", "step", "age", "size", "memory", "directory")
@@ -37,10 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         print("no runs in runs/, and none that was launched elsewhere")
         return 0
     now = time.time()
-    rows = [TITLES, *(_row(entry, now) for entry in entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:  # one line each, however long: a pipe may read it
-        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    print_table([TITLES, *(_row(entry, now) for entry in entries)])
     return 0
 
 
@@ -54,13 +51,7 @@ def _row(entry: RunEntry, now: float) -> tuple[str, ...]:
         entry.state,
         step,
         duration_text(now - entry.last_time),
-        size(entry.size_bytes),
-        size(entry.memory_bytes) if entry.memory_bytes else "",
-        shown(entry.directory.path),
+        size_text(entry.size_bytes),
+        size_text(entry.memory_bytes) if entry.memory_bytes else "",
+        short_path(entry.directory.path),
     )
-
-
-def shown(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

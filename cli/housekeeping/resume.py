@@ -15,11 +15,8 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.inputs import Inputs, recorded_value
+from grpo_run.runtime.launch.inputs import DIGEST, Inputs, recorded_value
 from grpo_run.runtime.record.run_directory import RunDirectory
-
-DIGEST = "sha256:"
-"""How a recorded value of a secret begins."""
 
 
 def main(arguments: Sequence[str]) -> int:

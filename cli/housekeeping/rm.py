@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.housekeeping.ls import shown
 from grpo_run.cli.housekeeping.removal import remove_run
 from grpo_run.runtime.catalog.runs import find_run, links_of
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import short_path
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.staging.ownership.owner import recorded_areas
@@ -35,9 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     for run in found.values():
         rest = remove_run(run)
         if rest:
-            print(f"deleted the run in {shown(run.path)}; other files in it stay, such as {rest[0].name}")
+            print(
+                f"deleted the run in {short_path(run.path)}; other files in it stay, such as {rest[0].name}"
+            )
         else:
-            print(f"deleted {shown(run.path)}")
+            print(f"deleted {short_path(run.path)}")
     return 0
 
 

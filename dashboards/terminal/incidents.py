@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.terminal.progress import count
+from grpo_run.runtime.files import short_path
 from grpo_run.runtime.record.history import Recovery
 from grpo_run.watchdog.rank_names import rank_names
 
@@ -57,14 +58,6 @@ def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     run = short_path(run_directory)
     evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
     return f"{evidence} `grpo-run report {run}` or `grpo-run status {run}`"
-
-
-def short_path(path: str | Path) -> str:
-    """Return the path relative to the working directory if it is inside."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)
 
 
 def _read_verdict(folder: str | None) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ is imported under a computed name, and data that the script reads, are not seen.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.files import short_path
 from grpo_run.runtime.launch.sources.environment_variables import variables_read
 from grpo_run.runtime.launch.sources.local_modules import Source, read_file
 from grpo_run.runtime.launch.sources.syntax import parsed
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 """Names of variables whose values are recorded as digests only."""
+DIGEST = "sha256:"
+"""How the recorded value of such a variable begins."""
 ALWAYS_COMPARED = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 """Variables that libraries read and that may change results, whether the script names them or not."""
 NEVER_COMPARED = re.compile(
@@ -94,7 +96,7 @@ def _changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[st
     for name in sorted(recorded.keys() | now.keys()):
         before, after = recorded.get(name), now.get(name)
         if before != after:
-            secret = any(value is not None and value.startswith("sha256:") for value in (before, after))
+            secret = any(value is not None and value.startswith(DIGEST) for value in (before, after))
             shown = "changed" if secret else f"{before or 'not set'} -> {after or 'not set'}"
             yield f"{name} {shown}"
 
@@ -122,7 +124,7 @@ def collect(
             trees += [parsed(content.decode(errors="replace"))] if path.suffix == ".py" else []
     names = {*ALWAYS_COMPARED}.union(*map(variables_read, trees))
     return Inputs(
-        files={_shown(path): hashlib.sha256(content).hexdigest() for path, content in contents.items()},
+        files={short_path(path): hashlib.sha256(content).hexdigest() for path, content in contents.items()},
         variables={
             name: recorded_value(name, environment[name])
             for name in sorted(names)
@@ -144,16 +146,10 @@ def files_named(arguments: Sequence[str]) -> list[Path]:
     return found
 
 
-def _shown(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
-
 def recorded_value(name: str, value: str) -> str:
     """Return what is recorded of a variable: its value, or a digest if it looks like a secret or is long."""
     if SECRET.search(name) or len(value) > 200:
-        return f"sha256:{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
+        return f"{DIGEST}{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT, tree_bytes
 from grpo_run.runtime.staging.ownership.folder import AREA_NAME, private_folders
 from grpo_run.runtime.staging.ownership.owner import AreaOwner, lock_area, needs_area, read_owner
 
@@ -104,7 +104,7 @@ def _describe(path: Path, *, locked: bool, disks_are_mounted: bool) -> AreaEntry
         owner=owner,
         made_here=made_here,
         locked=locked,
-        size_bytes=_size_bytes(path),
+        size_bytes=tree_bytes(path),
         modified_at=path.stat().st_mtime,
         kept_because=_reason_to_keep(
             path, owner, made_here=made_here, locked=locked, disks_are_mounted=disks_are_mounted
@@ -132,14 +132,3 @@ def _reason_to_keep(
         return "its run can be resumed from it" if needs_area(directory, path) else None
     except (OSError, ValueError, TypeError):
         return f"{directory / 'run.json'} cannot be read"
-
-
-def _size_bytes(path: Path) -> int:
-    size = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                continue  # removed meanwhile
-    return size

@@ -11,8 +11,8 @@ import pytest
 from support import checkpoint_files as made
 from support.identities import identity
 
-from grpo_run.cli.checkpoints import size
 from grpo_run.cli.main import main
+from grpo_run.cli.text.size import size_text
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
 from grpo_run.runtime.checkpoints.search import find_checkpoints
@@ -206,4 +206,4 @@ def test_prune_refuses_a_single_checkpoint(out: Path, capsys: Captured) -> None:
 )
 def test_sizes_are_printed_in_binary_units(count: int, text: str) -> None:
     """Sizes from one KiB have one decimal."""
-    assert size(count) == text
+    assert size_text(count) == text

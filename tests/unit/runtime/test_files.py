@@ -13,7 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.runtime import files
-from grpo_run.runtime.files import lock_exclusively, sync_directory, sync_tree, write_json
+from grpo_run.runtime.files import (
+    lock_exclusively,
+    short_path,
+    sync_directory,
+    sync_tree,
+    tree_bytes,
+    write_json,
+)
 
 
 def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
@@ -123,3 +130,33 @@ def test_a_lock_is_exclusive_between_descriptors(tmp_path: Path) -> None:
     os.close(first)
     assert lock_exclusively(second)
     os.close(second)
+
+
+def test_the_space_of_a_tree_is_what_its_files_take(tmp_path: Path) -> None:
+    """Symbolic links are not followed; files with another name can be left out."""
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    file = tmp_path / "folder" / "inner" / "file"
+    file.write_bytes(b"x" * 10_000)
+    taken = file.stat().st_blocks * 512
+    (tmp_path / "outside").write_bytes(b"x" * 50_000)
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "folder" / "broken").symlink_to(tmp_path / "nothing")
+    links = sum((tmp_path / "folder" / name).lstat().st_blocks * 512 for name in ("link", "broken"))
+    assert tree_bytes(tmp_path / "folder") == taken + links
+    assert (tree_bytes(file), tree_bytes(tmp_path / "nothing")) == (taken, 0)
+    os.link(file, tmp_path / "other-name")
+    assert tree_bytes(tmp_path / "folder", linked=False) == links
+    assert tree_bytes(tmp_path / "folder") == taken + links
+
+
+def test_a_path_is_shown_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is elsewhere; also if the working directory was deleted."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert short_path(tmp_path / "here" / "runs" / "x") == "runs/x"
+    assert short_path(tmp_path / "there") == str(tmp_path / "there")
+    assert short_path("runs/x") == "runs/x"
+    (tmp_path / "here").rmdir()
+    assert short_path("runs/x") == "runs/x"
