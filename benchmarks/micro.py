@@ -1,7 +1,7 @@
 """Measure the components that run inside a training step: board, vote, hygiene and journal.
 
-The benchmark calls the code that runs in a rank. Votes are measured between two real processes on Gloo and a
-TCPStore. For the total overhead per step, see `overhead.py`.
+The benchmark calls the code that runs in a rank. Votes are measured between two real processes, through the board as on
+one node, and on Gloo and a TCPStore as between nodes. For the total overhead per step, see `overhead.py`.
 """
 
 from __future__ import annotations
@@ -95,17 +95,34 @@ def journal(folder: Path, number: int) -> dict[str, list[float]]:
     }
 
 
-def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
+def vote_rank(rank: int, port: int, folder: str, transport: str, number: int, answer: Connection) -> None:
     """Measure votes in one of two processes; send the microseconds by name."""
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from grpo_run.runtime.board.board import Board
+    from grpo_run.trainers.rank.collectives.own_log import OwnLog
+    from grpo_run.trainers.rank.collectives.recorder import Recorder
+    from grpo_run.trainers.rank.transports.gloo import GlooTransport
+    from grpo_run.trainers.rank.transports.shared_memory import SharedMemoryTransport
+    from grpo_run.trainers.rank.transports.transport import Transport
     from grpo_run.trainers.rank.vote import Vote
     from grpo_run.trainers.rank.vote_group import VoteGroup
 
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-    votes = VoteGroup(store, rank=rank, world_size=RANKS, prefix="benchmark", timeout_seconds=60.0)
+    name = "grpo_run/vote"
+    shared = Board.open(Path(folder) / "votes.mmap", writable=True)
+    slot = shared.writer(rank, rank=rank, pid=os.getpid(), attempt=0)
+    log = OwnLog(Recorder(slot), name, world_size=RANKS)
+    chosen: Transport
+    if transport == "board":
+        exchange = shared.exchange(rank, attempt=0, channel=name)
+        assert exchange is not None
+        chosen = SharedMemoryTransport(exchange, rank=rank, timeout_seconds=60.0, log=log)
+    else:
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+        chosen = GlooTransport(store, rank=rank, world_size=RANKS, name=name, timeout_seconds=60.0, log=log)
+    votes = VoteGroup(chosen)
     step = 0
 
     def start() -> None:
@@ -144,22 +161,29 @@ def vote_rank(rank: int, port: int, number: int, answer: Connection) -> None:
         exposed.append((time.perf_counter_ns() - began) / 1000)
     answer.send(
         {
-            "vote: back to back": back_to_back,
-            "vote: read immediately, after 50 ms of work": alone,
-            "vote: overlapped with 50 ms of work, start": starts,
-            "vote: overlapped with 50 ms of work, remaining wait": exposed,
+            f"vote, {transport}: back to back": back_to_back,
+            f"vote, {transport}: read immediately, after 50 ms of work": alone,
+            f"vote, {transport}: overlapped with 50 ms of work, start": starts,
+            f"vote, {transport}: overlapped with 50 ms of work, remaining wait": exposed,
         }
     )
     votes.close()
     answer.recv()  # otherwise rank 0 could close its end of the group before rank 1 is done
 
 
-def vote(number: int) -> dict[str, list[float]]:
+def vote(folder: Path, number: int) -> dict[str, list[float]]:
     """Measure votes between two processes; return every sample of both ranks in microseconds."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from grpo_run.runtime.board.board import Board
+
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return _children(vote_rank, [(rank, store.port, number) for rank in range(RANKS)])
+    samples: dict[str, list[float]] = {}
+    for transport in ("board", "Gloo"):
+        Board.create(folder / "votes.mmap", RANKS)
+        ranks = [(rank, store.port, str(folder), transport, number) for rank in range(RANKS)]
+        samples.update(_children(vote_rank, ranks))
+    return samples
 
 
 def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
@@ -257,7 +281,7 @@ def main() -> int:
         samples = {
             **board(Path(name), options.number),
             **journal(Path(name), options.number),
-            **vote(options.number),
+            **vote(Path(name), options.number),
             **_children(hygiene_rank, [(name, options.number, os.getpid())]),
         }
     summary = {name: figures(values) for name, values in samples.items()}

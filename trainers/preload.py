@@ -66,7 +66,7 @@ def import_trainers() -> None:
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer  # noqa: F401
 
     import grpo_run.trainers.hooks.train_call
-    import grpo_run.trainers.rank.vote_group
+    import grpo_run.trainers.rank.transports.gloo
     import grpo_run.trainers.saving.snapshots  # noqa: F401
 
     # accelerate imports DeepSpeed, if it is installed, at the first generation of every rank, also after a recovery:

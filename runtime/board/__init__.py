@@ -2,6 +2,7 @@
 
 Ranks write their own slots; the supervisor, `grpo-run status` and the metrics read them, also after a rank's
 death. Start with `board.py` (the file), then `slot_layout.py` (what a slot holds and where). `slot_writer.py`
-is the rank's side; `collective_log.py` and `phase_histogram.py` are the two larger areas of a slot. Imports
+is the rank's side; `collective_log.py` and `phase_histogram.py` are the two larger areas of a slot. In
+`exchange.py` the ranks of one node send messages to each other. Imports
 `grpo_run.watchdog` and `grpo_run.runtime.errors` only.
 """

@@ -1,6 +1,7 @@
-"""The board file: a header, one slot and one callback table per local rank, memory-mapped and readable after a rank's death.
+"""The board file: a header, and for each local rank a slot, a callback table and its part of the exchange area.
 
-The supervisor creates and reads it; each rank writes its own slot (`slot_writer.py`). A reader that sees an
+Memory-mapped, and readable after a rank's death. The supervisor creates and reads it; each rank writes its own slot
+(`slot_writer.py`) and the messages that it sends to the others (`exchange.py`). A reader that sees an
 odd or changed sequence number reads again, and then returns its last consistent reading: a writer may be
 interrupted in the middle of a write for any time (by garbage collection, by another thread of its
 interpreter, by the kernel). This relies on the stores of one x86-64 thread becoming visible in
@@ -29,6 +30,7 @@ from grpo_run.runtime.board.collective_log import (
     may_be_in_collective,
     read_collective_log,
 )
+from grpo_run.runtime.board.exchange import EXCHANGE_BYTES, Exchange, messages_sent
 from grpo_run.runtime.board.phase_histogram import read_phase_histograms
 from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,
@@ -77,7 +79,7 @@ class Board:
         Raises:
             RunDirectoryError: the file system has no space for it.
         """
-        size = HEADER_BYTES + slots * (SLOT_BYTES + CALLBACKS_BYTES)
+        size = _exchange_offset(slots, slots)
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -170,6 +172,22 @@ class Board:
             callbacks_at=self._callbacks_at(index),
         )
 
+    def exchange(self, index: int, *, attempt: int, channel: str) -> Exchange | None:
+        """Return local rank `index`'s end of a channel among the ranks of this node; None on a board of an earlier version.
+
+        The board must be writable.
+        """
+        if not self._has_exchange:
+            return None
+        areas = [_exchange_offset(self.slots, other) for other in range(self.slots)]
+        return Exchange(self._memory, areas, own=index, attempt=attempt, channel=channel)
+
+    def messages_sent(self, index: int) -> dict[str, int]:
+        """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange area."""
+        if not self._has_exchange:
+            return {}
+        return messages_sent(self._memory, _exchange_offset(self.slots, index), self.attempt)
+
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
 
@@ -227,6 +245,10 @@ class Board:
             histograms.update(read_callback_durations(self._memory, callbacks_at))
         return histograms
 
+    @property
+    def _has_exchange(self) -> bool:
+        return len(self._memory) >= _exchange_offset(self.slots, self.slots)
+
     def _callbacks_at(self, index: int) -> int | None:
         """Where the callback table of local rank `index` begins; None on a board of an earlier version."""
         offset = HEADER_BYTES + self.slots * SLOT_BYTES + index * CALLBACKS_BYTES
@@ -241,3 +263,9 @@ class Board:
 
 def _slot_offset(index: int) -> int:
     return HEADER_BYTES + index * SLOT_BYTES
+
+
+def _exchange_offset(slots: int, index: int) -> int:
+    """Where local rank `index`'s part of the exchange area begins on a board of `slots` slots."""
+    tables_end = HEADER_BYTES + slots * (SLOT_BYTES + CALLBACKS_BYTES)
+    return -(-tables_end // 64) * 64 + index * EXCHANGE_BYTES

@@ -36,6 +36,7 @@ _POINT_TO_POINT = 1
 _ON_DEVICE = 2
 _LIMITED = 4
 _VOID = 8
+_IN_MEMORY = 16
 _DETAIL = struct.Struct("<H")
 ROOTED_OPERATIONS = frozenset({"broadcast", "reduce"})
 """Operations whose entries have their root plus one as detail; that of others is how many collectives the
@@ -100,6 +101,7 @@ class CollectiveLogWriter:
         point_to_point: bool = False,
         on_device: bool = False,
         limited: bool = False,
+        in_memory: bool = False,
     ) -> int:
         """Write one entry and return its number, for `mark`.
 
@@ -110,11 +112,13 @@ class CollectiveLogWriter:
             point_to_point: the sequence number cannot be compared with other ranks'.
             on_device: the collective runs on a device, so the host does not see when it completes.
             limited: the script has given the collective a time limit of its own.
+            in_memory: the collective travels through the board, and torch does not know it.
         """
         flags = (
             (_POINT_TO_POINT if point_to_point else 0)
             | (_ON_DEVICE if on_device else 0)
             | (_LIMITED if limited else 0)
+            | (_IN_MEMORY if in_memory else 0)
         )
         memory = self._memory
         with self._lock:
@@ -253,6 +257,7 @@ def _decode(fields: tuple[int | bytes, ...]) -> Collective:
         thread=str(thread) if thread else "",
         timeout_seconds=0.0 if int(flags) & _LIMITED else math.inf,
         on_device=bool(int(flags) & _ON_DEVICE),
+        in_memory=bool(int(flags) & _IN_MEMORY),
         count=0 if int(flags) & _VOID else 1 if rooted else max(1, int(detail)),
     )
 

@@ -160,12 +160,14 @@ class CollectiveRecords:
             idle: its main thread used no CPU time between two polls.
         """
         log = self._ranks.board.collective_log(self._ranks.places[rank]) if slot is not None else None
-        # a running rank whose recorder does not answer, or records nothing, may have issued more than its log
-        # holds
-        observed = log is not None and (exited or bool(recorded) or (recorded is not None and not log))
+        # a running rank whose recorder does not answer, or records nothing of what the log has, may have issued more
+        # than its log holds
+        unrecorded = log is not None and all(entry.in_memory for entry in log)
+        observed = log is not None and (exited or bool(recorded) or (recorded is not None and unrecorded))
         return Position(
             rank=rank,
             records=self._merge(rank, recorded or (), log or ()) if observed else None,
+            issued=self._ranks.board.messages_sent(self._ranks.places[rank]) if observed else {},
             exited=exited,
             outside_training=slot is not None and slot.state is RankState.between,
             in_backward=idle and slot is not None and slot.phase is Phase.forward_backward,

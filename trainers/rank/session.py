@@ -13,7 +13,7 @@ import faulthandler
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wrapt
 
@@ -25,11 +25,10 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
+from grpo_run.trainers.rank.transports.connection import connect_transport
+from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
-
-if TYPE_CHECKING:
-    from grpo_run.trainers.rank.vote_group import VoteGroup
 
 CONNECT_SECONDS = 300.0
 """Time limit for all ranks to connect to the vote group."""
@@ -65,6 +64,7 @@ class Session:
         """How many checkpoints this rank has rejected, and said so."""
         self._worker_server: Any = None
         self._votes: VoteGroup | None = None
+        self._vote_groups: list[VoteGroup] = []
         self._connect_error: BaseException | None = None
         self._connector = threading.Thread(target=self._connect, daemon=True, name="grpo-run-vote")
 
@@ -92,11 +92,6 @@ class Session:
         if not self._connector.ident:
             self._connector.start()
 
-    def on_collective(self, group: str, sequence: int, operation: str, tensor: Any, work: Any) -> None:
-        """Log a collective of one of grpo-run's own groups, which have all ranks as members."""
-        members = (1 << self.world_size) - 1 if self.world_size <= 64 else 0
-        self.recorder.log_own(group, sequence, operation, tensor, work, members=members)
-
     @property
     def votes(self) -> VoteGroup:
         """The vote group. Blocks until it is connected.
@@ -117,19 +112,23 @@ class Session:
         """Connect another vote group of all ranks. Collective; call it once for each name.
 
         Args:
-            name: of the group, the same on every rank; it need be unique in this attempt only.
+            name: one of `runtime.board.exchange.CHANNELS`.
         """
-        # imports torch, which takes seconds in a fresh interpreter
-        from grpo_run.trainers.rank.vote_group import connect_vote_group
-
-        return connect_vote_group(
-            rank=self.rank,
-            world_size=self.world_size,
-            prefix=name,
-            connect_seconds=CONNECT_SECONDS,
-            timeout_seconds=self.config.timeouts.vote_seconds,
-            on_collective=self.on_collective,
+        group = VoteGroup(
+            connect_transport(
+                name,
+                rank=self.rank,
+                world_size=self.world_size,
+                local_world_size=self.local_world_size,
+                board=self.board,
+                attempt=self.settings.attempt,
+                recorder=self.recorder,
+                connect_seconds=CONNECT_SECONDS,
+                timeout_seconds=self.config.timeouts.vote_seconds,
+            )
         )
+        self._vote_groups.append(group)
+        return group
 
     @property
     def is_main(self) -> bool:
@@ -154,6 +153,8 @@ class Session:
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""
         self.slot.detach()
+        for group in self._vote_groups:
+            group.detach()
         # the rank's file of stacks is evidence; a crash of this process is printed like its other output
         faulthandler.unregister(STACK_SIGNAL)
         faulthandler.enable(2)
@@ -172,9 +173,9 @@ class Session:
             self._process_groups.append(group)
 
     def close(self) -> None:
-        """Release the vote group."""
-        if self._votes is not None:
-            self._votes.close()
+        """Release the vote groups."""
+        for group in self._vote_groups:
+            group.close()
 
     def _make_injector(self) -> Injector | None:
         if not self.config.injections:

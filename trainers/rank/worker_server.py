@@ -85,7 +85,7 @@ def report_threads(recorder: Recorder) -> ThreadReport:
     # nothing in this loop may release the interpreter's lock
     for ident, frame in frames.items():
         thread = threads.get(ident)
-        if ident in recorder.waiting and frame.f_code is recorder.wait_code:
+        if ident in recorder.waiting and frame.f_code in recorder.wait_codes:
             waiting.append(ident)
         elif ident == main and ident in recorder.in_backward and frame.f_code is _backward_code():
             in_backward = True

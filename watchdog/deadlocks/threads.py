@@ -47,7 +47,8 @@ def with_threads(position: Position, report: ThreadReport | None) -> Position:
     in_backward = position.in_backward and report.in_backward is not None
     if in_backward:
         waiting.add(MAIN_THREAD_IN_BACKWARD)
-    pending = {record for record in position.records or () if not record.completed}
+    # a collective in memory has no future
+    pending = {record for record in position.records or () if not record.completed and not record.in_memory}
     continues = report.uses_futures and any(
         record.thread not in report.waiting or record.point_to_point for record in pending
     )
@@ -55,6 +56,6 @@ def with_threads(position: Position, report: ThreadReport | None) -> Position:
     return replace(
         position,
         waiting_threads=None if may_act else frozenset(waiting),
-        issued=report.issued,
+        issued={**position.issued, **report.issued},
         in_backward=in_backward,
     )

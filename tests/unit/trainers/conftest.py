@@ -61,7 +61,7 @@ def session(
         keep_process_group=lambda: None,
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0,
-        is_main=True, is_rank=True, votes=VoteGroup(None, rank=0, world_size=1, prefix="test"),
+        is_main=True, is_rank=True, votes=VoteGroup(),
         notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
     )  # fmt: skip

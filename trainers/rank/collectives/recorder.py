@@ -20,6 +20,7 @@ from datetime import timedelta
 from types import CodeType, MappingProxyType
 from typing import Any
 
+from grpo_run.runtime.board import futex
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers import upstream
@@ -48,7 +49,7 @@ class Recorder:
     """Writes the collective log of this rank's slot.
 
     `waiting` are the threads that are blocked in a collective, and `in_backward` those in a DDP backward
-    pass, by identifier; `wait_code` is the function in which the first ones are. `uses_futures`: the
+    pass, by identifier; `wait_codes` are the functions in which the first ones are. `uses_futures`: the
     completion of a collective may run code of the script.
 
     Args:
@@ -68,7 +69,7 @@ class Recorder:
         self._limited: set[int] = set()
         self.waiting: set[int] = set()
         self.in_backward: set[int] = set()
-        self.wait_code: CodeType | None = None
+        self.wait_codes: set[CodeType] = {futex.wait.__code__}
         self.uses_futures = False
 
     def install(self, c10d: Any) -> None:
@@ -118,7 +119,7 @@ class Recorder:
             self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 
-        self.wait_code = wait.__code__
+        self.wait_codes.add(wait.__code__)
         c10d.Work.wait = functools.wraps(original_wait)(wait)
 
     def issued(self) -> dict[str, int]:
@@ -287,6 +288,7 @@ class Recorder:
         on_device: bool = False,
         limited: bool = False,
         point_to_point: bool = False,
+        in_memory: bool = False,
     ) -> int:
         description = self._calls.describe(group, operation, tensors, sys._getframe(1))
         return self._log.add(
@@ -298,24 +300,47 @@ class Recorder:
             on_device=on_device,
             limited=limited,
             point_to_point=point_to_point,
+            in_memory=in_memory,
         )
 
     def log_own(
-        self, group: str, sequence: int, operation: str, tensor: Any, work: Any, *, members: int
-    ) -> None:
+        self,
+        group: str,
+        sequence: int,
+        operation: str,
+        tensor: Any,
+        work: Any,
+        *,
+        members: int,
+        limited: bool = False,
+    ) -> int:
         """Log a collective of grpo-run's own groups, which torch's Python layer does not know.
 
         Args:
-            work: the handle that torch returned.
+            tensor: the input, or whatever has its shape and dtype.
+            work: the handle that torch returned; None for a collective in memory, which torch does not know at all.
             members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
+            limited: it will soon time out by itself.
+
+        Returns:
+            The number of the entry, for `mark`; 0 if it could not be logged.
         """
         self._own_groups[group] = sequence
         try:
-            number = self._add(group, sequence, operation, [tensor], members)
+            number = self._add(
+                group, sequence, operation, [tensor], members, limited=limited, in_memory=work is None
+            )
         except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
             self._warn_once("a vote", error)
-            return
-        self._try_track(work, number, True)
+            return 0
+        if work is not None:
+            self._try_track(work, number, True)
+        return number
+
+    def mark(self, number: int, progress: CollectiveProgress) -> None:
+        """Set the progress of an entry of `log_own`; ignore number 0."""
+        if number:
+            self._log.mark(number, progress)
 
     @contextlib.contextmanager
     def backward(self, model: Any) -> Iterator[None]:

@@ -24,6 +24,7 @@ from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import HEADER_BYTES, Board
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
 from grpo_run.runtime.board.collective_log import ENTRIES
+from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
 from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES, SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter, phases_of
 from grpo_run.runtime.errors import RunDirectoryError
@@ -732,9 +733,9 @@ def test_a_full_disk_is_reported_before_the_file_is_mapped(
 
 
 def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
-    """The file is as long as header and slots."""
+    """The file is as long as header, slots, callback tables and exchange area."""
     path = tmp_path / "board.mmap"
     Board.create(path, 3)
     told = path.stat()
-    assert told.st_size == HEADER_BYTES + 3 * (SLOT_BYTES + CALLBACKS_BYTES)
+    assert told.st_size == HEADER_BYTES + 3 * (SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES)
     assert told.st_blocks * 512 >= told.st_size

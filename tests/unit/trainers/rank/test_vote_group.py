@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
 from support.vote_groups import run_ranks
 
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.errors import ConsensusError
+from grpo_run.trainers.rank.collectives.own_log import OwnLog
+from grpo_run.trainers.rank.collectives.recorder import Recorder
+from grpo_run.trainers.rank.transports.gloo import GlooTransport
+from grpo_run.trainers.rank.transports.shared_memory import SharedMemoryTransport
+from grpo_run.trainers.rank.transports.transport import Transport
 from grpo_run.trainers.rank.vote import Flags, Vote
 from grpo_run.trainers.rank.vote_group import VoteGroup
+
+Connect = Callable[[], Transport]
 
 
 @pytest.fixture
 def alone() -> VoteGroup:
-    """A group of one rank, without a store."""
-    return VoteGroup(None, rank=0, world_size=1, prefix="test")
+    """A group of one rank, without a transport."""
+    return VoteGroup()
 
 
-def test_a_single_rank_votes_without_a_store(alone: VoteGroup) -> None:
+def test_a_single_rank_votes_without_a_transport(alone: VoteGroup) -> None:
     """Its own vote is the result."""
     alone.start(Vote(step=3, flags=Flags(save=True)))
     result = alone.collect()
@@ -70,24 +85,102 @@ def test_the_maxima_of_a_single_rank_are_its_values(alone: VoteGroup) -> None:
     assert alone.maxima([3, 0, 2**40]) == [3, 0, 2**40]
 
 
-def test_two_ranks_get_the_maximum_at_each_position() -> None:
-    """Both ranks get the same vector, from a single all-reduce each."""
+def transports(kind: str, ranks: int, tmp_path: Path, timeout_seconds: float = 30.0) -> list[Connect]:
+    """For each rank, a function that connects its transport, to be called in the rank's thread."""
+    board = Board.create(tmp_path / "board.mmap", ranks)
     store = dist.HashStore()
-    issued: list[tuple[int, str]] = []
+    connected = []
+    for rank in range(ranks):
+        recorder = Recorder(board.writer(rank, rank=rank, pid=rank, attempt=0))
+        common = {"rank": rank, "timeout_seconds": timeout_seconds}
+        log = OwnLog(recorder, "grpo_run/vote", world_size=ranks)
+        if kind == "memory":
+            exchange = board.exchange(rank, attempt=0, channel="grpo_run/vote")
+            assert exchange is not None
+            connect: Connect = functools.partial(SharedMemoryTransport, exchange, log=log, **common)
+        else:
+            connect = functools.partial(
+                GlooTransport, store, world_size=ranks, name="grpo_run/vote", log=log, **common
+            )
+        connected.append(connect)
+    return connected
 
-    def run(rank: int, values: list[int]) -> list[int]:
-        group = VoteGroup(
-            store,
-            rank=rank,
-            world_size=2,
-            prefix="test",
-            timeout_seconds=30,
-            on_collective=lambda name, sequence, operation, tensor, work: issued.append((rank, operation)),
-        )
-        maxima = group.maxima(values)
+
+@pytest.mark.parametrize("kind", ["memory", "gloo"])
+def test_ranks_decide_alike_on_every_transport(kind: str, tmp_path: Path) -> None:
+    """Votes, maxima and gathered rows of three ranks, many in a row; also more values than one message holds."""
+    ranks, rounds = 3, 20
+
+    def run(rank: int, connect: Connect) -> list[object]:
+        group, seen = VoteGroup(connect()), list[object]()
+        for step in range(1, rounds + 1):
+            group.start(Vote(step=step, flags=Flags(save=rank == step % ranks)))
+            seen.append(group.collect())
+            seen.append(group.maxima([rank, -rank, 2**40 + step]))
+            seen.append(group.gather([rank, step, -(2**62)]))
+        seen.append(group.gather(list(range(rank, rank + 1500))))
+        seen.append((group.votes, group.wait_seconds > 0))
         group.close()
-        return maxima
+        return seen
 
-    results = run_ranks(lambda: run(0, [1, 0, 7]), lambda: run(1, [0, 2, 3]))
-    assert results == [[1, 2, 7], [1, 2, 7]]
-    assert sorted(issued) == [(0, "allreduce"), (1, "allreduce")]
+    results = run_ranks(
+        *[functools.partial(run, rank, one) for rank, one in enumerate(transports(kind, ranks, tmp_path))]
+    )
+    assert results[0] == results[1] == results[2]
+    votes, maxima, rows = results[0][:3]
+    assert (votes.step, votes.flags) == (1, Flags(save=True))
+    assert (maxima, rows) == ([2, 0, 2**40 + 1], [[rank, 1, -(2**62)] for rank in range(3)])
+    assert results[0][-2] == [list(range(rank, rank + 1500)) for rank in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["memory", "gloo"])
+def test_ranks_on_different_steps_all_get_the_error(kind: str, tmp_path: Path) -> None:
+    """Every rank raises; otherwise some would go on."""
+
+    def run(rank: int, connect: Connect) -> str:
+        group = VoteGroup(connect())
+        group.start(Vote(step=7 + rank))
+        with pytest.raises(ConsensusError) as caught:
+            group.collect()
+        group.maximum(0)  # Gloo fails if a peer leaves before
+        return str(caught.value)
+
+    first, second = run_ranks(
+        *[functools.partial(run, rank, one) for rank, one in enumerate(transports(kind, 2, tmp_path))]
+    )
+    assert first == second
+    assert "the lowest is 7, the highest 8" in first
+
+
+@pytest.mark.parametrize("kind", ["memory", "gloo"])
+def test_a_vote_without_a_peer_times_out(kind: str, tmp_path: Path) -> None:
+    """A peer that has died sends nothing more: the wait ends after the time limit, with the same type of error."""
+    reached = threading.Event()
+
+    def wait(connect: Connect) -> float:
+        group = VoteGroup(connect())
+        group.maximum(1)
+        group.start(Vote(step=1))
+        began = time.monotonic()
+        with pytest.raises(RuntimeError):
+            group.collect()
+        reached.set()
+        return time.monotonic() - began
+
+    def leave(connect: Connect) -> None:
+        group = VoteGroup(connect())
+        group.maximum(2)
+        assert reached.wait(30)
+
+    here, there = transports(kind, 2, tmp_path, timeout_seconds=0.5)
+    waited, _ = run_ranks(functools.partial(wait, here), functools.partial(leave, there))
+    assert waited >= 0.4
+
+
+def test_a_process_forked_from_a_rank_does_not_vote(tmp_path: Path) -> None:
+    """Its vote would count as the rank's."""
+    connect, _ = transports("memory", 2, tmp_path)
+    group = VoteGroup(connect())
+    group.detach()
+    with pytest.raises(RuntimeError, match="forked from a rank"):
+        group.start(Vote(step=1))

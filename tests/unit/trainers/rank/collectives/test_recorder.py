@@ -571,7 +571,7 @@ def test_a_vote_that_cannot_be_logged_is_issued(
 ) -> None:
     """Any error is tolerated, with one warning."""
 
-    def fail(*args: Any) -> int:
+    def fail(*args: Any, **kwargs: Any) -> int:
         raise OddError("no")
 
     monkeypatch.setattr(recorder, "_add", fail)
