@@ -76,6 +76,13 @@ NO_START = verdict(
             Action.restart,
         ),
         (
+            "the same with a newer checkpoint in between, after another failure",
+            ["!a", BUG_TWICE, "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.stop,
+        ),
+        (
             "the same with a newer checkpoint long ago",
             [BUG_TWICE, "5", BUG_TWICE, BUG_TWICE],
             True,
@@ -119,6 +126,28 @@ def test_the_reason_to_give_up_contains_the_numbers() -> None:
     reason = decide(history(["!killed"] * 4), KILLED, Budget(), stopping=False).reason
     assert "4 failures" in reason
     assert "budget 3" in reason
+
+
+def test_one_failure_is_not_given_as_several() -> None:
+    """Whoever allows no restart reads the sentence after the first failure."""
+    reason = decide(history(["!killed"]), KILLED, Budget(failures_without_progress=0), stopping=False).reason
+    assert "1 failure in a row" in reason
+
+
+def test_a_rank_that_fails_at_a_step_is_restarted_at_once() -> None:
+    """Only a start that failed is delayed."""
+    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=False)
+    assert decision == Decision(action=Action.restart, reason="from the checkpoint that rank 0 chooses")
+    assert decision.delay_seconds == 0.0
+    assert not decision.patient
+
+
+def test_the_reason_to_give_up_a_repeated_failure_tells_a_start_from_a_step() -> None:
+    """The reader looks for the error in another place."""
+    start = decide(history([f"!{NO_START.signature}"] * 3), NO_START, Budget(), stopping=False)
+    assert "when the script started" in start.reason
+    step = decide(history([BUG_TWICE, BUG_TWICE]), BUG, Budget(), stopping=False)
+    assert "at the same step" in step.reason
 
 
 def test_a_negative_budget_is_refused() -> None:
@@ -230,6 +259,36 @@ def test_a_start_that_takes_minutes_to_fail_is_tried_more_than_once() -> None:
         made.apply({"event": "action", "action": "restart", "patient": decision.patient})
 
 
+def fourth_try(seconds: float) -> Decision:
+    """Decide on the fourth failed start in a row, a number of seconds after the first."""
+    made = history([])
+    for at in (0.0, 100.0, 200.0, seconds):
+        made.apply(
+            {"event": "incident", "cause": "x", "starting": True, "failed_at": 5000.0 + at, "signature": "s"}
+        )
+        decision = decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False)
+        made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
+    return decision
+
+
+def test_the_fourth_try_ends_the_run_from_ten_minutes_on() -> None:
+    """And not a second earlier."""
+    assert fourth_try(599.5).action is Action.restart
+    assert fourth_try(600.0).action is Action.stop
+
+
+def test_the_reason_of_a_patient_try_says_from_where_and_how_long() -> None:
+    """The run has trained, so it does not start from the beginning although its calls are not known here."""
+    reason = fourth_try(300.0).reason
+    assert reason.startswith("from the checkpoint that rank 0 chooses, in 8 s")
+    assert "10 min" in reason
+
+
+def test_a_budget_of_one_waits_for_a_hub_as_well() -> None:
+    """Only `--max-restarts 0` restarts nothing."""
+    assert {decision.action for decision in starts(seconds=60.0, budget=1)} == {Action.restart}
+
+
 def test_nobody_waits_for_a_hub_without_progress_or_budget() -> None:
     """A run that has nothing to lose reports a wrong model name soon; `--max-restarts 0` restarts nothing."""
     assert [decision.action for decision in starts(seconds=3000.0, trained=False)][-1] is Action.stop
@@ -245,6 +304,15 @@ def test_a_connection_that_fails_before_the_attempts_first_step_is_tried_patient
     assert decide(story, lost, Budget(), stopping=False).patient
     story.apply({"event": "step_committed", "step": 8, "train_call": 1})
     assert decide(story, lost, Budget(), stopping=False).action is Action.stop
+
+
+@pytest.mark.parametrize("origin", [origin for origin in Origin if origin is not Origin.network])
+def test_only_connections_are_tried_patiently_inside_train(origin: Origin) -> None:
+    """A file that is missing there will be missing again."""
+    lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=origin)
+    decision = decide(history(["!s"]), lost, Budget(), stopping=False)
+    assert decision.action is Action.restart
+    assert not decision.patient
 
 
 def test_decisions_and_budgets_are_immutable() -> None:

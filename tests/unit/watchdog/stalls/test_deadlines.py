@@ -87,6 +87,17 @@ def test_a_small_sample_has_a_larger_margin() -> None:
     assert later([4.0] * 4) > 2 * later([4.0] * 21)
 
 
+@pytest.mark.parametrize(("number", "margin"), [(5, 2.0), (15, math.sqrt(20.0 / 15.0)), (20, 1.0), (80, 1.0)])
+def test_the_margin_shrinks_with_the_root_of_the_sample(number: int, margin: float) -> None:
+    """From twenty occurrences on it is thirty times a usual long duration."""
+    assert later([4.0] * (number + 1)) == pytest.approx(30.0 * 4.0 * margin)
+
+
+def test_the_usual_duration_is_a_long_one() -> None:
+    """Half of the occurrences are short, and the margin is a multiple of the others."""
+    assert later([1.0] * 51 + [10.0] * 50) == pytest.approx(300.0)
+
+
 def test_after_only_a_first_occurrence_the_second_gets_more_than_the_floor() -> None:
     """The first checkpoint took 10 s, and there is no other observation."""
     assert later([10.0]) > 20 * 10.0
@@ -251,6 +262,22 @@ def test_a_low_floor_lowers_the_quiet_deadline_in_every_phase() -> None:
     settings = DeadlineSettings(floor_seconds=4.0)
     assert quiet_deadline_seconds(None, settings, connected=False) == 4.0
     assert quiet_deadline_seconds(None, settings, connected=True) == 300.0
+
+
+@pytest.mark.parametrize(("floor", "expected"), [(4.0, 20.0), (60.0, 300.0), (100.0, 300.0), (400.0, 400.0)])
+def test_a_rank_that_computes_in_a_step_has_five_floors_of_time(floor: float, expected: float) -> None:
+    """At most five minutes, and never less than the floor; so has a rank with a connection to outside."""
+    settings = DeadlineSettings(floor_seconds=floor)
+    known = Durations.of([0.1] * 50)
+    assert settings.outside_limit_seconds == expected
+    assert computing_deadline_seconds(Phase.generate, known, LATER, settings) == expected
+
+
+def test_a_phase_that_other_code_works_in_may_compute_for_half_an_hour() -> None:
+    """Whatever it has shown: a data set is tokenized once."""
+    known = Durations.of([0.1] * 50)
+    assert computing_deadline_seconds(Phase.data, known, LATER, SETTINGS) == 1800.0
+    assert computing_deadline_seconds(Phase.data, Durations.of([500.0] * 50), LATER, SETTINGS) == 3600.0
 
 
 def test_a_callback_has_the_deadline_of_other_first_occurrences() -> None:
