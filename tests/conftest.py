@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from support import references, warm, workers
 from support.campaigns import Campaigns
 from support.runs import Run
@@ -19,6 +19,13 @@ from grpo_run.runtime.record.journal import Journal, read_journal
 # that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
 settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
+# a failure is enough, the smallest example is not needed
+settings.register_profile(
+    "mutation",
+    settings.get_profile("grpo-run"),
+    phases=(Phase.explicit, Phase.generate),
+    report_multiple_bugs=False,
+)
 settings.load_profile("grpo-run")
 
 

@@ -49,7 +49,9 @@ EQUIVALENT_OPERATORS = (
     "core/ReplaceComparisonOperator_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot)",
 )
 """Operators whose mutants behave as the original in these modules."""
-PYTEST = ("-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider")
+PYTEST = (
+    "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-profile=mutation",
+)  # fmt: skip
 MUTANT_CPU_SECONDS = 120
 """A mutant that loops for ever is ended, and counts as noticed. The slowest tests need 20 s."""
 MUTANT_SECONDS = 900.0
