@@ -56,6 +56,7 @@ def test_a_futex_of_a_process_in_which_nothing_else_runs_is_proof() -> None:
         thread(101, UNKNOWN, state="R"),
         thread(101, FUTEX, state="R"),
         thread(101, FUTEX, state="D"),
+        thread(101, FUTEX, state="t"),
         thread(101, PIPE),
         thread(101, Wait(kind=WaitKind.accept, call="accept4")),
         thread(101, Wait(kind=WaitKind.child, call="wait4")),
@@ -104,10 +105,26 @@ def test_a_thread_that_the_rank_published_as_idle_does_not_prevent_the_proof() -
     # published in both looks, or not at all
     look = rank(process(RANK, *threads), idle=frozenset({101}))
     assert not stuck(look, before=replace(look, idle_threads=frozenset()))
+    assert not stuck(replace(look, idle_threads=frozenset()), before=look)
+
+
+@pytest.mark.parametrize("child", [50, CHILD])
+def test_what_a_rank_publishes_is_about_its_own_threads(child: int) -> None:
+    """A thread of another process with a published number may act, whichever number was given out first."""
+    waiting = process(RANK, thread(RANK, replace(FOR_CHILD, child=child)))
+    other = process(child, thread(child, FUTEX), thread(child + 1, TIMED))
+    assert not stuck(rank(waiting, other, idle=frozenset({child + 1})))
+
+
+def test_a_thread_that_has_exited_does_nothing() -> None:
+    """And says nothing about the threads after it."""
+    ended = thread(101, Wait(kind=WaitKind.ended), state="Z")
+    assert stuck(rank(process(RANK, thread(RANK, FUTEX), ended)))
+    assert not stuck(rank(process(RANK, ended, thread(RANK, FUTEX), thread(102, TIMED))))
 
 
 @pytest.mark.parametrize(
-    "handled", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, 40]
+    "handled", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, 31, 34, 40]
 )
 def test_a_signal_handler_prevents_the_proof(handled: int) -> None:
     """`signal.alarm` shows nowhere else."""
@@ -116,8 +133,8 @@ def test_a_signal_handler_prevents_the_proof(handled: int) -> None:
 
 
 def test_handlers_of_errors_and_requests_to_end_do_not_prevent_the_proof() -> None:
-    """Python and faulthandler install them."""
-    handled = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT})
+    """Python, faulthandler and the C library (32 and 33) install them."""
+    handled = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, 32, 33})
     assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled)))
 
 
@@ -150,14 +167,18 @@ def test_a_process_at_work_may_send_a_signal_to_the_rank(handled: int) -> None:
 
 
 def test_an_idle_worker_of_a_data_loader_does_not_exit_by_itself() -> None:
-    """It does not raise SIGCHLD; but it may still answer on the pipes that it holds."""
+    """It does not raise SIGCHLD; but it may still answer on the pipes that it holds.
+
+    Its number may be lower than the rank's: numbers start again.
+    """
     idle = Wait(kind=WaitKind.timed, call="poll", timeout_seconds=5.0)
-    worker = process(CHILD, thread(CHILD, idle, "pt_data_worker"))
     handled = frozenset({signal.SIGCHLD})
-    assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled), worker))
-    holders = {RANK: frozenset({RANK, CHILD})}
-    assert not stuck(rank(process(RANK, thread(RANK, PIPE)), worker), Channels(holders=holders))
-    assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD)), worker))
+    for pid in (CHILD, 50):
+        worker = process(pid, thread(pid, idle, "pt_data_worker"))
+        assert stuck(rank(process(RANK, thread(RANK, FUTEX), caught_signals=handled), worker))
+        holders = {RANK: frozenset({RANK, pid})}
+        assert not stuck(rank(process(RANK, thread(RANK, PIPE)), worker), Channels(holders=holders))
+        assert not stuck(rank(process(RANK, thread(RANK, replace(FOR_CHILD, child=pid))), worker))
 
 
 def test_a_wait_for_a_stuck_child_is_proof() -> None:
@@ -169,6 +190,8 @@ def test_a_wait_for_a_stuck_child_is_proof() -> None:
     assert stuck(rank(waiting, child, grandchild))
     assert not stuck(rank(waiting, child, busy))
     assert not stuck(rank(waiting, child))  # what does the child wait for?
+    beside = process(201, thread(201, TIMED))
+    assert stuck(rank(waiting, child, grandchild, beside))
 
 
 def test_a_wait_for_one_child_does_not_depend_on_another() -> None:
@@ -187,6 +210,7 @@ def test_a_pipe_is_served_by_whoever_holds_it() -> None:
     reading = process(RANK, thread(RANK, PIPE))
     closed = {RANK: frozenset({RANK, CHILD}), CHILD: frozenset({RANK, CHILD})}
     assert stuck(rank(reading, child), Channels(holders=closed))
+    assert stuck(rank(reading, child), Channels(holders={**closed, RANK: frozenset({RANK})}))
     assert not stuck(rank(reading, child), Channels(holders={RANK: frozenset({RANK, CHILD})}))
     assert not stuck(rank(reading, child), Channels(holders={**closed, CHILD: frozenset({CHILD, 999})}))
     assert not stuck(rank(reading, child))
@@ -215,6 +239,8 @@ def test_a_sleep_ends_at_a_known_time() -> None:
         found = prove_stuck(look, look, Channels())
         assert found is not None
         assert found.until_seconds == 600.0
+        assert not found.by_stop
+        assert may_be_stuck(look, look)
     busy = process(CHILD, thread(CHILD, TIMED))
     look = rank(process(RANK, thread(RANK, sleep)), busy)
     assert prove_stuck(look, look, Channels()) is None
@@ -228,6 +254,19 @@ def test_the_cheap_question_assumes_that_nobody_else_holds_the_pipes() -> None:
     assert threads_on_descriptors(look) == {RANK: [thread(RANK, PIPE)]}
     busy = rank(process(RANK, thread(RANK, PIPE), thread(101, TIMED)))
     assert not may_be_stuck(busy, busy)
+    unreadable = rank(Process(pid=RANK, parent=1, threads=None))
+    assert not may_be_stuck(unreadable, unreadable)
+
+
+def test_who_holds_a_pipe_is_asked_for_threads_at_work_only() -> None:
+    """Not for an idle thread of a library, for another kind of wait, or for a process that could not be read."""
+    idle = thread(102, Wait(kind=WaitKind.descriptors, call="epoll_wait", descriptors=(5,)), "pt_tcpstore_uv")
+    look = rank(
+        Process(pid=50, parent=RANK, threads=None),
+        process(RANK, thread(RANK, PIPE), thread(101, FUTEX), idle),
+        process(CHILD, thread(CHILD, FUTEX)),
+    )
+    assert threads_on_descriptors(look) == {RANK: [thread(RANK, PIPE)]}
 
 
 CLOSED = st.sampled_from([FUTEX, PIPE, Wait(kind=WaitKind.child, call="wait4"), STOPPED, FOR_CHILD])
