@@ -19,6 +19,7 @@ from grpo_run.watchdog.diagnosis.exits import (
     signal_name,
 )
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, RankState, Slot, all_done
+from grpo_run.watchdog.origins import Origin
 
 MakeExit = Callable[..., Exit]
 MakeError = Callable[..., RankError]
@@ -593,3 +594,115 @@ def test_advice_is_given_for_failures_before_any_step_only(
     assert not advice((1, 7), error=make_error())
     assert not advice((0, 0), error=None, exit_code=5)
     assert advice((1, 7), signal=int("9"))
+
+
+@pytest.mark.parametrize(
+    ("phases", "starting"),
+    [
+        ((), True),
+        ((Phase.startup,), True),
+        ((Phase.idle,), True),
+        ((Phase.idle, Phase.startup), True),
+        ((Phase.generate,), False),
+        ((Phase.startup, Phase.generate), False),
+    ],
+)
+def test_a_failure_outside_the_steps_of_a_call_is_one_of_the_start(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, phases: tuple[Phase, ...], starting: bool
+) -> None:
+    """By the phases of the exception, or else by those on the board; a kill and a lost peer are none."""
+    slot = make_slot(0, phases=tuple(OpenPhase(phase=phase, since_seconds=9.0) for phase in phases))
+
+    def verdict_starts(exit: Exit, slot: Slot | None = slot) -> bool:
+        return diagnose_exits([exit], {0: slot}, best_position=(1, 7)).starting
+
+    assert verdict_starts(make_exit(0)) is starting
+    assert verdict_starts(make_exit(0, error=make_error())) is starting
+    assert verdict_starts(make_exit(0, error=make_error(phases=phases)), make_slot(0)) is starting
+    assert verdict_starts(make_exit(0), None)
+    assert not verdict_starts(make_exit(0, signal=signal.SIGKILL))
+    assert not verdict_starts(make_exit(0, error=peer_error(make_error)))
+
+
+def test_a_rank_that_exits_with_code_zero_has_left_early(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """The advice says how training is ended early; no other code gets it."""
+    verdict = diagnose_exits([make_exit(0, exit_code=0)], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.cause is Cause.rank_exited_early
+    assert any("should_training_stop" in line for line in verdict.advice)
+    for code in (-1, 1, 3):
+        other = diagnose_exits([make_exit(0, exit_code=code)], {0: make_slot(0)}, best_position=(1, 7))
+        assert other.cause is Cause.exception
+        assert not other.advice
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
+def test_only_a_kill_is_advised_to_look_for_the_out_of_memory_killer(
+    make_exit: MakeExit, make_slot: MakeSlot, number: signal.Signals
+) -> None:
+    """It sends no other signal."""
+    verdict = diagnose_exits([make_exit(0, signal=number)], {0: make_slot(0)}, best_position=(1, 7))
+    assert not verdict.advice
+
+
+def test_a_kill_is_blamed_before_an_exit_that_left_no_error(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """Even if the exit was seen first: a library may have ended the rank because its peer was killed."""
+    exits = [make_exit(0, order=0), make_exit(1, order=1, signal=signal.SIGKILL)]
+    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert verdict.culprit == 1
+
+
+def test_a_callback_on_the_board_is_named_if_the_exception_says_nothing(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """An exception that left its phases says by itself whether a callback raised it."""
+    phases = (
+        OpenPhase(phase=Phase.data, since_seconds=8.0),
+        OpenPhase(phase=Phase.callback, since_seconds=9.0, callback="Mine.on_log"),
+    )
+    slots = {0: make_slot(0, phases=phases)}
+
+    def sentence(**error: object) -> str:
+        exits = [make_exit(0, error=make_error(**error))]
+        return diagnose_exits(exits, slots, best_position=(1, 7)).sentence
+
+    assert "after step 7 (callback Mine.on_log)" in sentence()
+    assert "in step 8 (phase generate)" in sentence(phases=(Phase.data, Phase.generate))
+    assert "(callback Its.on_save)" in sentence(phases=(Phase.callback,), callback="Its.on_save")
+
+
+def test_a_phase_deep_inside_the_computation_of_a_step_belongs_to_the_step(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Whatever phases surround the computation."""
+    error = make_error(phases=(Phase.data, Phase.optimizer, Phase.callback))
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    assert "in step 8 (phase callback)" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("traceback", "lost"),
+    [
+        (["RuntimeError: Connection closed by peer"], True),
+        (['  File "<string>", line 1, in <module>', "RuntimeError: Connection closed by peer"], True),
+        (['  File "a.py", line 1, in f', "    g()", "RuntimeError: no answer:", "Connection closed by peer"], True),
+        (['  File "a.py", line 1, in f', '    raise Error("Broken pipe")', "RuntimeError: bad"], False),
+        (["", '  File "a.py", line 1, in f', '    raise Error("Broken pipe")', "RuntimeError: bad"], False),
+        (["RuntimeError: Broken pipe", '  File "a.py", line 1, in f', "    g()", "RuntimeError: bad"], False),
+    ],
+)  # fmt: skip
+def test_only_the_error_itself_and_what_follows_says_that_a_peer_exited(
+    traceback: list[str], lost: bool
+) -> None:
+    """Not the script's source lines, which a traceback quotes; a frame may have none."""
+    assert reports_lost_peer(traceback) is lost
+
+
+def test_a_verdict_says_where_the_failure_comes_from(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """A script that refuses its arguments ends the run; the same exit in a step does not."""
+    refused = make_exit(0, exit_code=2, error=make_error(type="SystemExit", message="2"))
+    start = diagnose_exits([refused], {0: make_slot(0, phases=())}, best_position=(1, 7))
+    assert (start.origin, start.final) == (Origin.usage, "the script refuses its arguments")
+    step = diagnose_exits([refused], {0: make_slot(0)}, best_position=(1, 7))
+    assert (step.origin, step.final) == (Origin.code, "")
