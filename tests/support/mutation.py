@@ -50,7 +50,8 @@ EQUIVALENT_OPERATORS = (
 )
 """Operators whose mutants behave as the original in these modules."""
 PYTEST = (
-    "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-profile=mutation",
+    "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:unraisableexception",
+    "--hypothesis-profile=mutation",
 )  # fmt: skip
 MUTANT_CPU_SECONDS = 120
 """A mutant that loops for ever is ended, and counts as noticed. The slowest tests need 20 s."""

@@ -1,8 +1,8 @@
 """When a collective can complete: which members it needs, and whether two ranks' operations fit together.
 
 Used by `positions.py`, `proof.py`, `culprit.py` and `sentences.py`. Says only what holds for Gloo and NCCL
-alike, and for every algorithm that they may choose: whatever may complete counts as able to. Measured for
-Gloo in `tests/unit/watchdog/deadlocks/test_contract.py`.
+alike, and for every algorithm that they may choose: whatever may complete counts as able to. What torch records of
+each call is tested in `tests/integration/test_collective_records.py`.
 """
 
 from __future__ import annotations

@@ -247,7 +247,8 @@ def test_a_quiet_rank_is_given_what_its_phase_has_shown(values: list[float]) -> 
 
 
 @pytest.mark.parametrize(
-    ("floor", "expected"), [(60.0, 20.0), (4.0, 4.0), (20.0, 20.0), (30.0, 20.0), (300.0, 100.0)]
+    ("floor", "expected"),
+    [(60.0, 20.0), (4.0, 4.0), (20.0, 20.0), (30.0, 20.0), (75.5, 75.5 / 3), (300.0, 100.0)],
 )
 def test_a_frozen_interpreter_is_ended_after_a_third_of_the_floor(floor: float, expected: float) -> None:
     """Twenty seconds by default: what the phase has shown does not count, as its heartbeat went on."""
