@@ -219,3 +219,8 @@ def open_session(settings: RankSettings) -> Session:
 def current() -> Session | None:
     """Return this process's session; None outside `grpo-run launch`, and in a process forked from a rank."""
     return _current if _current is not None and _current.is_rank else None
+
+
+def is_forked_from_rank() -> bool:
+    """Whether this process was forked from a rank, and is thus no rank itself."""
+    return _current is not None and not _current.is_rank

@@ -19,6 +19,8 @@ DEFAULT_GROUP = "0"
 """Torch's name for the group of all ranks."""
 BACKWARD = "backward"
 """Entry of the collective log: from this sequence number on, DDP will all-reduce gradients."""
+CONSENSUS_GROUP = "grpo_run/consensus"
+"""Name of the group of the calls of `grpo_run.trainers.consensus`; a call's sequence number is its count."""
 
 
 class CollectiveProgress(IntEnum):

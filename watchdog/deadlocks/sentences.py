@@ -9,7 +9,12 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 
-from grpo_run.watchdog.deadlocks.collectives import DEFAULT_GROUP, Collective, python_dtype_name
+from grpo_run.watchdog.deadlocks.collectives import (
+    CONSENSUS_GROUP,
+    DEFAULT_GROUP,
+    Collective,
+    python_dtype_name,
+)
 from grpo_run.watchdog.deadlocks.completion import element_count
 from grpo_run.watchdog.rank_names import join_words, rank_names
 from grpo_run.watchdog.verdict import Location
@@ -88,7 +93,10 @@ def _places(
     for rank in ranks:
         here, location = stuck[rank], locations.get(rank)
         line = f"{PurePath(location.file).name}:{location.line}, " if location else ""
-        group = "" if here.group == DEFAULT_GROUP else f" of group {here.group}"
-        what = describe_operation(here) if inputs else here.operation
-        places.setdefault(f"{what} ({line}#{here.sequence}{group})", []).append(rank)
+        if here.group == CONSENSUS_GROUP:
+            what, number = "consensus", f"call {here.sequence}"
+        else:
+            what = describe_operation(here) if inputs else here.operation
+            number = f"#{here.sequence}" + ("" if here.group == DEFAULT_GROUP else f" of group {here.group}")
+        places.setdefault(f"{what} ({line}{number})", []).append(rank)
     return places
