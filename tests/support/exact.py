@@ -30,6 +30,7 @@ class Trainer:
         loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, drop_last=False))
         self.callback_handler = SimpleNamespace(train_dataloader=loader, callbacks=[])
         self.reward_funcs: list[Any] = []
+        self.model = torch.nn.Linear(1, 1)
         self.ref_model: Any = None
         self._step = 0
         self._buffered_inputs: Any = None

@@ -99,6 +99,8 @@ class SavedRankState(_Model):
     """A callback of the script ended the call at this step."""
     epoch_ended: bool = False
     """The events at the end of the epoch have been processed."""
+    evaluating: bool = False
+    """The model was in evaluation mode, in which an evaluation leaves it until the next training step."""
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
 

@@ -158,6 +158,7 @@ class ExactState:
             script_stopped=trainer.control.should_training_stop
             and trainer.state.global_step < trainer.state.max_steps,
             epoch_ended=self.epoch_ended,
+            evaluating=not trainer.model.training,
             reference=reference_model.save(reference, folder, self._rank) if reference is not None else None,
             gradient_order=self._gradients.order if self._gradients is not None else None,
         )
@@ -204,6 +205,8 @@ class ExactState:
             self._warn(mismatch)
         self.script_stopped = state.script_stopped
         self.epoch_ended = state.epoch_ended
+        if state.evaluating:
+            trainer.model.eval()  # after the last step, trainers log what belongs to the mode of the model
         reference = reference_model.synced(trainer)
         if reference is not None and state.reference is not None:
             reference_model.load(reference, folder, self._rank, state.reference)

@@ -98,3 +98,13 @@ def test_random_number_generators_are_loaded_from_the_checkpoint(begin: Begun, t
     state.begin_epoch()
     state.begin_step()
     assert trainer.loaded_rng == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_the_mode_of_the_model_is_restored(begin: Begun, tmp_path: Path, evaluated: bool) -> None:
+    """An evaluation leaves evaluation mode, and after the last step trainers log what belongs to the mode."""
+    trainer, fresh = Trainer(), Trainer()
+    trainer.model.train(not evaluated)
+    begin(trainer).save(tmp_path)
+    begin(fresh, tmp_path)
+    assert fresh.model.training != evaluated
