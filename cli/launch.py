@@ -26,6 +26,7 @@ from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, i
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
 from grpo_run.cli.run_end.on_end import run_on_end
+from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.files import short_path
@@ -199,8 +200,10 @@ def _supervise(
     server = announce(launch, directory, supervisor, terminal, listener)
     terminal.start()
     output.start()
+    stops = StopRequests(lambda: supervisor.board, _stop_by_signal)
     try:
         _handle_signals(supervisor)
+        stops.start()
         _report_failed_threads(supervisor)
         supervisor.begin(world_size_local=ranks)
         supervisor.report_terminated(end_earlier(directory.processes, own_identity(token), config.keep))
@@ -215,7 +218,7 @@ def _supervise(
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     finally:
-        for part in (guardian.end, output.stop, terminal.stop):
+        for part in (stops.end, guardian.end, output.stop, terminal.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
@@ -290,6 +293,13 @@ def _handle_signals(supervisor: Supervisor) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
+
+
+def _stop_by_signal() -> None:
+    """Ask this process to stop as a signal from outside does: every wait of the main thread ends."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGTERM)
 
 
 def _report_failed_threads(supervisor: Supervisor) -> None:

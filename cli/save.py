@@ -16,7 +16,7 @@ from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
 from grpo_run.runtime.record.journal import JournalReader
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.run_directory import RunDirectory, require_same_machine
 
 EXIT_NOT_SAVED = 1
 DEFAULT_WAIT_SECONDS = 600.0
@@ -48,8 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     name, seconds = _wait_option(options.run, options.wait)
     run = find_run(name)
-    if run.owner() is None:
+    supervisor = run.supervisor()
+    if supervisor is None:
         raise RunDirectoryError(f"no run is active in {run.path}")
+    require_same_machine(run, supervisor)
     board = Board.open(run.board, writable=True)
     if seconds is None:
         board.request_save()

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.runtime.board import stop_requests
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.process_identity import ProcessIdentity
+from grpo_run.runtime.record.run_directory import RunDirectory, require_same_machine
+
+
+def request(run: RunDirectory, supervisor: ProcessIdentity) -> str:
+    """Ask the supervisor to stop: by a signal if its pid is its own here, else through the board.
+
+    Returns:
+        how the supervisor is named.
+
+    Raises:
+        RunDirectoryError: it cannot be asked from here; nothing was signaled.
+    """
+    require_same_machine(run, supervisor)
+    try:
+        if supervisor.send(signal.SIGTERM):
+            return str(supervisor.pid)
+    except ProcessLookupError:
+        raise RunDirectoryError(
+            f"no run is active in {run.path}: supervisor {supervisor.pid} has just exited"
+        ) from None
+    except PermissionError:
+        raise RunDirectoryError(
+            f"the supervisor of the run in {run.path} (pid {supervisor.pid}) belongs to another user, who can stop it"
+        ) from None
+    if not stop_requests.ask(run.board):
+        raise RunDirectoryError(
+            f"the supervisor of the run in {run.path} runs where it cannot be signaled from here, and has not answered in"
+            f" {stop_requests.ANSWER_SECONDS:g} s; stop it there: its pid is {supervisor.pid}"
+        )
+    return f"{supervisor.pid} in another container"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Signal the supervisor and, with `--wait`, wait until it exits.
+    """Ask the supervisor and, with `--wait`, wait until it exits.
 
     Returns 0, or 1 if it has not exited in time.
     """
@@ -32,16 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     run = find_run(options.run)
-    owner = run.owner()
-    if owner is None:
+    supervisor = run.supervisor()
+    if supervisor is None:
         raise RunDirectoryError(f"no run is active in {run.path}")
-    try:
-        os.kill(owner, signal.SIGTERM)
-    except ProcessLookupError:
-        raise RunDirectoryError(
-            f"no run is active in {run.path}: supervisor {owner} has just exited"
-        ) from None
-    print(f"requested a stop of the run in {run.path} (supervisor {owner})")
+    print(f"requested a stop of the run in {run.path} (supervisor {request(run, supervisor)})")
     deadline = time.monotonic() + options.wait
     while options.wait and run.owner() is not None:
         if time.monotonic() >= deadline:

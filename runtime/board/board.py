@@ -59,6 +59,9 @@ _HEADER = struct.Struct(
 _ATTEMPT_AT = 16
 _REQUESTS_AT = 20
 _SAVES_REQUESTED_AT = 24
+_CREATED_AT = 32
+_STOPS_AT = 40
+"""Requests of `stop_requests.py`: how many were made, and how many the supervisor has taken."""
 
 
 class Board:
@@ -130,6 +133,30 @@ class Board:
     def request_stop(self) -> None:
         """Ask the ranks to agree on a step, save and exit. Every vote reads this request."""
         struct.pack_into("<I", self._memory, _REQUESTS_AT, REQUEST_STOP)
+
+    def ask_to_stop(self) -> int:
+        """Ask the supervisor to stop the run, as `grpo-run stop` does. Returns the number of this request."""
+        (count,) = struct.unpack_from("<Q", self._memory, _STOPS_AT)
+        struct.pack_into("<Q", self._memory, _STOPS_AT, count + 1)
+        return int(count) + 1
+
+    def take_stop(self) -> bool:
+        """Take one request of `ask_to_stop`; return whether there was one."""
+        asked, taken = struct.unpack_from("<QQ", self._memory, _STOPS_AT)
+        if asked <= taken:
+            return False
+        struct.pack_into("<Q", self._memory, _STOPS_AT + 8, taken + 1)
+        return True
+
+    @property
+    def stops_taken(self) -> int:
+        """How many requests of `ask_to_stop` the supervisor has taken."""
+        return int(struct.unpack_from("<Q", self._memory, _STOPS_AT + 8)[0])
+
+    @property
+    def created_ns(self) -> int:
+        """When the board was created, on the monotonic clock: every supervisor creates a new one."""
+        return int(struct.unpack_from("<Q", self._memory, _CREATED_AT)[0])
 
     def request_save(self) -> None:
         """Ask the ranks for one joint checkpoint at the next step they agree on."""

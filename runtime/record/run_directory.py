@@ -27,8 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_exclusively, write_json
+from grpo_run.runtime.process_identity import ProcessIdentity, own_identity
 
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
@@ -48,6 +51,8 @@ OWN_NAMES = (
 _NAMES = "|".join(map(re.escape, OWN_NAMES))
 _OWN_NAME = re.compile(rf"{_NAMES}|board\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
 """With the temporary names of files that are replaced, which a killed process leaves."""
+MAX_LOCK_BYTES = 4096
+_IDENTITY = pydantic.TypeAdapter(ProcessIdentity)
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -90,7 +95,7 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
-        """The lock file, which contains the supervisor's process id."""
+        """The lock file, which contains the supervisor's process id and identity."""
         return self.path / "lock"
 
     @property
@@ -190,18 +195,26 @@ class RunDirectory:
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not lock_exclusively(descriptor, LOCK_WAIT_SECONDS):
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            owner = _first_line(descriptor)
             os.close(descriptor)
             raise RunDirectoryError(
                 f"run directory {self.path} is in use by a live supervisor (pid {owner or 'unknown'});"
                 " stop it with `grpo-run stop`, or choose another --run-id"
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        own = own_identity()
+        os.ftruncate(descriptor, os.pwrite(descriptor, f"{own.pid}\n{json.dumps(vars(own))}\n".encode(), 0))
         return descriptor
 
     def owner(self) -> int | None:
-        """Return the process id of the live supervisor; None if no process holds the lock."""
+        """Return the process id of the live supervisor; None if no process holds the lock.
+
+        It may be a pid of another container or machine: use `supervisor` for more than a message.
+        """
+        supervisor = self.supervisor()
+        return supervisor.pid if supervisor is not None else None
+
+    def supervisor(self) -> ProcessIdentity | None:
+        """Return the live supervisor; None if no process holds the lock."""
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -209,8 +222,7 @@ class RunDirectory:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            return int(text) if text.isdigit() else None
+            return _read_identity(descriptor)
         finally:
             os.close(descriptor)
         return None
@@ -242,6 +254,33 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise RunDirectoryError(f"{self.run_json} is not a JSON object")
         return value
+
+
+def require_same_machine(run: RunDirectory, supervisor: ProcessIdentity) -> None:
+    """Refuse to ask a supervisor that does not share memory with this process.
+
+    Raises:
+        RunDirectoryError: it runs on another machine.
+    """
+    if not supervisor.is_on_this_machine:
+        raise RunDirectoryError(
+            f"the run in {run.path} is supervised on another machine ({supervisor.host or 'unknown'}, pid {supervisor.pid});"
+            " use this command there"
+        )
+
+
+def _first_line(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode(errors="replace").partition("\n")[0]
+
+
+def _read_identity(descriptor: int) -> ProcessIdentity | None:
+    """Return the supervisor that a lock file names; one without more than a pid if an earlier release wrote it."""
+    text = _first_line(descriptor)
+    try:
+        fields = json.loads(os.pread(descriptor, MAX_LOCK_BYTES, 0).partition(b"\n")[2])
+        return _IDENTITY.validate_python(fields)
+    except ValueError:  # pydantic's errors too
+        return ProcessIdentity(pid=int(text), started_ticks=0, namespace="") if text.isdigit() else None
 
 
 def find_run(path: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:

@@ -150,12 +150,14 @@ def read_status(run: RunDirectory) -> RunStatus:
     fields = run.read_run()
     run_id = str(fields.get("run_id", run.path.name))
     history = History.of(read_journal(run.journal))
-    owner = run.owner()
+    supervisor = run.supervisor()
+    owner = supervisor.pid if supervisor is not None else None
     if owner is None and not _is_directory(fields.get("snapshot_directory")):
         history.snapshot_step = None  # its memory was freed, or the machine has been started again
     slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
-    if owner is not None:
+    # pages of a board on another machine are as old as this machine's cache, and its clock is another
+    if supervisor is not None and supervisor.is_on_this_machine:
         try:
             board = Board.open(run.board)
             slots, awaited = tuple(board.read_all()), board.read_awaited()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import containers
 from support.references import undisturbed
 from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
 
@@ -21,7 +22,9 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.full), "command"])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.full), "command", "container"]
+)
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
     how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -35,8 +38,14 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     ).start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
-    if how == "command":
-        subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=30)
+    if how in ("command", "container"):
+        # in another namespace of pids the supervisor cannot be signaled
+        inside = ["unshare", "--pid", "--fork", "--mount-proc"] if how == "container" else []
+        if inside and (reason := containers.missing("--pid", "--fork")):
+            pytest.skip(reason)
+        words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
+        shown = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+        assert ("in another container" in shown) == bool(inside)
     else:
         run.process.send_signal(getattr(signal, how))
     assert run.wait() == 75, run.tail()

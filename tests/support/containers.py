@@ -19,10 +19,14 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-def missing() -> str | None:
-    """Return why containers cannot be made here, or None."""
-    tried = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True)
-    return f"mount namespaces cannot be created: {tried.stderr.strip()}" if tried.returncode else None
+def missing(*options: str) -> str | None:
+    """Return why containers cannot be made here, or None.
+
+    Args:
+        options: of unshare(1), for other namespaces.
+    """
+    tried = subprocess.run(["unshare", "-m", *options, "true"], capture_output=True, text=True)
+    return f"namespaces cannot be created: {tried.stderr.strip()}" if tried.returncode else None
 
 
 class Container(Run):

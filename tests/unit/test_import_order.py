@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
-        ("processes",), ("board",), ("call_names", "errors", "files", "upstream"),
+        ("processes",), ("board",), ("process_identity",), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus"),

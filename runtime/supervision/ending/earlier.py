@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pydantic
 
-from grpo_run.runtime.files import BOOT_ID, write_json
+from grpo_run.runtime import process_identity
+from grpo_run.runtime.files import write_json
+from grpo_run.runtime.process_identity import ProcessIdentity
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate
-from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
 from grpo_run.watchdog.run_processes.process_tree import read_processes
@@ -27,12 +28,9 @@ MAX_FILE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisorIdentity:
-    """One supervisor, and the token in the environments of its ranks. A pid is valid in one namespace of one boot."""
+class SupervisorIdentity(ProcessIdentity):
+    """One supervisor, and the token in the environments of its ranks."""
 
-    pid: int
-    started_ticks: int
-    namespace: str
     token: str
 
 
@@ -41,14 +39,7 @@ _ADAPTER = pydantic.TypeAdapter(SupervisorIdentity)
 
 def own_identity(token: str) -> SupervisorIdentity:
     """Return the identity of this process."""
-    stat = read_stat(os.getpid())
-    namespace = f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return SupervisorIdentity(
-        pid=os.getpid(),
-        started_ticks=stat.started_ticks if stat is not None else 0,
-        namespace=namespace,
-        token=token,
-    )
+    return SupervisorIdentity(**vars(process_identity.own_identity()), token=token)
 
 
 def end_earlier(file: Path, own: SupervisorIdentity, keep: Sequence[str]) -> list[TerminatedProcess]:
@@ -65,7 +56,7 @@ def end_earlier(file: Path, own: SupervisorIdentity, keep: Sequence[str]) -> lis
     ended: list[TerminatedProcess] = []
     with contextlib.suppress(OSError):  # no descriptor, or a full disk: the run does not depend on it
         last = _read(file)
-        if last is not None and last.namespace == own.namespace and not _is_alive(last):
+        if last is not None and last.is_visible and not last.is_alive:
             left = RunProcesses(os.getpid(), os.getsid(0), tokens=(last.token,), any_age=True)
             ended = terminate(lambda: without_kept(left.find(read_processes()), keep), sessions=())
         write_json(file, _ADAPTER.dump_python(own))
@@ -79,8 +70,3 @@ def _read(file: Path) -> SupervisorIdentity | None:
             return _ADAPTER.validate_json(opened.read(MAX_FILE_BYTES))
     except (FileNotFoundError, pydantic.ValidationError):
         return None
-
-
-def _is_alive(supervisor: SupervisorIdentity) -> bool:
-    stat = read_stat(supervisor.pid)
-    return stat is not None and stat.is_alive and stat.started_ticks == supervisor.started_ticks

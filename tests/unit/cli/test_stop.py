@@ -1,16 +1,22 @@
-"""`grpo-run stop`: signal the supervisor and wait for it. No process is signalled here."""
+"""`grpo-run stop`: ask the supervisor and wait for it. A process that is not the supervisor is never signaled."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_run.cli.main import main
+from grpo_run.runtime.board import stop_requests
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.process_identity import own_identity, own_namespace
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
@@ -38,8 +44,20 @@ def owned(run: RunDirectory) -> Iterator[int]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Signals that were sent."""
     signals: list[tuple[int, int]] = []
+
+    def record(descriptor: int, number: int) -> None:
+        (pid,) = re.findall(r"Pid:\s+(\d+)", Path(f"/proc/self/fdinfo/{descriptor}").read_text())
+        signals.append((int(pid), number))
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", record)
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
     return signals
+
+
+def write_lock(run: RunDirectory, **changes: object) -> None:
+    """Change what the lock says about the supervisor."""
+    identity = {**vars(own_identity()), **changes}
+    run.lock.write_text(f"{identity['pid']}\n{json.dumps(identity)}\n")
 
 
 @pytest.mark.usefixtures("owned")
@@ -54,7 +72,7 @@ def test_wait_returns_when_the_supervisor_exits(
     owned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Exit code 0."""
-    monkeypatch.setattr(os, "kill", lambda pid, number: os.close(owned))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda descriptor, number: os.close(owned))
     assert main(["stop", "night", "--wait", "60"]) == 0
 
 
@@ -67,16 +85,89 @@ def test_wait_exits_with_1_after_its_time(capsys: Captured) -> None:
 
 @pytest.mark.usefixtures("owned")
 def test_a_supervisor_that_has_just_exited_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    run: RunDirectory, sent: list[tuple[int, int]], capsys: Captured
 ) -> None:
-    """Exit code 2: it exited between the check and the signal."""
-
-    def gone(pid: int, number: int) -> None:
-        raise ProcessLookupError(3, "No such process")
-
-    monkeypatch.setattr(os, "kill", gone)
+    """Exit code 2: it exited between the check and the signal, and another process has its pid."""
+    write_lock(run, started_ticks=1)
     assert main(["stop", "night"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert "just exited" in shown
+    assert shown.count("\n") == 1
+    assert sent == []
+
+
+@pytest.mark.usefixtures("owned")
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_supervisor_in_another_container_is_asked_through_the_board(
+    run: RunDirectory,
+    sent: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    taken: bool,
+) -> None:
+    """Its pid is that of another process here, which is not signaled. Without an answer one line says so."""
+    boot = own_namespace().split(" ")[0]
+    write_lock(run, namespace=f"{boot} pid:[1]")
+    board = Board.create(run.board, 1)
+    monkeypatch.setattr(stop_requests, "ANSWER_SECONDS", 20.0 if taken else 0.1)
+    delivered: list[str] = []
+    requests = stop_requests.StopRequests(lambda: board, lambda: delivered.append("stop"))
+    if taken:
+        requests.start()
+    assert main(["stop", "night"]) == (0 if taken else 2)
+    requests.end()
+    captured = capsys.readouterr()
+    assert ("another container" in captured.out, "stop it there" in captured.err) == (taken, not taken)
+    assert (captured.out + captured.err).count("\n") == 1
+    assert delivered == (["stop"] if taken else [])
+    assert sent == []
+
+
+@pytest.mark.usefixtures("owned")
+@pytest.mark.parametrize("command", ["stop", "save"])
+def test_a_supervisor_on_another_machine_is_refused(
+    run: RunDirectory, sent: list[tuple[int, int]], capsys: Captured, command: str
+) -> None:
+    """The board is not shared with it. The line names the machine."""
+    Board.create(run.board, 1)
+    write_lock(run, namespace="another-boot pid:[1]", host="gpu-7")
+    assert main([command, "night"]) == 2
+    shown = capsys.readouterr().err
+    assert "gpu-7" in shown
+    assert shown.count("\n") == 1
+    assert sent == []
+    assert Board.open(run.board).requests == (False, 0)
+
+
+@pytest.mark.usefixtures("owned")
+def test_a_supervisor_of_an_earlier_release_is_not_signaled(
+    run: RunDirectory, sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Its lock holds a pid only, which proves nothing."""
+    run.lock.write_text(f"{os.getpid()}\n")
+    Board.create(run.board, 1)
+    monkeypatch.setattr(stop_requests, "ANSWER_SECONDS", 0.1)
+    assert main(["stop", "night"]) == 2
+    assert f"its pid is {os.getpid()}" in capsys.readouterr().err
+    assert sent == []
+
+
+@pytest.mark.usefixtures("owned")
+def test_a_request_is_repeated_for_a_supervisor_that_is_starting(run: RunDirectory) -> None:
+    """It replaces the board of the last one, which nobody reads."""
+    Board.create(run.board, 1)
+    boards: list[Board] = []
+    requests = stop_requests.StopRequests(lambda: boards[-1], lambda: None)
+
+    def replaced() -> None:
+        boards.append(Board.create(run.board, 1))
+        requests.start()
+
+    timer = threading.Timer(0.5, replaced)
+    timer.start()
+    assert stop_requests.ask(run.board, seconds=60.0)
+    timer.join()
+    requests.end()
 
 
 @pytest.mark.usefixtures("run")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.process_identity import own_identity
 from grpo_run.runtime.record.run_directory import RunDirectory, default_run_id, find_run
 
 
@@ -193,7 +194,8 @@ def test_a_new_owner_overwrites_the_old_pid(run: RunDirectory) -> None:
     """A shorter number over a longer one would name another process."""
     run.lock.write_text("123456789012\n")
     lock = run.acquire()
-    assert run.lock.read_text() == f"{os.getpid()}\n"
+    assert run.lock.read_text().splitlines()[0] == str(os.getpid())
+    assert run.supervisor() == own_identity()
     os.close(lock)
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.process_identity import own_identity
 from grpo_run.runtime.record import status
 from grpo_run.runtime.record.history import History, Recovery
 from grpo_run.runtime.record.journal import Journal
@@ -233,3 +234,13 @@ def test_steps_that_the_journal_lacks_are_reported(
     assert ("journal is behind" in found.sentence) is behind
     assert (f"step {committed}" in found.sentence) is behind
     assert "step 8 of 100" in found.sentence
+
+
+def test_the_board_of_another_machine_is_not_shown(owned: RunDirectory) -> None:
+    """What this machine sees of it may be old, and its clock is another. The run is alive."""
+    Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
+    identity = {**vars(own_identity()), "namespace": "another-boot pid:[1]"}
+    owned.lock.write_text(f"{os.getpid()}\n{json.dumps(identity)}\n")
+    status = read_status(owned)
+    assert status.slots == ()
+    assert (status.state, status.supervisor_pid) == ("running", os.getpid())

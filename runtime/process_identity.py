@@ -1,0 +1,89 @@
+"""Who a process is beyond its pid, which another process may have: later, in another container or on another machine.
+
+A supervisor writes its identity into the run directory; commands and the next supervisor read it. No process is
+signaled before its identity is verified. Imports `watchdog.processes` only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_run.runtime.files import BOOT_ID
+from grpo_run.watchdog.processes import read_stat
+
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessIdentity:
+    """One process.
+
+    Attributes:
+        pid: valid in its namespace only.
+        started_ticks: of the process, since the machine has started; see proc(5).
+        namespace: of pids, after the id of the machine's boot; empty if not known.
+        host: name of the machine, for messages.
+    """
+
+    pid: int
+    started_ticks: int
+    namespace: str
+    host: str = ""
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether it runs under this kernel, also in another container. True if that is not known."""
+        own = own_namespace()
+        return not (self.namespace and own) or self.namespace.split(" ")[0] == own.split(" ")[0]
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether its pid means the same process here."""
+        return bool(self.namespace) and self.namespace == own_namespace()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs. Only for one that is visible."""
+        stat = read_stat(self.pid)
+        return stat is not None and stat.is_alive and stat.started_ticks == self.started_ticks
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to exactly this process; return False if that cannot be done: nothing was signaled then.
+
+        Raises:
+            ProcessLookupError: it has exited.
+            PermissionError: it belongs to another user.
+        """
+        if not self.is_visible:
+            return False
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            if not self.is_alive:
+                raise ProcessLookupError(f"process {self.pid} has exited")
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def own_namespace() -> str:
+    """Return the boot of the machine and the namespace of pids; empty if the kernel does not tell."""
+    try:
+        return f"{BOOT_ID.read_text().strip()} {os.readlink(PID_NAMESPACE)}"
+    except OSError:
+        return ""
+
+
+def own_identity() -> ProcessIdentity:
+    """Return the identity of this process."""
+    stat = read_stat(os.getpid())
+    return ProcessIdentity(
+        pid=os.getpid(),
+        started_ticks=stat.started_ticks if stat is not None else 0,
+        namespace=own_namespace(),
+        host=socket.gethostname(),
+    )
