@@ -24,11 +24,18 @@ from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
-from grpo_run.cli.run_end.last_scrapes import await_last_scrapes
+from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.catalog.registry import register, registry_folder
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.errors import (
+    EXIT_FINISHED,
+    EXIT_GAVE_UP,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    ProcessError,
+    UsageError,
+)
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.launch.rank_settings import RankSettings
@@ -200,9 +207,10 @@ def _supervise(
     server = announce(launch, directory, supervisor, terminal, listener)
     terminal.start()
     output.start()
+    stop_signals: list[float] = []
     stops = StopRequests(lambda: supervisor.board, _stop_by_signal)
     try:
-        _handle_signals(supervisor)
+        stop_signals = _handle_signals(supervisor)
         stops.start()
         _report_failed_threads(supervisor)
         supervisor.begin(world_size_local=ranks)
@@ -245,7 +253,10 @@ def _supervise(
         )
     if server is not None:
         await_last_scrapes(
-            server, supervisor.exit_code, ended_at=ended_at, notify=terminal.notify,
+            server,
+            ended_at=ended_at,
+            until=leave_at(stop_signals, stopped=supervisor.exit_code == EXIT_STOPPED),
+            notify=terminal.notify,
             interrupted=lambda: bool(signals),
         )  # fmt: skip
         server.stop(SERVER_STOP_SECONDS)
@@ -282,10 +293,16 @@ def announce(
     return server
 
 
-def _handle_signals(supervisor: Supervisor) -> None:
-    """Turn SIGTERM, SIGINT and SIGHUP into a stop request; SIGHUP stays ignored under nohup."""
+def _handle_signals(supervisor: Supervisor) -> list[float]:
+    """Turn SIGTERM, SIGINT and SIGHUP into a stop request; SIGHUP stays ignored under nohup.
+
+    Returns:
+        a list to which the time of each signal is added, in monotonic seconds.
+    """
+    received: list[float] = []
 
     def on_signal(number: int, frame: object) -> None:
+        received.append(time.monotonic())
         if not supervisor.has_ranks:
             raise _StoppedWithoutRanks(signal.Signals(number).name)
         supervisor.note_stop(signal.Signals(number).name)
@@ -293,6 +310,7 @@ def _handle_signals(supervisor: Supervisor) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
+    return received
 
 
 def _stop_by_signal() -> None:
