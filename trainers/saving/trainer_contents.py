@@ -136,14 +136,18 @@ class TrainerContents(CheckpointContents):
         """Suppress the side effects of a save that the script did not ask for.
 
         No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
-        record of callbacks stays as it was: transformers appends to it at each save.
+        record of callbacks stays that of the last save that the script asked for, also in the checkpoint: transformers
+        changes it at each save, and our exact state has the callbacks' present state.
         """
         from transformers.trainer_utils import SaveStrategy
 
         callbacks = self._trainer.state.stateful_callbacks
-        unchanged = {
-            name: _Unchanged(value) if isinstance(value, list) else value for name, value in callbacks.items()
-        }
+        unchanged = _UnchangedRecord(
+            {
+                name: _UnchangedList(value) if isinstance(value, list) else value
+                for name, value in callbacks.items()
+            }
+        )
         with (
             override_attributes(self._trainer.state, stateful_callbacks=unchanged),
             _quiet(),
@@ -153,7 +157,14 @@ class TrainerContents(CheckpointContents):
             yield
 
 
-class _Unchanged(list[Any]):
+class _UnchangedRecord(dict[str, Any]):
+    """A mapping in which nothing is set after its creation."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Ignore the value."""
+
+
+class _UnchangedList(list[Any]):
     """A list to which nothing is appended."""
 
     def append(self, value: Any) -> None:

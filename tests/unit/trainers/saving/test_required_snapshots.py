@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def test_the_script_does_not_notice_a_required_snapshot(either: Guarded, out: Pa
         assert either.trainer.args.save_strategy == "no"
         state.stateful_callbacks["EarlyStoppingCallback"].append({"args": 2})
         state.stateful_callbacks["TrainerControl"] = {}
+        written = json.loads(json.dumps(state.stateful_callbacks))
+        assert written == {"EarlyStoppingCallback": [{"args": 1}]}
 
     either.trainer.during = during
     end_step(either, 5)
