@@ -1,7 +1,7 @@
 """Code that runs inside a rank: the bootstrap that runs the user's script, and the guard of its Trainers.
 
 May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
-`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes` and `consensus`; `hooks`; `calls`;
+`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes`, `consensus` and `loop`; `hooks` and `loops`; `calls`;
 `saving`; `resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports
 neither torch nor TRL.
 """

@@ -66,6 +66,7 @@ def import_trainers() -> None:
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer  # noqa: F401
 
     import grpo_run.trainers.hooks.train_call
+    import grpo_run.trainers.loops.steps
     import grpo_run.trainers.rank.transports.gloo
     import grpo_run.trainers.saving.snapshots  # noqa: F401
 

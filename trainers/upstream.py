@@ -8,7 +8,8 @@ none of the libraries.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -183,6 +184,20 @@ def check_versions(*, allow_untested: bool, tested: Mapping[str, SpecifierSet] |
             "; ".join(outside) + "; install a tested version, or pass --allow-untested to use this one"
         )
     return outside
+
+
+@contextmanager
+def replaced_batch_sampler(loader: Any, sampler: Any) -> Iterator[None]:
+    """Let the iterators that a `DataLoader` makes within the block use another batch sampler.
+
+    `DataLoader` keeps it in an attribute that it refuses to set again, and reads it when it makes an iterator.
+    """
+    own = vars(loader)["batch_sampler"]
+    vars(loader)["batch_sampler"] = sampler
+    try:
+        yield
+    finally:
+        vars(loader)["batch_sampler"] = own
 
 
 # ---- functions that write tensors to files, for `capture` ----

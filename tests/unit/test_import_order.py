@@ -28,8 +28,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("processes",), ("board",), ("process_identity",), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
-        ("preload", "bootstrap", "recipes", "consensus"),
-        ("hooks",), ("calls",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("preload", "bootstrap", "recipes", "consensus", "loop"),
+        ("hooks", "loops"), ("calls",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (

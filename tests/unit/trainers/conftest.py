@@ -58,7 +58,7 @@ def session(
 
     settings = make_settings()
     made = SimpleNamespace(
-        keep_process_group=lambda: None,
+        keep_process_group=lambda: None, injector=None,
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0,
         is_main=True, is_rank=True, votes=VoteGroup(),

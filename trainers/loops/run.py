@@ -1,0 +1,289 @@
+"""One loop of one attempt: it resumes where the run has stopped, commits steps, and ends.
+
+`loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. Outside `grpo-run launch` there is no session: the
+loop then counts steps and does nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import MutableMapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_run.runtime.call_names import LOOP
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.calls.guard import Guard, guard_of
+from grpo_run.trainers.calls.resume import CallFacts, agree_on_resume, resumed_directory
+from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
+from grpo_run.trainers.calls.steps import CallSteps, finish, leave
+from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
+from grpo_run.trainers.loading.interception import serve_loads
+from grpo_run.trainers.loops import rank_state
+from grpo_run.trainers.loops.contents import LoopContents
+from grpo_run.trainers.loops.data_position import DataPosition
+from grpo_run.trainers.loops.optimizers import OptimizerSteps
+from grpo_run.trainers.loops.rank_state import LoadedRankState, Randomness
+from grpo_run.trainers.loops.state import LoopState
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.resuming.request import ResumeChoice
+from grpo_run.trainers.saving.saver import Saver
+from grpo_run.watchdog.observation import Phase
+
+
+class SupervisedLoop:
+    """A loop in a rank of `grpo-run launch`. Making one is collective: all ranks agree on where it starts.
+
+    Args:
+        total: how many steps the loop takes; None if not known.
+        data: the position in its data; None if the loop does not read it.
+
+    Raises:
+        ConfigError: the state cannot be saved, or another call is running.
+        CheckpointError: the checkpoint does not fit the state.
+        Stopped: the user has asked for a stop.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        total: int | None,
+        *,
+        state: MutableMapping[str, Any],
+        output_dir: str | os.PathLike[str],
+        data: DataPosition | None = None,
+        save_every: int | None = None,
+        save_total_limit: int | None = None,
+    ) -> None:
+        self._session = session
+        self._total = total
+        self._data = data
+        self._save_every = save_every
+        self._guard = guard_of(session)
+        _check_not_nested(self._guard)
+        self._state = LoopState(state, rank=session.rank, world_size=session.world_size)
+        rank_state.check_values(self._state)
+        self._randomness = Randomness(self._state.generators)
+        self._orders = {
+            key: GradientOrder(module)
+            for key, module in self._state.wrapped.items()
+            if needs_gradient_order(module, session.world_size)
+        }
+        self._loaded: LoadedRankState | None = None
+        self._hooks = ExitStack()
+        self._guard.running = LOOP
+        try:
+            self._begin(output_dir, save_total_limit)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _begin(self, output_dir: str | os.PathLike[str], save_total_limit: int | None) -> None:
+        session, guard = self._session, self._guard
+        call = guard.begin_call(LOOP, output_dir)
+        facts = CallFacts(
+            parameters=self._state.named_shapes() if session.is_main else (), settings=self._digest()
+        )
+        agreed = agree_on_resume(session, call, None, facts, claimed=guard.claimed)
+        self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
+        if session.injector is not None:
+            session.injector.prepare(session.votes.maximum)
+        self._contents = LoopContents(
+            session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
+        )
+        self._step_vote = StepVote(session, PhaseFingerprint(), guard.requests)
+        self._saver = Saver(
+            self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
+        )
+        self._steps = CallSteps(session, self._call.ordinal, self._step_vote, self._saver)
+        self._optimizers = OptimizerSteps(
+            self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
+        )
+        self._load(resume)
+        for order in self._orders.values():
+            self._hooks.callback(order.close)
+            if order.order is None:
+                order.record()
+        over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
+        self._steps.begin(self.step, self._total or 0, record=agreed.record, restoring=over)
+        if over:
+            self._ended()
+            return
+        self._optimizers.install()
+        self._hooks.callback(self._optimizers.remove)
+        if self._total is not None and self.step >= self._total:
+            self._finish()  # a rank was killed between the last step and the end
+
+    def _load(self, resume: ResumeChoice) -> None:
+        """Load the checkpoint that all ranks have agreed on, from memory or from disk."""
+        folder = resumed_directory(resume.argument, self._call)
+        if folder is None:
+            return
+        guard, snapshot = self._guard, resume.snapshot
+        with ExitStack() as loading:
+            if snapshot is not None:
+                loading.callback(snapshot.close)
+                loading.enter_context(serve_loads(snapshot.folder))
+                if guard.snapshots is not None and self._session.is_main:
+                    guard.snapshots.last = snapshot.slot, snapshot.staged
+            self._state.load(folder)
+            loaded = LoadedRankState(folder, self._session.rank, self._device())
+        loaded.restore(self._state)
+        if self._data is not None and loaded.data is not None:
+            self._data.load(loaded.data)
+        for key, order in self._orders.items():
+            if key in loaded.gradient_orders:
+                order.replay(loaded.gradient_orders[key])
+        self._randomness.set(loaded.randomness)
+        self._loaded = loaded
+        self._contents.step = self._saver.saved_step = loaded.step
+
+    @property
+    def step(self) -> int:
+        """How many steps are finished: the step that is next, counted from 0."""
+        return self._contents.step
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop takes no further step."""
+        return self._contents.call_ends
+
+    def restore_randomness(self) -> None:
+        """Set the random generators as the checkpoint has them, once, after what the script did in between."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._randomness.set(loaded.randomness)
+
+    def begin_step(self) -> None:
+        """Publish that the body of a step begins; its data has been read."""
+        self._session.slot.replace(Phase.forward_backward)
+
+    def commit(self) -> None:
+        """Count the step in progress: vote on it, and save what is due. Collective.
+
+        Raises:
+            ConfigError: the step leaves gradients that no optimizer has used.
+            ConsensusError: the ranks are at different steps.
+            Stopped: all ranks have agreed to stop.
+        """
+        assert not self.ended, "the loop has ended"
+        self._loaded = None
+        if self._optimizers.take_pending():
+            raise ConfigError(
+                f"step {self.step} of a loop ends with gradients that no optimizer has used, which a checkpoint cannot"
+                " hold: accumulate gradients within one step of the loop"
+            )
+        self._contents.step += 1
+        step = self._contents.step
+        self._contents.call_ends |= self._total is not None and step >= self._total
+        self._steps.finished(step)
+        if self._save_every and step % self._save_every == 0:
+            self._saver.save(self._contents.write)
+        self._saver.after_step()
+        if self.ended:
+            self._finish()
+
+    def end(self) -> None:
+        """End the loop after the last step that was committed, and save it. Collective. A second call does nothing."""
+        if not self.ended:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._contents.call_ends = True
+        self._steps.end()
+        finish(self._session, self._call, self._saver, self.step)
+        self._ended()
+
+    def _ended(self) -> None:
+        self._contents.call_ends = True
+        self.abandon()
+        leave(self._session)
+
+    def abandon(self) -> None:
+        """Leave the loop without an end, as `break` does. Not collective."""
+        self._hooks.close()
+        self._guard.running = None
+
+    def leave(self) -> None:
+        """Abandon the loop, and publish that no call is running."""
+        if not self.ended:
+            self.abandon()
+            leave(self._session)
+
+    def _before_optimizer(self) -> None:
+        self._step_vote.collect()
+        self._session.slot.replace(Phase.optimizer)
+
+    def _after_optimizer(self) -> None:
+        self._session.slot.replace(Phase.forward_backward)
+
+    def _write_rank_state(self, folder: Path) -> None:
+        orders = {key: order.order for key, order in self._orders.items()}
+        rank_state.save(
+            folder,
+            rank=self._session.rank,
+            world_size=self._session.world_size,
+            step=self.step,
+            state=self._state,
+            randomness=self._randomness,
+            data=self._data,
+            gradient_orders={key: order for key, order in orders.items() if order is not None},
+        )
+
+    def _device(self) -> torch.device:
+        return next((parameter.device for parameter in self._state.parameters()), torch.device("cpu"))
+
+    def _digest(self) -> str:
+        """Return a digest of what tells this loop apart from others of the script."""
+        kinds = {key: type(value).__qualname__ for key, value in self._state.entries.items()}
+        text = json.dumps([self._total, sorted(kinds.items())])
+        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _check_not_nested(guard: Guard) -> None:
+    if guard.running is None:
+        return
+    if guard.running == LOOP:
+        raise ConfigError(
+            "a loop begins before the loop before it has ended: loops cannot be nested; a loop over `while` ends with"
+            " `run.end()`"
+        )
+    raise ConfigError(
+        f"a loop begins inside {guard.running}.train(): its steps belong to those of the Trainer; iterate with `range`"
+        " there"
+    )
+
+
+class PlainLoop:
+    """A loop outside `grpo-run launch`: it counts steps.
+
+    Args: as of `SupervisedLoop`.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self.step = 0
+        self.ended = total is not None and total <= 0
+
+    def restore_randomness(self) -> None:
+        """Do nothing."""
+
+    def begin_step(self) -> None:
+        """Do nothing."""
+
+    def commit(self) -> None:
+        """Count the step."""
+        self.step += 1
+        self.ended |= self._total is not None and self.step >= self._total
+
+    def end(self) -> None:
+        """End the loop."""
+        self.ended = True
+
+    def leave(self) -> None:
+        """Do nothing."""

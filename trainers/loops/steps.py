@@ -1,0 +1,122 @@
+"""The two faces of a loop: an iterator of steps, and an object for loops over `while`.
+
+Made by `trainers/loop.py`. The loop itself is in `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from typing_extensions import Self
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.loops.data_position import DataPosition
+from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
+
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+class Steps(Iterator[Item_co], Generic[Item_co]):
+    """The steps that are left, like `range`; with data, pairs of step and batch. See `loop.steps`."""
+
+    def __init__(self, run: SupervisedLoop | PlainLoop, total: int, data: DataPosition | None) -> None:
+        self._run = run
+        self._total = total
+        self._data = data
+        self._in_step = False
+
+    def __iter__(self) -> Steps[Item_co]:
+        return self
+
+    def __next__(self) -> Item_co:
+        """Finish the step in progress and begin the next one. Collective."""
+        run = self._run
+        if self._in_step:
+            self._in_step = False
+            run.commit()
+        if run.ended:
+            run.restore_randomness()
+            raise StopIteration
+        batch = None
+        if self._data is not None:
+            batch = self._data.next(run.restore_randomness)
+        run.restore_randomness()
+        run.begin_step()
+        self._in_step = True
+        return run.step if self._data is None else (run.step, batch)  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        """Return how many steps are left, the one in progress included."""
+        return 0 if self._run.ended else self._total - self._run.step
+
+    def end(self) -> None:
+        """Finish the step in progress and end the loop: no further step is yielded. Collective.
+
+        `break` instead leaves a step that does not count.
+        """
+        if self._in_step:
+            self._in_step = False
+            self._run.commit()
+        self._run.end()
+
+    def __del__(self) -> None:
+        # after `break`: what the script does next is not a step
+        if self._in_step:
+            self._run.leave()
+
+
+class Run:
+    """A loop over `while`. See `loop.begin`."""
+
+    def __init__(self, run: SupervisedLoop | PlainLoop) -> None:
+        self._run = run
+        run.restore_randomness()
+        if not run.ended:
+            run.begin_step()
+
+    @property
+    def step(self) -> int:
+        """The step that is next, counted from 0: how many are finished."""
+        return self._run.step
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop takes no further step."""
+        return self._run.ended
+
+    def commit(self, step: int | None = None) -> None:
+        """Finish a step: vote on it, and save what is due. Collective.
+
+        Args:
+            step: its number, counted from 0, to check that the script and the run count alike.
+
+        Raises:
+            ConfigError: it is not `step`, or the loop has ended.
+            Stopped: all ranks have agreed to stop.
+        """
+        if self._run.ended:
+            raise ConfigError(f"commit() after the end of a loop, whose last step was {self._run.step - 1}")
+        if step is not None and step != self._run.step:
+            raise ConfigError(
+                f"commit({step}), but the step in progress is {self._run.step}: steps count from 0, without gaps; start"
+                " from run.step"
+            )
+        self._run.commit()
+        if not self._run.ended:
+            self._run.begin_step()
+
+    def end(self) -> None:
+        """End the loop after the step that was committed last, and save it. Collective. A second call does nothing."""
+        self._run.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the loop, unless an exception does."""
+        if kind is None:
+            self.end()
