@@ -27,6 +27,7 @@ ASKED = "refused, names the change; `--accept-change` continues"
 OTHER = "another run, which does not touch the first"
 REFUSED = "refused"
 NOTHING = "nothing to do, code 0"
+SAME_CHECKPOINTS = "continues from its checkpoints in `output_dir`, with a record of its own"
 COMMAND = ("train.py", "--config", "config.yaml", "--lr", "1")
 
 
@@ -78,6 +79,13 @@ def other_host(patch: pytest.MonkeyPatch) -> None:
     variables(HOSTNAME="b", SLURM_JOB_ID="2", MASTER_ADDR="b", USER="other")(patch)
 
 
+def other_run(patch: pytest.MonkeyPatch) -> None:
+    """A run of another command, whose id `--resume-from` can name."""
+    run = RunDirectory(path=Path("runs/other"))
+    run.create()
+    run.write_run({"run_id": "other"})
+
+
 def commit(patch: pytest.MonkeyPatch) -> None:
     """A commit that leaves the files of the run as they are."""
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
@@ -110,9 +118,14 @@ ROWS = (
     Row(change="`--generation max_time=3`", outcome=ASKED, options=("--generation", "max_time=3")),
     Row(change="`--nproc-per-node`", outcome=CONTINUES, options=("--nproc-per-node", "2")),
     Row(change="`--run-dir` with the run's own directory", outcome=CONTINUES, options=("--run-dir", "{directory}")),
-    Row(change="`--run-dir` with another directory", outcome=OTHER, options=("--run-dir", "other")),
+    Row(change="`--run-dir` with another directory", outcome=SAME_CHECKPOINTS, options=("--run-dir", "other")),
     Row(change="`--run-dir` of the run, other arguments", outcome=REFUSED, options=("--run-dir", "{directory}"),
         command=(*COMMAND, "--seed", "2")),
+    Row(change="`--nnodes 2`, with a run directory for each node", outcome=SAME_CHECKPOINTS,
+        options=("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")),
+    Row(change="`--resume-from` another run", outcome=CONTINUES, make=other_run, options=("--resume-from", "other")),
+    Row(change="`--fresh --resume-from` another run", outcome=OTHER, make=other_run,
+        options=("--fresh", "--resume-from", "other")),
     Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
     Row(change="a variable that the script reads (`STAGE=2`)", outcome=ASKED, make=variables(STAGE="2")),
     Row(change="`SEED=2`", outcome=ASKED, make=variables(SEED="2")),
@@ -181,7 +194,11 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
     finally:
         assert run.run_json.read_bytes() == before
     if directory.path != run.path:
-        return OTHER if not history.finished and not directory.journal.exists() else "found a third run"
+        if history.finished or directory.journal.exists():
+            return "found a third run"
+        # ranks resume from the checkpoints of their run id
+        same_id = launch.config.run_id == run.read_run()["run_id"]
+        return SAME_CHECKPOINTS if same_id else OTHER
     if history.finished:
         return NOTHING
     return SAID if "changed since the run began" in capsys.readouterr().out else CONTINUES
