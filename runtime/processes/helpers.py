@@ -118,7 +118,9 @@ class Helpers:
                     return
             if not announced and now - began >= UNNOTICED_SECONDS:
                 announced = True
-                self._announce(left)
+                self._announce(
+                    left, time.time() + clock.inactive_since[0] + self._settings.exit_seconds - now
+                )
             wait_for_exits(left, OBSERVE_SECONDS)
             self._reaper.reap()
 
@@ -139,11 +141,14 @@ class Helpers:
     def _find(self) -> Mapping[int, ProcessStat]:
         return without_kept(self._owned.find(read_processes()), self._keep)
 
-    def _announce(self, left: Mapping[int, ProcessStat]) -> None:
+    def _announce(self, left: Mapping[int, ProcessStat], earliest: float) -> None:
+        """Say who is waited for and until when, in seconds since the epoch, at the earliest."""
         helpers = [f"{one.pid} ({one.name})" for one in left.values() if not is_service(one)]
         idle = duration_text(self._settings.exit_seconds)
+        at = time.strftime("%H:%M:%S", time.localtime(earliest))
         names = ", ".join(helpers[:MAX_NAMED]) + (", …" if len(helpers) > MAX_NAMED else "")
         self._notify(
             f"every script has ended; waiting for what the ranks have started: {names}. It is ended after being idle"
-            f" for {idle}, longer while it is connected to another process; Ctrl-C ends it now, --keep leaves it running"
+            f" for {idle}, at {at} at the earliest, later while it is connected to another process; Ctrl-C ends it now, --keep"
+            " leaves it running"
         )

@@ -293,6 +293,18 @@ def test_a_failed_script_is_not_reported_as_done(
     assert events() == []
 
 
+def test_exit_handlers_run_without_a_limit_at_a_stop(run_main: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loggers finish in them; `on_train_end`, in which some finish too, is not called at a stop."""
+    in_main_thread: list[bool] = []
+    monkeypatch.setattr(
+        bootstrap.upstream,
+        "run_exit_handlers",
+        lambda: in_main_thread.append(threading.current_thread() is threading.main_thread()),
+    )
+    assert run_main("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
+    assert in_main_thread == [True], "a thread would have a time limit"
+
+
 def test_a_function_that_does_not_return_is_abandoned() -> None:
     """The caller continues after the time limit."""
     never = threading.Event()
