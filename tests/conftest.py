@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_randomly
 from hypothesis import Phase, settings
 from support import references, warm, workers
 from support.campaigns import Campaigns
@@ -27,6 +30,16 @@ settings.register_profile(
     report_multiple_bugs=False,
 )
 settings.load_profile("grpo-run")
+
+
+def reseed_torch(seed: int) -> None:
+    """Seed torch before each test, if it is imported."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+# otherwise pytest-randomly imports DeepSpeed for the same, and with it torch, into every process of pytest
+pytest_randomly.entrypoint_reseeds = [reseed_torch]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +71,12 @@ def _references(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the runs of tests out of the registry of the user who runs them."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the libraries' objects from garbage collections, which otherwise visit them thousands of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

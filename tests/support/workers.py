@@ -1,14 +1,21 @@
 """How tests are distributed over pytest-xdist's workers, and in which order.
 
-xdist's `loadgroup` does the same by marks, but version 3.8 ignores them with pytest 9.2.
+Each worker imports and rewrites every test file that it collects, which for all unit tests takes longer than many of
+their tests. If all of `tests/unit` is asked for, each worker therefore collects and runs only its share of it. Other
+tests are collected by all workers and given out as workers become free; xdist's `loadgroup` does the same by marks, but
+version 3.8 ignores them with pytest 9.2.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import EachScheduling, LoadScopeScheduling
+
+UNIT = Path(__file__).parents[1] / "unit"
+SESSION = pytest.StashKey[pytest.Session]()
 
 TOGETHER = ("test_prometheus.py", "test_rank_is_torchruns.py", "test_torture.py", "test_torture_files.py")
 """Files of integration and fault tests with expensive module fixtures: one worker runs all their tests."""
@@ -36,6 +43,50 @@ class Scheduling(LoadScopeScheduling):
         return file if "tests/unit/" in nodeid or file.endswith(TOGETHER) else nodeid
 
 
+class Shares(EachScheduling):
+    """Lets each worker run all that it has collected."""
+
+    def schedule(self) -> None:
+        super().schedule()
+        # xdist counts the tests of the last worker only; the progress is shown in percent of all
+        self.config.stash[SESSION].testscollected = sum(map(len, self.node2collection.values()))
+
+
+def all_unit_tests(config: pytest.Config) -> bool:
+    """Whether all unit tests are asked for, and nothing else."""
+    return [Path(argument).absolute() for argument in config.args] == [UNIT]
+
+
+def shares(count: int) -> list[set[Path]]:
+    """Divide the folders and files in `tests/unit` into `count` shares of about equal size.
+
+    The sizes in bytes are about proportional to the durations. A package stays together, because its tests import the
+    same libraries.
+    """
+    sizes = {
+        entry: sum(file.stat().st_size for file in [entry, *entry.rglob("test_*.py")] if file.is_file())
+        for entry in UNIT.iterdir()
+    }
+    made: list[set[Path]] = [set() for _ in range(count)]
+    for entry in sorted(sizes, key=lambda entry: (-sizes[entry], entry)):
+        min(made, key=lambda share: sum(sizes[other] for other in share)).add(entry)
+    return made
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the session for the scheduler."""
+    session.config.stash[SESSION] = session
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip what is in the share of another worker."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or collection_path.parent != UNIT or not all_unit_tests(config):
+        return None
+    own = shares(worker["workercount"])[int(worker["workerid"].removeprefix("gw")) % worker["workercount"]]
+    return None if collection_path in own else True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first; pytest-randomly decides the order of the others."""
@@ -47,6 +98,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | Shares:
     """Called by xdist in the controller."""
-    return Scheduling(config, log)
+    return Shares(config, log) if all_unit_tests(config) else Scheduling(config, log)

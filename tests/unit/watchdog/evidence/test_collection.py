@@ -257,7 +257,7 @@ def test_a_py_spy_that_hangs_is_abandoned(incident: Path) -> None:
         forever.wait()
         return "too late"
 
-    found = collect(incident, {0: ME}, {}, spy=spy, deadline_seconds=0.15)
+    found = collect(incident, {0: ME}, {}, spy=spy, deadline_seconds=0.5)
     forever.set()
     assert found.missing == ["rank 0: no file for its stacks, and py-spy: no answer in time"]
 
