@@ -79,9 +79,9 @@ class Slot:
     `committed_step` the last step that it knows every rank voted on. A gauge that was never set is NaN.
     `heartbeat_seconds` is when a thread of the interpreter last ran; `last_work_seconds` is when measurable
     work (a forward pass, tokens, scores) was last done; 0 means never. `collectives_issued` counts the
-    collectives issued from Python. `heartbeat_thread` is the native id of the thread that stamps the heartbeat,
-    0 if unknown; `idle_threads` are those of other Python threads that are idle and wake no thread. `writes`
-    counts updates of the slot.
+    collectives issued from Python, the last one at `last_collective_seconds`. `heartbeat_thread` is the native
+    id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other Python threads
+    that are idle and wake no thread. `writes` counts updates of the slot.
     """
 
     rank: int
@@ -116,6 +116,7 @@ class Slot:
     heartbeat_seconds: float = 0.0
     last_work_seconds: float = 0.0
     collectives_issued: int = 0
+    last_collective_seconds: float = 0.0
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
 

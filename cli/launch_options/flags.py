@@ -14,6 +14,10 @@ from grpo_run.runtime.launch.injection import GRAMMAR, help_text
 from grpo_run.trainers.hooks import caps
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
+MONITOR_INTERVAL_SECONDS = 0.2
+"""Time between two polls of the ranks, half as often as torchrun. Exits are noticed at once all the same, and ranks
+that may be deadlocked are polled when it is time to."""
+
 
 class _Inject(argparse.Action):
     """Collect injections; `--inject help` lists their kinds and exits, as `--help` does."""
@@ -42,6 +46,8 @@ def build_parser() -> LaunchParser:
     for name in ("max_restarts", "nproc_per_node"):
         if f"PET_{name.upper()}" not in os.environ:
             parser.set_defaults(**{name: None})
+    if "PET_MONITOR_INTERVAL" not in os.environ:
+        parser.set_defaults(monitor_interval=MONITOR_INTERVAL_SECONDS)
     _add_run(parser.add_argument_group("run"))
     _add_checkpoints(parser.add_argument_group("checkpoints and training"))
     _add_limits(parser.add_argument_group("hang detection and time limits (seconds)"))

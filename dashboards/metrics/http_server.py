@@ -154,7 +154,9 @@ class HttpServer:
             self._requests.put_nowait(None)  # otherwise the thread is busy, and ends with the process
 
     def _serve_once(self, woken: socket.socket) -> None:
-        for key, _ in self._selector.select(POLL_SECONDS):
+        # without connections, only a socket ends the wait
+        timed = bool(self._connections) or self._paused_until is not None
+        for key, _ in self._selector.select(POLL_SECONDS if timed else None):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listening:

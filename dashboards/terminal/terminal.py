@@ -38,6 +38,8 @@ STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
 """Width of the time, so that folded lines and facts stand below the text."""
 REFRESH_SECONDS = 0.5
+PIPE_REFRESH_SECONDS = 1.0
+"""In a pipe a progress line is rare, and faults are printed when the next attempt begins at the latest."""
 
 
 class _Console(Console):
@@ -81,7 +83,7 @@ class Terminal:
         if self._is_screen:
             self._live = Live(
                 console=self._console,
-                refresh_per_second=4,
+                auto_refresh=False,  # rich would draw the same line four times a second
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),
             )
@@ -157,17 +159,22 @@ class Terminal:
 
     def _loop(self) -> None:
         schedule = PipeSchedule(time.monotonic())
-        while not self._stop.wait(REFRESH_SECONDS):
-            self._show_faults()
+        drawn: tuple[str, int] | None = None
+        while not self._stop.wait(REFRESH_SECONDS if self._live is not None else PIPE_REFRESH_SECONDS):
             status = self._status()
             if status is None:
                 continue
+            self._show_faults_of(status)
             self._show_interval(status.history)
             line = progress_line(status)
             if self._live is not None:
-                shown = Text(line.text(self._console.width), style="dim", no_wrap=True, overflow="ellipsis")
-                with contextlib.suppress(OSError, ValueError):
-                    self._live.update(shown)
+                width = self._console.width
+                text = line.text(width)
+                if (text, width) != drawn:
+                    drawn = text, width
+                    shown = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+                    with contextlib.suppress(OSError, ValueError):
+                        self._live.update(shown, refresh=True)
             elif line.parts and schedule.due(line.kind, line.text(), line.wait, time.monotonic()):
                 self._event(line.text())
 
@@ -190,7 +197,11 @@ class Terminal:
         A fault that ends the run is printed at the end (`final`), below the culprit's traceback.
         """
         status = self._status()
-        if status is None or self._faults_at_start is None:
+        if status is not None:
+            self._show_faults_of(status, final=final)
+
+    def _show_faults_of(self, status: RunStatus, *, final: bool = False) -> None:
+        if self._faults_at_start is None:
             return
         with self._lock:
             recoveries = status.history.recoveries

@@ -38,6 +38,7 @@ from grpo_run.runtime.board.slot_layout import (
     READING_BYTES,
     SEQUENCE,
     SLOT_BYTES,
+    VERSION,
     read_slot,
     with_marks,
 )
@@ -70,7 +71,7 @@ class Board:
     def __init__(self, memory: mmap.mmap, slots: int, descriptor: int | None = None) -> None:
         self._memory = memory
         self._descriptor = descriptor
-        self._readings: dict[int, tuple[bytes, Slot]] = {}
+        self._readings: dict[int, tuple[tuple[int, bytes, bytes], Slot]] = {}
         self._logs: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._awaited: AwaitedRank | None = None
         self.slots = slots
@@ -222,26 +223,31 @@ class Board:
         marks of now: the rank is alive or stopped, but not unobserved. None means unknown: the slot was never
         written or never read consistently, or the file was truncated.
         """
+        return self._read(index) if self.has_full_size else None
+
+    def read_all(self) -> list[Slot | None]:
+        """Return every slot, by local rank. See `read`."""
         if not self.has_full_size:
-            return None
+            return [None] * self.slots
+        return [self._read(index) for index in range(self.slots)]
+
+    def _read(self, index: int) -> Slot | None:
         offset = _slot_offset(index)
+        last = self._readings.get(index)
         for _ in range(READ_ATTEMPTS):
-            (before,) = SEQUENCE.unpack_from(self._memory, offset)
+            version = VERSION.unpack_from(self._memory, offset)
+            if last is not None and last[0] == version:  # most slots do not change between two scans
+                return last[1]
+            before = version[0]
             if before == 0:
                 return None
             raw = self._memory[offset : offset + READING_BYTES]
             (after,) = SEQUENCE.unpack_from(self._memory, offset)
             if before == after and before % 2 == 0:
-                last = self._readings.get(index)
-                if last is None or last[0] != raw:  # most slots do not change between two scans
-                    last = self._readings[index] = raw, read_slot(raw, before, self._callback_name(index))
-                return last[1]
-        last = self._readings.get(index)
+                slot = read_slot(raw, before, self._callback_name(index))
+                self._readings[index] = version, slot
+                return slot
         return None if last is None else with_marks(last[1], self._memory, offset)
-
-    def read_all(self) -> list[Slot | None]:
-        """Return every slot, by local rank."""
-        return [self.read(index) for index in range(self.slots)]
 
     def collective_log(self, index: int) -> tuple[Collective, ...]:
         """Return the collectives that local rank `index` issued from Python in this attempt, oldest first."""

@@ -12,6 +12,7 @@ import math
 import mmap
 import struct
 import threading
+import time
 from dataclasses import dataclass
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, operation_name
@@ -22,6 +23,7 @@ ENTRIES = 238
 LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
+_LAST = struct.Struct("<QQ")  # number of the last entry, its time (ns)
 _HEADER = struct.Struct(
     "<QIiBBHIQQ"
 )  # number, sequence, step, progress, flags, detail, line, members, thread
@@ -77,14 +79,14 @@ class CollectiveLogWriter:
     Args:
         memory: the board's mapping.
         offset: where the slot's log begins.
-        number_at: where the number of the last entry is stored, so that a reader detects new entries without
-            the log.
+        last_at: where the number and the time of the last entry are stored, so that a reader detects new
+            entries without the log.
     """
 
-    def __init__(self, memory: mmap.mmap, offset: int, number_at: int) -> None:
+    def __init__(self, memory: mmap.mmap, offset: int, last_at: int) -> None:
         self._memory = memory
         self._offset = offset
-        self._number_at = number_at
+        self._last_at = last_at
         self._number = 0
         self._lock = (
             threading.RLock()
@@ -141,7 +143,7 @@ class CollectiveLogWriter:
             )
             memory[at + _HEADER.size : at + ENTRY_BYTES] = description.texts
             _NUMBER.pack_into(memory, at, number)
-            _NUMBER.pack_into(memory, self._number_at, number)
+            _LAST.pack_into(memory, self._last_at, number, time.monotonic_ns())
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:

@@ -1,6 +1,6 @@
 """Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
 
-    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives issued
+    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives issued, last one's time
     8      identity                        384    floating-point fields
     64     open phases                     512    threads that wake no other thread
     256    integer fields                 1024    phase histograms
@@ -37,19 +37,26 @@ OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start 
     f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q{MAX_OPEN_PHASES}I"
 )
 MARK = struct.Struct("<Q")
+MARKS = struct.Struct("<4Q")  # heartbeat, last work (ns), collectives issued, time of the last one (ns)
 MAX_IDLE_THREADS = 7
 THREADS = struct.Struct(f"<{1 + MAX_IDLE_THREADS}Q")  # native ids: of the heartbeat, of idle threads
 
 IDENTITY_AT = 8
 OPEN_PHASES_AT = 64
 INTEGERS_AT = 256
-HEARTBEAT_AT = 344  # the three marks are 8-byte stores outside the seqlock
+HEARTBEAT_AT = 344  # the marks are 8-byte stores outside the seqlock
 LAST_WORK_AT = 352
 COLLECTIVES_ISSUED_AT = 360
+LAST_COLLECTIVE_AT = 368
 FLOATS_AT = 384
 THREADS_AT = 512  # written by the heartbeat, outside the seqlock
 HISTOGRAMS_AT = 1024
 COLLECTIVE_LOG_AT = 4352
+
+VERSION = struct.Struct(
+    f"<Q{HEARTBEAT_AT - SEQUENCE.size}x{MARKS.size}s{THREADS_AT - HEARTBEAT_AT - MARKS.size}x{THREADS.size}s"
+)
+"""The sequence number, the marks and the threads of a slot: if they are equal, so is the whole slot."""
 
 
 def _stored(code: str, default: float) -> Any:
@@ -117,6 +124,7 @@ write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
 
 assert OPEN_PHASES_AT + OPEN_PHASES.size <= INTEGERS_AT
 assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
+assert HEARTBEAT_AT + MARKS.size <= FLOATS_AT
 assert FLOATS_AT + FLOATS.size <= THREADS_AT
 assert THREADS_AT + THREADS.size <= READING_BYTES <= HISTOGRAMS_AT
 assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
@@ -140,6 +148,7 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
     """
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns = MARKS.unpack_from(raw, HEARTBEAT_AT)
     heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
     values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
     for index in _NANOSECOND_INDICES:
@@ -158,9 +167,10 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
         ),
         last_progress_seconds=progress_ns / 1e9,
         writes=sequence // 2,
-        heartbeat_seconds=MARK.unpack_from(raw, HEARTBEAT_AT)[0] / 1e9,
-        last_work_seconds=MARK.unpack_from(raw, LAST_WORK_AT)[0] / 1e9,
-        collectives_issued=MARK.unpack_from(raw, COLLECTIVES_ISSUED_AT)[0],
+        heartbeat_seconds=heartbeat_ns / 1e9,
+        last_work_seconds=last_work_ns / 1e9,
+        collectives_issued=collectives,
+        last_collective_seconds=last_collective_ns / 1e9,
         heartbeat_thread=heartbeat_thread,
         idle_threads=tuple(thread for thread in idle_threads if thread),
         **dict(zip(_READING_NAMES, values, strict=True)),
@@ -181,12 +191,13 @@ def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
 
 def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:
     """Return an earlier reading with the present marks, which are stored outside the seqlock."""
-    heartbeat_ns, last_work_ns, collectives = (
-        MARK.unpack_from(memory, offset + at)[0] for at in (HEARTBEAT_AT, LAST_WORK_AT, COLLECTIVES_ISSUED_AT)
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns = MARKS.unpack_from(
+        memory, offset + HEARTBEAT_AT
     )
     return dataclasses.replace(
         reading,
         heartbeat_seconds=heartbeat_ns / 1e9,
         last_work_seconds=last_work_ns / 1e9,
         collectives_issued=collectives,
+        last_collective_seconds=last_collective_ns / 1e9,
     )

@@ -1,13 +1,14 @@
 """Deadlock detection: polls the Flight Recorders while ranks stand still, and asks for a proof.
 
 A rank is polled only if its slot has not changed for 0.3 s and it may be in a collective. The second poll
-follows after 0.1 s, later ones at growing intervals. If the records would prove a deadlock of ranks without
+follows after 0.1 s, later ones at growing intervals; `due_at` says when, so that scans may be rare otherwise. If the records would prove a deadlock of ranks without
 other threads, the ranks are asked for their threads. Two unchanged polls are passed to
 `watchdog.deadlocks.proof`. Called by `detector.py` at every scan. Does not decide what proves a deadlock.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,7 +63,11 @@ class Poll:
 
 
 class DeadlockDetector:
-    """Deadlock detector of one attempt. `suspicion` describes a deadlock that one more poll will confirm."""
+    """Deadlock detector of one attempt.
+
+    `suspicion` describes a deadlock that one more poll will confirm. `due_at` is when the next poll is due if no
+    slot changes, in monotonic seconds; infinite if none is.
+    """
 
     def __init__(self, ranks: LocalRanks, movement: SlotMovement, records: CollectiveRecords) -> None:
         self._ranks = ranks
@@ -72,6 +77,7 @@ class DeadlockDetector:
         self._blocked: set[int] = set()
         self.last_poll: Poll | None = None
         self.suspicion: str | None = None
+        self.due_at = math.inf
 
     def restart(self) -> None:
         """Discard the last poll and the suspicion, after a pause of the supervisor."""
@@ -79,10 +85,13 @@ class DeadlockDetector:
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
         """Poll if it is time to, and return a deadlock that two polls have proved."""
-        still = [rank for rank in slots if self._movement.still_seconds(rank, now) >= STILL_SECONDS]
-        blocked = {rank for rank in still if self._records.may_be_blocked(rank, slots[rank])}
+        waiting = {rank for rank, slot in slots.items() if self._records.may_be_blocked(rank, slot)}
+        still = [rank for rank in slots if self._still_at(rank) <= now]
+        blocked = waiting.intersection(still)
         # a single rank that waits for running ranks is not deadlocked, unless no other rank is left
-        if not blocked or (len(still) < 2 and len(self._ranks.pids) > 1):
+        needed = min(2, len(self._ranks.pids))
+        if not blocked or len(still) < needed:
+            self.due_at = self._due_if_unmoved(slots, waiting, needed)
             # ranks that stay blocked keep their polling interval; a rank that joins them is polled at once
             self.restart()
             self._blocked &= blocked
@@ -92,6 +101,8 @@ class DeadlockDetector:
         if blocked - self._blocked:
             self._next_poll_at = 0.0  # another rank is blocked since the last poll
         if now < self._next_poll_at:
+            joining = waiting - blocked
+            self.due_at = min([self._next_poll_at, *(self._still_at(rank) for rank in joining)])
             return None
         self._blocked = blocked
         last, poll = self.last_poll, self._poll(slots)
@@ -106,12 +117,25 @@ class DeadlockDetector:
             self._next_poll_at = now + min(SLOWEST_POLL_SECONDS, max(SECOND_POLL_SECONDS, longest))
             if last is None:
                 self._next_poll_at = now + SECOND_POLL_SECONDS
+            self.due_at = self._next_poll_at
             return None
         if not unchanged:
-            self._next_poll_at = now + SECOND_POLL_SECONDS
+            self.due_at = self._next_poll_at = now + SECOND_POLL_SECONDS
             return None
         moved = [at for rank in deadlock.at if (at := self._movement.moved_at(rank)) is not None]
         return Finding(deadlock=deadlock, began_at_seconds=max(moved))
+
+    def _due_if_unmoved(self, slots: Mapping[int, Slot | None], waiting: set[int], needed: int) -> float:
+        """When enough ranks will have stood still, one of them in a collective; infinite if none is in one."""
+        if not waiting:
+            return math.inf
+        still_at = sorted(self._still_at(rank) for rank in slots)
+        return max(still_at[max(0, needed - 1)], min(self._still_at(rank) for rank in waiting))
+
+    def _still_at(self, rank: int) -> float:
+        """When the rank will count as standing still, if its slot does not change."""
+        moved_at = self._movement.moved_at(rank)
+        return math.inf if moved_at is None else moved_at + STILL_SECONDS
 
     def _poll(self, slots: Mapping[int, Slot | None]) -> Poll:
         running = {rank: path for rank, path in self._ranks.sockets.items() if rank in slots}

@@ -1,6 +1,6 @@
 """The hang detector: scans the local ranks and reports a proved deadlock, a stuck rank or a missed deadline.
 
-    every scan     ten per second: has any slot changed? Shared memory only
+    every scan     five per second: has any slot changed? Shared memory only; more often when `due_at` says so
     deadlocks      `deadlock_detector.py`, while ranks stand still in collectives
     waits          `waits/wait_detector.py`, while every rank stands still for seconds
     stalls         `stall_detector.py`, once per second
@@ -105,6 +105,7 @@ class HangDetector:
             self._stalls.restart(now)
             self._exit_hangs.restart()
         self._scanned_at = now
+        self._deadlocks.due_at = math.inf
         self._movement.record(slots, now)
         self._stalls.record(slots, now)
         if all_done(list(slots.values())):
@@ -147,6 +148,11 @@ class HangDetector:
             return True
         self._proved_waits.add(wait)
         return False
+
+    @property
+    def due_at(self) -> float:
+        """When the next scan is due if no slot changes, in monotonic seconds; infinite for no certain time."""
+        return self._deadlocks.due_at
 
     @property
     def suspicion(self) -> str | None:

@@ -18,12 +18,14 @@ class SlotMovement:
 
     One object per attempt. `unreadable` holds the reason for each slot that could not be read. A rank that is
     starting has no slot yet, and is not listed before `START_SECONDS` have passed; a slot that was read
-    before, not before `UNREADABLE_SECONDS`.
+    before, not before `UNREADABLE_SECONDS`. A change is dated by what the rank has written, as far as that lies
+    between two scans: scans may be rare, and a rank that stands still is known from the moment it stopped.
     """
 
     def __init__(self) -> None:
         self._moved: dict[int, tuple[object, float]] = {}
         self._first_scan: float | None = None
+        self._scanned_at: float | None = None
         self._read_at: dict[int, float] = {}
         self.unreadable: dict[int, str] = {}
 
@@ -45,11 +47,18 @@ class SlotMovement:
             self.unreadable.pop(rank, None)
             signature = (slot.pid, slot.writes, slot.collectives_issued, slot.last_work_seconds)
             if self._moved.get(rank, (None, 0.0))[0] != signature:
-                self._moved[rank] = (signature, now)
+                self._moved[rank] = (signature, self._changed_at(slot, now))
+        self._scanned_at = now
+
+    def _changed_at(self, slot: Slot, now: float) -> float:
+        """When a slot changed that has changed since the last scan."""
+        written = max(slot.last_progress_seconds, slot.last_work_seconds, slot.last_collective_seconds)
+        return written if self._scanned_at is not None and self._scanned_at <= written <= now else now
 
     def restart(self, now: float) -> None:
         """Forget all signatures: every slot counts as moved at the next scan, at `now` (monotonic seconds)."""
         self._moved.clear()
+        self._scanned_at = None
         self._read_at = dict.fromkeys(self._read_at, now)
 
     def still_seconds(self, rank: int, now: float) -> float:

@@ -20,7 +20,7 @@ from grpo_run.watchdog.processes import list_processes, read_file, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 REAP_SECONDS = 1.0
-"""Time between two looks for children that have exited; one takes about 20 µs."""
+"""Time between two looks for children that have exited. While none has, a look is one system call."""
 UNCLAIMED_SECONDS = 60.0
 """After this time nobody waits for a child of our own session that has exited."""
 
@@ -82,6 +82,9 @@ class Reaper:
         if moment < self._next_at and not now:
             return
         self._next_at = moment + REAP_SECONDS
+        if not _any_child_has_exited():
+            self._exited_since.clear()
+            return
         started = self._started()
         stats = [read_stat(pid) for pid in children(os.getpid()) if pid not in started]
         exited = [stat for stat in stats if stat is not None and stat.state == "Z"]
@@ -91,3 +94,11 @@ class Reaper:
             if stat.session != self._session or unclaimed:
                 with contextlib.suppress(ChildProcessError):  # waited for meanwhile, by another thread
                     os.waitpid(stat.pid, os.WNOHANG)
+
+
+def _any_child_has_exited() -> bool:
+    """Whether any child waits to be reaped, which stays so."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # there is no child at all

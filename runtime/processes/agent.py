@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +32,7 @@ from grpo_run.watchdog.observation import Exit
 
 STORE_TIMEOUT = timedelta(seconds=300)
 EXIT_BARRIER_SECONDS = 300
+ASK_NODES_SECONDS = 1.0
 SIGNAL_POLL_SECONDS = 0.1
 """How often the main thread handles signals while another one waits for other nodes."""
 
@@ -77,7 +79,10 @@ class AttemptController(Protocol):
         """All local ranks are running."""
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
-        """Called once per monitor interval, and immediately when ranks exit."""
+        """Called once per monitor interval, when it has asked to be, and immediately when ranks exit."""
+
+    def seconds_to_poll(self) -> float:
+        """How soon it asks to be polled again; infinite if the monitor interval is soon enough."""
 
     def membership_changed(self) -> None:
         """Nodes joined or left; all ranks are about to be restarted."""
@@ -144,6 +149,7 @@ class Agent(LocalElasticAgent):
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
         self._restarts = 0
+        self._ask_nodes_at = 0.0
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Run torch's rendezvous, then agree on a store for this attempt only.
@@ -245,14 +251,10 @@ class Agent(LocalElasticAgent):
         interval = group.spec.monitor_interval
         while True:
             assert self._ranks is not None
-            exits = self._ranks.wait(interval)
+            exits = self._ranks.wait(min(interval, self._controller.seconds_to_poll()))
             self._helpers.poll()
             directive = self._controller.poll(self._ranks, exits)
-            if (
-                directive is Directive.monitor
-                and self._elastic
-                and group.spec.rdzv_handler.num_nodes_waiting() > 0
-            ):
+            if directive is Directive.monitor and self._elastic and self._nodes_wait():
                 self._controller.membership_changed()
                 directive = Directive.restart
             if directive is Directive.monitor:
@@ -275,3 +277,11 @@ class Agent(LocalElasticAgent):
             self._restarts += 1
             group.state = WorkerState.STOPPED
             self._initialize_workers(group)
+
+    def _nodes_wait(self) -> bool:
+        """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per second."""
+        now = time.monotonic()
+        if now < self._ask_nodes_at:
+            return False
+        self._ask_nodes_at = now + ASK_NODES_SECONDS
+        return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0)

@@ -77,7 +77,8 @@ class Attempt:
 
     def read_slots(self, board: Board) -> dict[int, Slot | None]:
         """Read the slot of every local rank; None for one that cannot be read."""
-        return {rank: board.read(place) for place, rank in self.rank_of_place.items()}
+        slots = board.read_all()
+        return {rank: slots[place] for place, rank in self.rank_of_place.items()}
 
     def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
         """Return the newest committed step if it is new in this attempt, else None."""

@@ -82,6 +82,11 @@ class HangMonitor:
             notices.warn_of_stragglers(stragglers, self._reporter.warn_once)
         return finding
 
+    @property
+    def due_at(self) -> float:
+        """When `poll` should be called again at the latest, in monotonic seconds; see `HangDetector.due_at`."""
+        return self.detector.due_at
+
     def _warn_of_waits(self, slots: Mapping[int, Slot | None]) -> None:
         now = time.monotonic()
         if self.detector.awaited is not None:

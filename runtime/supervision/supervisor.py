@@ -1,7 +1,7 @@
 """The supervisor: polls the board and the ranks' exits, and directs the agent.
 
-It implements the agent's `AttemptController`: `poll` is called about ten times a second and immediately when
-a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
+It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while ranks
+may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
 agent kill ranks (`faults.py`). An exception of the supervisor itself ends in a joint stop of the ranks and a
 report (`last_resort.py`). Does not start processes (`processes/agent.py`), judge (`watchdog.diagnosis`),
 choose (`policy.py`) or render pages.
@@ -45,6 +45,9 @@ from grpo_run.runtime.supervision.last_resort import LastResort
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.stop import StopRequest, nothing_to_save
 from grpo_run.watchdog.observation import Exit, Slot
+
+LEAST_POLL_SECONDS = 0.01
+"""Least time between two polls that are asked for."""
 
 
 class Supervisor:
@@ -205,6 +208,10 @@ class Supervisor:
             return self._poll(ranks, exits)
         except Exception as error:  # noqa: BLE001 - the ranks must be stopped and the failure reported, whatever it is
             return self._end_after_failure(error, ranks)
+
+    def seconds_to_poll(self) -> float:
+        """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain time."""
+        return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()

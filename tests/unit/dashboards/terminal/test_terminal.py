@@ -62,7 +62,8 @@ Open = Callable[..., Screen]
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Open:
     """A screen; the loop does not run, so that only what a test does is printed."""
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 60.0)
+    for name in ("REFRESH_SECONDS", "PIPE_REFRESH_SECONDS"):
+        monkeypatch.setattr(module, name, 60.0)
 
     def make(width: int | None = None, shown: frozenset[int] = frozenset(), old: int = 0) -> Screen:
         made = Screen(width=width, shown=shown)
@@ -211,7 +212,7 @@ def test_a_terminal_gets_folded_lines_and_colour(screen: Open, tmp_path: Path) -
 
 def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line per interval, when it has changed."""
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
     monkeypatch.setattr(pipe_schedule, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
     made.terminal.start()
@@ -227,7 +228,7 @@ def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytes
 
 def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each train() call and each attempt chooses one; the first is representative."""
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     made.history = History(step=7, target_steps=500)
     made.history.steps.begin(0, 0, 0.0)
@@ -250,7 +251,7 @@ def test_a_snapshot_interval_without_use_is_not_printed(
     monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool
 ) -> None:
     """It was printed by an earlier supervisor, or the call ends before the next snapshot."""
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     made.history = History(step=7, target_steps=500, snapshot_interval=20 if known_before else None)
     made.history.steps.begin(0, 0, 0.0)

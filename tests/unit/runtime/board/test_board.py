@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -104,7 +106,7 @@ def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
     """A field that is missing in the writer would stay zero."""
     clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
-    stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued"}
+    stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued", "last_collective_seconds"}
     stamped |= {"heartbeat_thread", "idle_threads"}
     names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
     assert {name for name in names if not hasattr(writer, name)} == set()
@@ -315,18 +317,10 @@ def test_a_reading_that_overlaps_a_write_is_repeated(
 ) -> None:
     """The sequence number changed during the reading."""
     numbers = iter([2, 4, 6, 6])
-    sequence = board_module.SEQUENCE
-
-    class Overtaken:
-        """The number as seen while a writer is at work."""
-
-        pack_into = staticmethod(sequence.pack_into)
-
-        @staticmethod
-        def unpack_from(memory: object, offset: int) -> tuple[int]:
-            return (next(numbers),)
-
-    monkeypatch.setattr(board_module, "SEQUENCE", Overtaken)
+    # the number as seen while a writer is at work
+    for name in ("VERSION", "SEQUENCE"):
+        overtaken = SimpleNamespace(unpack_from=lambda memory, offset: (next(numbers),))
+        monkeypatch.setattr(board_module, name, overtaken)
     assert seen(board).writes == 3
     assert next(numbers, None) is None
 
@@ -531,10 +525,14 @@ def test_measured_work_is_progress_and_publishing_is_not(board: Board, writer: S
 
 def test_the_collective_log_belongs_to_its_slot(board: Board, writer: SlotWriter) -> None:
     """The reading has the number of entries; another slot has none; the other fields do not change."""
-    before = repr(seen(board)).replace("collectives_issued=0", "collectives_issued=300")
+    before, began = seen(board), time.monotonic()
     for sequence in range(1, 301):
         add_entry(writer.collective_log, sequence=sequence)
-    assert repr(seen(board)) == before
+    after = seen(board)
+    assert began <= after.last_collective_seconds <= time.monotonic()
+    last = after.last_collective_seconds
+    expected = dataclasses.replace(before, collectives_issued=300, last_collective_seconds=last)
+    assert repr(after) == repr(expected)
     assert board.collective_log(1)[-1].sequence == 300
     assert board.collective_log(0) == ()
     assert board.read(0) is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.collective_entries import add_entry
 
-from grpo_run.runtime.board import slot_writer
+from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.collective_records import MAX_UNANSWERED, SILENT_SECONDS
@@ -58,7 +58,8 @@ class World:
     ) -> None:  # fmt: skip
         self.now = 1000.0
         clock = SimpleNamespace(monotonic_ns=lambda: round(self.now * 1e9))
-        monkeypatch.setattr(slot_writer, "time", clock)
+        for module in (slot_writer, collective_log):
+            monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(flight_recorder, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
@@ -274,6 +275,33 @@ def test_a_mismatch_is_found_within_a_second(world: World) -> None:
     assert {rank: place.line for rank, place in found.deadlock.locations.items()} == {0: 88, 1: 91}
     assert 1000.0 <= found.began_at_seconds <= 1000.1 + 1e-6
     assert set(world.watch.recordings) == {0, 1}
+
+
+def test_rare_scans_prove_a_mismatch_as_soon_as_frequent_ones(world: World) -> None:
+    """The detector asks for the scans that it needs: 0.3 s after the last change, and 0.1 s later."""
+    world.scan()
+    mismatch(world)
+    found, scans = None, 0
+    while found is None and scans < 10:
+        world.now = min(world.now + 0.2, max(world.now, world.watch.due_at))
+        found, scans = world.scan(), scans + 1
+    assert found is not None
+    assert world.now == pytest.approx(1000.4)
+    assert scans == 3
+
+
+def test_ranks_that_move_or_wait_for_no_other_rank_need_no_further_scan(world: World) -> None:
+    """Otherwise a healthy run would be scanned more often than a deadlock needs."""
+    assert world.advance(1.0, doing=world.writers[0].record_work) is None
+    assert world.watch.due_at == math.inf
+    world.issue(0, "all_reduce")
+    world.scan()
+    assert world.watch.due_at == pytest.approx(world.now + 0.3)
+    world.writers[0].record_work()
+    world.writers[1].record_work()
+    world.now += 0.2
+    world.scan()
+    assert world.watch.due_at >= world.now + 0.25
 
 
 def test_a_deadlock_needs_two_polls(world: World) -> None:
