@@ -27,8 +27,10 @@ from grpo_run.runtime.board.callback_table import (
 from grpo_run.runtime.board.collective_log import (
     LOG_BYTES,
     is_blocked,
+    last_sequence,
     may_be_in_collective,
     read_collective_log,
+    read_waiting_collectives,
 )
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES, Exchange, messages_sent
 from grpo_run.runtime.board.phase_histogram import read_phase_histograms
@@ -257,6 +259,20 @@ class Board:
         if last is None or last[0] != raw:  # the log of a rank that waits does not change
             last = self._logs[index] = raw, read_collective_log(self._memory, offset)
         return last[1]
+
+    def waiting_collectives(self, index: int) -> tuple[Collective, ...]:
+        """Return the collectives in which a thread of local rank `index` is blocked. Decodes no others."""
+        return read_waiting_collectives(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT)
+
+    def last_sequence(self, index: int, number: int, group: str) -> int:
+        """Return the sequence number of the last collective of a group that local rank `index` issued from Python.
+
+        0 if its log has none.
+
+        Args:
+            number: `collectives_issued` of the rank's slot.
+        """
+        return last_sequence(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT, number, group)
 
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""

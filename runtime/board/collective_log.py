@@ -13,6 +13,7 @@ import mmap
 import struct
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, operation_name
@@ -27,9 +28,12 @@ _LAST = struct.Struct("<QQ")  # number of the last entry, its time (ns)
 _HEADER = struct.Struct(
     "<QIiBBHIQQ"
 )  # number, sequence, step, progress, flags, detail, line, members, thread
-_TEXTS = struct.Struct("<40s32s24s32s64s24s")  # group, operation, dtypes, sizes, file, function
+GROUP_BYTES = 40
+_TEXTS = struct.Struct(f"<{GROUP_BYTES}s32s24s32s64s24s")  # group, operation, dtypes, sizes, file, function
 _ENTRY = struct.Struct(_HEADER.format + _TEXTS.format.removeprefix("<"))
 assert _ENTRY.size == _HEADER.size + _TEXTS.size == ENTRY_BYTES
+_SEQUENCE = struct.Struct("<I")
+_SEQUENCE_AT = 8
 _PROGRESS_AT = 16
 _FLAGS_AT = 17
 _DETAIL_AT = 18
@@ -63,7 +67,7 @@ def describe(
         dtypes: dtypes of the inputs, separated by `;`.
     """
     texts = _TEXTS.pack(
-        group.encode()[:40],
+        group.encode()[:GROUP_BYTES],
         operation.encode()[:32],
         _if_it_fits(dtypes, 24),
         _if_it_fits(sizes, 32),
@@ -214,9 +218,34 @@ def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
 
 def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
     """Return the entries of one slot's log, oldest first."""
+    return _read_entries(memory, offset, range(ENTRIES))
+
+
+def read_waiting_collectives(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
+    """Return the entries of one slot's log in which a thread is blocked, oldest first."""
+    progress = memory[offset + _PROGRESS_AT : offset + LOG_BYTES : ENTRY_BYTES]
+    waiting = CollectiveProgress.waiting
+    return _read_entries(memory, offset, (index for index, value in enumerate(progress) if value == waiting))
+
+
+def last_sequence(memory: mmap.mmap, offset: int, number: int, group: str) -> int:
+    """Return the sequence number of the newest entry of a group in one slot's log; 0 if there is none.
+
+    Args:
+        number: number of the rank's last entry; 0 if there is none.
+    """
+    name = group.encode()[:GROUP_BYTES].ljust(GROUP_BYTES, b"\0")
+    for index in range(number, max(0, number - ENTRIES), -1):
+        at = offset + (index - 1) % ENTRIES * ENTRY_BYTES
+        if memory[at + _HEADER.size : at + _HEADER.size + GROUP_BYTES] == name:
+            return int(_SEQUENCE.unpack_from(memory, at + _SEQUENCE_AT)[0])
+    return 0
+
+
+def _read_entries(memory: mmap.mmap, offset: int, indices: Iterable[int]) -> tuple[Collective, ...]:
     raw = memory[offset : offset + LOG_BYTES]
     entries = []
-    for index in range(ENTRIES):
+    for index in indices:
         fields = _ENTRY.unpack_from(raw, index * ENTRY_BYTES)
         if fields[0] and fields[0] == _NUMBER.unpack_from(memory, offset + index * ENTRY_BYTES)[0]:
             entries.append(fields)

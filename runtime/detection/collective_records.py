@@ -127,9 +127,22 @@ class CollectiveRecords:
         """Whether the rank's slot says that it waits for other ranks, or may do so in a backward pass."""
         if slot is None:
             return False
+        return self.may_be_in_collective(rank, slot) or slot.phase is Phase.forward_backward
+
+    def may_be_in_collective(self, rank: int, slot: Slot) -> bool:
+        """Whether the rank's log says that it waits in a collective, or that its last one runs on a device."""
         place = self._ranks.places[rank]
-        in_collective = self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
-        return in_collective or slot.phase is Phase.forward_backward
+        return self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
+
+    def waiting(self, rank: int) -> tuple[Collective, ...]:
+        """The collectives in which threads of the rank are blocked, according to its log."""
+        return self._ranks.board.waiting_collectives(self._ranks.places[rank])
+
+    def has_reached(self, rank: int, slot: Slot, collective: Collective) -> bool:
+        """Whether the rank has issued this collective of another rank, or a later one of its group, from Python."""
+        place = self._ranks.places[rank]
+        last = self._ranks.board.last_sequence(place, slot.collectives_issued, collective.group)
+        return last >= collective.sequence
 
     def is_blocked(
         self, rank: int, slot: Slot | None, recorded: tuple[Collective, ...] | None

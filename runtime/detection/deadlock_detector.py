@@ -17,16 +17,22 @@ from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.slot_movement import SlotMovement
 from grpo_run.watchdog import processes
+from grpo_run.watchdog.deadlocks.collectives import Collective
+from grpo_run.watchdog.deadlocks.completion import can_meet
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import RankState, Slot
 
 STILL_SECONDS = 0.3
 """A rank in a collective is polled once its slot has not changed for this long."""
 SECOND_POLL_SECONDS = 0.1
 SLOWEST_POLL_SECONDS = 5.0
+PUT_OFF_SECONDS = 1.7
+"""How long records are not read while all that the logs show is ranks that wait for a late one."""
+LOOK_SECONDS = 0.5
+"""Time between two looks at the main thread of a rank that computes in a backward pass."""
 IDLE_CPU_SECONDS = 0.011
 """CPU time of an idle thread between two polls: one 10 ms tick is the resolution of the kernel's clock."""
 
@@ -75,9 +81,14 @@ class DeadlockDetector:
         self._records = records
         self._next_poll_at = 0.0
         self._blocked: set[int] = set()
+        self._ran_at: dict[int, float] = {}
         self.last_poll: Poll | None = None
         self.suspicion: str | None = None
         self.due_at = math.inf
+
+    def rank_exited(self) -> None:
+        """Poll at once: ranks may wait for the one that has exited."""
+        self._next_poll_at = 0.0
 
     def restart(self) -> None:
         """Discard the last poll and the suspicion, after a pause of the supervisor."""
@@ -85,7 +96,7 @@ class DeadlockDetector:
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
         """Poll if it is time to, and return a deadlock that two polls have proved."""
-        waiting = {rank for rank, slot in slots.items() if self._records.may_be_blocked(rank, slot)}
+        waiting = {rank for rank, slot in slots.items() if self._may_be_blocked(rank, slot, now)}
         still = [rank for rank in slots if self._still_at(rank) <= now]
         blocked = waiting.intersection(still)
         # a single rank that waits for running ranks is not deadlocked, unless no other rank is left
@@ -100,6 +111,9 @@ class DeadlockDetector:
             return None
         if blocked - self._blocked:
             self._next_poll_at = 0.0  # another rank is blocked since the last poll
+        put_off_until = min(self._still_at(rank) for rank in blocked) + PUT_OFF_SECONDS
+        if now < put_off_until and self._some_are_late(slots, blocked):
+            self._next_poll_at = put_off_until
         if now < self._next_poll_at:
             joining = waiting - blocked
             self.due_at = min([self._next_poll_at, *(self._still_at(rank) for rank in joining)])
@@ -124,6 +138,48 @@ class DeadlockDetector:
             return None
         moved = [at for rank in deadlock.at if (at := self._movement.moved_at(rank)) is not None]
         return Finding(deadlock=deadlock, began_at_seconds=max(moved))
+
+    def _may_be_blocked(self, rank: int, slot: Slot | None, now: float) -> bool:
+        """Whether a rank waits for other ranks, or may do so in a backward pass.
+
+        In most of these it computes: as long as its main thread runs, it waits for nobody.
+        """
+        if slot is None or not self._records.may_be_blocked(rank, slot):
+            return False
+        if rank not in self._ranks.pids or self._records.may_be_in_collective(rank, slot):
+            return True
+        if self._still_at(rank) > now:
+            return True
+        if now - self._ran_at.get(rank, -math.inf) < LOOK_SECONDS:
+            return False
+        if processes.read_state(self._ranks.pids[rank]) == "R":
+            self._ran_at[rank] = now
+            return False
+        return True
+
+    def _some_are_late(self, slots: Mapping[int, Slot | None], blocked: set[int]) -> bool:
+        """Whether, according to the logs, all blocked ranks wait in one collective for ranks that are at work.
+
+        Every training does so in every step. The records would prove nothing, and reading them takes a tenth of a
+        second of CPU time with eight ranks.
+        """
+        waits: list[Collective] = []
+        at_work: list[tuple[int, Slot]] = []
+        for rank, slot in slots.items():
+            if slot is None or slot.state is not RankState.training or rank not in self._ranks.pids:
+                return False
+            found = self._records.waiting(rank)
+            if len(found) > 1 or (rank in blocked and not found):
+                return False  # it waits with several threads, in C++ or on a device
+            waits += found
+            if not found:
+                at_work.append((rank, slot))
+        first, *others = waits
+        return (
+            not first.point_to_point
+            and all(_is_same(first, other) for other in others)
+            and not any(self._records.has_reached(rank, slot, first) for rank, slot in at_work)
+        )
 
     def _due_if_unmoved(self, slots: Mapping[int, Slot | None], waiting: set[int], needed: int) -> float:
         """When enough ranks will have stood still, one of them in a collective; infinite if none is in one."""
@@ -185,3 +241,13 @@ class DeadlockDetector:
             rank: with_threads(position, poll.threads.get(rank)) for rank, position in poll.positions.items()
         }
         return prove(positions, world_size=self._ranks.world_size)
+
+
+def _is_same(one: Collective, other: Collective) -> bool:
+    """Whether two ranks wait for each other's part in one collective."""
+    same = (one.group, one.sequence, one.point_to_point) == (
+        other.group,
+        other.sequence,
+        other.point_to_point,
+    )
+    return same and can_meet(one, other)

@@ -94,6 +94,7 @@ class HangDetector:
     def rank_exited(self, rank: int) -> None:
         """Stop reading the process of a rank that has exited."""
         self._ranks.remove(rank)
+        self._deadlocks.rank_exited()
 
     def scan(self, slots: Mapping[int, Slot | None]) -> Finding | None:
         """Scan once. Returns a confirmed finding, or None; an unconfirmed one is in `suspicion`."""

@@ -560,20 +560,68 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
     assert found.deadlock is not None
 
 
+def test_the_records_of_ranks_that_compute_in_their_backward_are_not_read(world: World) -> None:
+    """Most ranks are there most of the time, and eight records take a tenth of a second of CPU time."""
+    for rank in (0, 1):
+        world.begin_backward(rank)
+        world.process_state[rank] = "R"
+    assert world.advance(10.0) is None
+    assert world.polls == []
+    world.issue(0, "all_reduce", progress=CollectiveProgress.enqueued, noted=False)
+    world.issue(1, "all_gather", progress=CollectiveProgress.enqueued, noted=False)
+    world.process_state = {0: "S", 1: "S"}
+    assert world.advance(1.0) is not None
+
+
+def test_the_records_are_read_late_while_ranks_wait_for_one_that_is_at_work(
+    make: Callable[..., World],
+) -> None:
+    """Every step of a training has such a wait."""
+    world = make(3)
+    for rank in (0, 1):
+        world.issue(rank, "all_reduce")
+    world.writers[2].replace(Phase.reward)
+    assert world.advance(1.9) is None
+    assert world.polls == []
+    assert world.advance(0.3) is None
+    assert world.polls != []
+
+
+@pytest.mark.parametrize("defect", ["other operation", "other group", "passed by", "two threads", "exited"])
+def test_the_records_are_read_at_once_if_more_than_a_late_rank_is_seen(
+    make: Callable[..., World], defect: str
+) -> None:
+    """Another rank is at work, so the logs decide whether the others may be deadlocked."""
+    world = make(3)
+    world.writers[2].replace(Phase.reward)
+    world.issue(0, "all_reduce")
+    world.issue(1, "all_gather" if defect == "other operation" else "all_reduce", group="1" if defect == "other group" else "0")  # fmt: skip
+    if defect == "passed by":
+        world.issue(2, "all_gather", progress=CollectiveProgress.enqueued)
+    if defect == "two threads":
+        world.issue(1, "all_reduce", group="1")
+    if defect == "exited":
+        world.watch.rank_exited(2)
+    world.advance(0.55)
+    assert world.polls != []
+
+
 @pytest.mark.parametrize("state", ["R", "D", "T"])
 def test_a_runnable_thread_is_not_idle_in_its_backward(world: World, state: str) -> None:
     """It uses no CPU time because other processes occupy the processor or a disk is slow.
 
-    One poll asleep is not enough.
+    One poll asleep is not enough. A rank that is seen running is not polled.
     """
+    scans = itertools.count()
     world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
     for rank, group in ((0, "1"), (1, "2")):
         world.begin_backward(rank, group)
         world.issue(rank, "all_reduce", progress=CollectiveProgress.enqueued, noted=False, group=group)
 
     def flicker() -> None:
+        turn = next(scans) if state == "R" else len(world.polls)
         for rank in (0, 1):
-            world.process_state[rank] = state if len(world.polls) % 2 else "S"
+            world.process_state[rank] = state if turn % 2 else "S"
 
     assert world.advance(8.0, doing=flicker) is None
     assert len(world.polls) > 2
