@@ -36,12 +36,11 @@ from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.staging.slot import SnapshotName
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.attempt import Attempt
-from grpo_run.runtime.supervision.ending.run_end import RunEnd
+from grpo_run.runtime.supervision.ending.outcome import Outcome
 from grpo_run.runtime.supervision.ending.terminated import report
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate
-from grpo_run.runtime.supervision.last_resort import LastResort
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.stop import StopRequest, nothing_to_save
 from grpo_run.watchdog.observation import Exit, Slot
@@ -110,19 +109,14 @@ class Supervisor:
         )
         self._stop = StopRequest(config.timeouts.stop_seconds)
         self._reserve = DescriptorReserve(local_world_size)
-        self._last_resort = LastResort(
+        self._outcome = Outcome(
+            config,
             run.incidents,
             live=self._live,
             reporter=self._reporter,
             lifecycle=self.lifecycle,
             reserve=self._reserve,
-        )
-        self._run_end = RunEnd(
-            config,
-            live=self._live,
-            reporter=self._reporter,
-            lifecycle=self.lifecycle,
-            drain_scheduler=self._drains,
+            drains=self._drains,
         )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.expected_snapshot: SnapshotName | None = None
@@ -131,8 +125,16 @@ class Supervisor:
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._restart_at = 0.0
         self._previous_poll_at = self._polled_at = time.monotonic()
-        self.exit_code: int | None = None
-        self.sentence = ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the run; None until it has ended."""
+        return self._outcome.exit_code
+
+    @property
+    def sentence(self) -> str:
+        """How the run ended; empty until it has."""
+        return self._outcome.sentence
 
     def begin(self, **fields: Any) -> None:
         """Write to the journal that this supervisor has taken over the run.
@@ -207,7 +209,7 @@ class Supervisor:
         try:
             return self._poll(ranks, exits)
         except Exception as error:  # noqa: BLE001 - the ranks must be stopped and the failure reported, whatever it is
-            return self._end_after_failure(error, ranks)
+            return self._outcome.end_after_failure(error, self.attempt, lambda: self._stop_jointly(ranks))
 
     def seconds_to_poll(self) -> float:
         """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain time."""
@@ -287,11 +289,11 @@ class Supervisor:
 
         The agent has terminated the ranks.
         """
-        self._end_after_failure(error, None)
+        self._outcome.end_after_failure(error, self.attempt, lambda: False)
 
     def note_thread_failure(self, name: str, error: BaseException) -> None:
         """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
-        self._last_resort.report_thread(name, error, step=self.attempt.committed[1])
+        self._outcome.report_thread(name, error, self.attempt)
 
     def status(self) -> RunStatus:
         """Return the status of the run from memory. Called by the metrics server in its own thread."""
@@ -362,28 +364,7 @@ class Supervisor:
         return IncidentContext.of(*watched, finding=finding, stop_seconds=stop_seconds)
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
-        self.exit_code = exit_code
-        self.exit_code, self.sentence = self._run_end.end(
-            event, exit_code, sentence, step=self.attempt.committed[1], ranks=self.attempt.place_of_rank
-        )
-        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
-
-    def _end_after_failure(self, error: BaseException, ranks: RankGroup | None) -> Directive:
-        """The supervisor has failed: report it, let the ranks save and stop, and end the run.
-
-        A run that has ended already keeps its exit code.
-        """
-        step = self.attempt.committed[1]
-        sentence = self._last_resort.report(error, step=step)
-        if self.exit_code is None:
-            stopped = ranks is not None and self._last_resort.attempt(
-                "the joint stop", lambda: self._stop_jointly(ranks)
-            )
-            self.exit_code = self._last_resort.end(
-                sentence, stopped=bool(stopped), step=step, drains=self._drains
-            )
-            self.sentence = sentence
-        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
+        return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
