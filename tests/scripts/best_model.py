@@ -1,15 +1,11 @@
 """A plain TRL SFT script that keeps its best model: it evaluates at every step, and saves less often.
 
-The score rises up to `--best-at` and falls after it. With `--kill-after-steps`, a rank, each step another one, kills
-itself before the step that follows each of these, as the system would: once for each time that the step is named.
-Writes `weights.sha256` and the trainer's final state, without values that depend on the clock, to `state.json`.
+The score rises up to `--best-at` and falls after it. Writes `weights.sha256` and the trainer's final state, without values that depend on the clock, to `state.json`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,29 +27,6 @@ class Score(TrainerCallback):
         metrics["eval_score"] = 100.0 - abs(state.global_step - self.best_at)
 
 
-class KillAfterSteps(TrainerCallback):
-    """Kills a rank after given steps, as often as each is named, when everything that belongs to the step is done."""
-
-    def __init__(self, steps: list[int]) -> None:
-        self.steps = steps
-
-    def _kill(self, state: Any, when: str) -> None:
-        step, ranks = state.global_step, int(os.environ["WORLD_SIZE"])
-        if int(os.environ["RANK"]) != step % ranks:
-            return
-        for number in range(self.steps.count(step)):
-            marker = Path(f"killed-{when}-{step}-{number}")
-            if not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._kill(state, "after")
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._kill(state, "saved")
-
-
 def without_clock(state: Any) -> dict[str, Any]:
     """Return the trainer's state with the best checkpoint's name, and without durations."""
     fields = asdict(state)
@@ -70,15 +43,8 @@ def main() -> None:
     parser = tiny.argument_parser(__doc__)
     parser.add_argument("--best-at", type=int, default=8)
     parser.add_argument("--patience", type=int, default=100)
-    parser.add_argument("--kill-after-steps", type=int, nargs="*", default=[])
-    parser.add_argument("--lora", action="store_true", help="train an adapter of PEFT")
     arguments = parser.parse_args()
     tokenizer = tiny.tokenizer()
-    adapter: dict[str, Any] = {}
-    if arguments.lora:
-        from peft import LoraConfig
-
-        adapter["peft_config"] = LoraConfig(r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
     settings = {
         "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "score",
         "greater_is_better": True, **tiny.settings(arguments),
@@ -92,9 +58,9 @@ def main() -> None:
         callbacks=[
             Score(arguments.best_at),
             EarlyStoppingCallback(early_stopping_patience=arguments.patience),
-            KillAfterSteps(arguments.kill_after_steps),
+            *tiny.callbacks(arguments),
         ],
-        **adapter,
+        **tiny.adapter(arguments),
     )
     tiny.train(trainer, arguments)
     if trainer.is_world_process_zero():

@@ -28,6 +28,7 @@ def main() -> None:
         eval_dataset=tiny.evaluation(arguments),
         processing_class=tokenizer,
         callbacks=tiny.callbacks(arguments),
+        **tiny.adapter(arguments),
     )
     if arguments.record_partition:
         from partition import RecordPartition

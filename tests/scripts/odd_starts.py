@@ -74,13 +74,14 @@ def main() -> None:
         first.save_model(str(final))
 
     grpo = argparse.Namespace(**{**vars(arguments), "output_dir": grpo_dir})
+    kill_once = [KillOnce(arguments.kill_at_step, root / "killed")]
     second = GRPOTrainer(
         model=Qwen2ForCausalLM.from_pretrained(final, dtype=torch.float32),
         reward_funcs=tiny.rewards(grpo.step_seconds),
         args=GRPOConfig(**tiny.settings(grpo), **tiny.rollout_settings(grpo)),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(grpo)),
         processing_class=tokenizer,
-        callbacks=[KillOnce(arguments.kill_at_step, root / "killed")] if arguments.kill_at_step else [],
+        callbacks=[*(kill_once if arguments.kill_at_step else []), *tiny.callbacks(grpo)],
     )
     second.train()
     tiny.write_digest(second, root)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import string
 import sys
 import time
@@ -70,6 +71,10 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--exit-at-step", type=int, default=None, help="exit without an error after this step"
     )
+    parser.add_argument(
+        "--kill-after-steps", type=int, nargs="*", default=[], help="a rank kills itself after each of these"
+    )
+    parser.add_argument("--lora", action="store_true", help="train an adapter of PEFT")
     return parser
 
 
@@ -259,9 +264,50 @@ class SleepAtStep(TrainerCallback):
             time.sleep(self.seconds)
 
 
+class KillAfterSteps(TrainerCallback):
+    """A rank, each step another one, kills itself as the system would, before the step that follows each of these.
+
+    When everything that belongs to the step is done; and in the step's save, if there is one. As often as each step
+    is named; every output directory counts for itself.
+    """
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def _kill(self, args: Any, state: Any, when: str) -> None:
+        step, ranks = state.global_step, int(os.environ["WORLD_SIZE"])
+        if int(os.environ["RANK"]) != step % ranks:
+            return
+        for number in range(self.steps.count(step)):
+            marker = Path(f"killed-{Path(args.output_dir).name}-{when}-{step}-{number}")
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._kill(args, state, "after")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._kill(args, state, "saved")
+
+
 def callbacks(arguments: argparse.Namespace) -> list[TrainerCallback]:
     """Return the callbacks that the arguments ask for."""
-    return [] if arguments.exit_at_step is None else [ExitAtStep(arguments.exit_at_step)]
+    found: list[TrainerCallback] = []
+    if arguments.exit_at_step is not None:
+        found.append(ExitAtStep(arguments.exit_at_step))
+    if arguments.kill_after_steps:
+        found.append(KillAfterSteps(arguments.kill_after_steps))
+    return found
+
+
+def adapter(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the argument of a trainer that trains an adapter of PEFT, whose dropout draws random numbers."""
+    if not arguments.lora:
+        return {}
+    from peft import LoraConfig
+
+    return {"peft_config": LoraConfig(r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])}
 
 
 def train(trainer: Any, arguments: argparse.Namespace) -> None:
