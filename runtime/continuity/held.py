@@ -43,13 +43,14 @@ class HeldCheckpoints:
         self._calls = calls
         self._warn = warn
         self._held: list[str] = []
+        self._starting = False
 
     def hold(self) -> None:
         """Make links of all complete checkpoints of the run.
 
         Links are left if the last start committed no step. What is missing is put back from them first.
         """
-        self._held = output_directories(self._calls)
+        self._held, self._starting = output_directories(self._calls), True
         self._put_back(self._held)
         still_missing = self._remove()
         for directory in self._held:
@@ -66,8 +67,13 @@ class HeldCheckpoints:
                 shutil.rmtree(place, ignore_errors=True)
 
     def release(self) -> None:
-        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints are not changed."""
-        self._held = self._remove()
+        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints are not changed.
+
+        Called after every committed step; only the first one of an attempt has something to remove.
+        """
+        if self._starting:
+            self._starting = False
+            self._remove()
 
     def end(self, *, finished: bool) -> None:
         """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
@@ -75,7 +81,7 @@ class HeldCheckpoints:
             remove(self._folder, self._held)
         else:
             self._put_back(self._held)
-            self.release()
+            self._remove()
 
     def _remove(self) -> list[str]:
         """Remove the links; return the output directories whose links are the last ones of a checkpoint, and stay."""

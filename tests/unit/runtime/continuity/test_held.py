@@ -192,3 +192,17 @@ def test_what_cannot_be_put_back_stays_held(
     checkpoints.end(finished=False)
     verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_only_the_first_step_of_an_attempt_looks_at_the_links(
+    output: Path, checkpoints: held.HeldCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every committed step asks, and reading manifests costs time."""
+    publish(output, 2)
+    checkpoints.hold()
+    looked: list[object] = []
+    find_held = held.find_held
+    monkeypatch.setattr(held, "find_held", lambda *given: looked.append(given) or find_held(*given))
+    for _ in range(3):
+        checkpoints.release()
+    assert len(looked) == 1
