@@ -90,7 +90,7 @@ KINDS: dict[str, Kind] = {
         phase=Phase.forward_backward,
     ),
     "return": Kind(
-        sentence="the rank alone returns from train() at the end of the step",
+        sentence="the rank alone returns from train(), or leaves its loop, at the end of the step",
         phase=Phase.forward_backward,
         arms=True,
     ),

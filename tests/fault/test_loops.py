@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.loops import differences, kills, launched, undisturbed
-from support.runs import Run
+from support.runs import BIN, Run
+
+from grpo_run.runtime.checkpoints.manifest import read_manifest
 
 CELLS = [
     pytest.param(form, mode, ranks, workers, id=f"{form}-{mode}-{ranks}{'-workers' if workers else ''}")
@@ -55,4 +58,56 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
     expected = undisturbed(tmp_path, *words)
     run = launched(runs, tmp_path, *words, options=kills((4, 8), 1)).start()
     assert run.wait(60) == 0, run.tail()
+    assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
+    tmp_path: Path, runs: Callable[..., Run]
+) -> None:
+    """`save`, `stop`, another number of ranks, a SIGKILL of the supervisor: the loop ends as the undisturbed one."""
+    words = ("--form", "data", "--mode", "ddp", "--steps", "30")
+    expected = undisturbed(tmp_path, *words, ranks=2)
+    slow = (*words, "--step-seconds", "0.3", "--save-every", "4", "--save-total-limit", "1")
+    run = launched(runs, tmp_path, *slow, ranks=2).start()
+    run.until_step(2)
+    command = [str(BIN / "grpo-run"), "save", str(run.directory), "--wait"]
+    kept = Path(subprocess.check_output(command, text=True, timeout=60).strip())
+    assert read_manifest(kept).kept
+    subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=60)
+    assert run.wait() == 75, run.tail()
+    stopped_at = run.status()["checkpoint"]["step"]
+    other = launched(runs, tmp_path, *slow, ranks=1, options=("--run-dir", str(run.directory))).start()
+    assert other.wait() == 2, other.tail()
+    assert "start 2 ranks" in other.tail()
+    run.start()
+    run.until_step(stopped_at + 3)
+    assert run.process is not None
+    run.process.kill()
+    run.process.wait()
+    assert run.start().wait() == 0, run.tail()
+    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0][1] == stopped_at
+    assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
+    assert kept.exists()
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-28"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_drills_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> None:
+    """Also those whose phase a loop does not mark, and the rank that leaves the loop alone is named."""
+    words = ("--form", "for", "--mode", "ddp", "--steps", "9")
+    expected = undisturbed(tmp_path, *words, ranks=2)
+    drills = (
+        "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote", "mismatch-shape@rank1:step5",
+        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step8",
+    )  # fmt: skip
+    options = [word for drill in drills for word in ("--inject", drill)]
+    run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
+    assert run.wait(250) == 0, run.tail()
+    assert [event["injection"].partition(":phase")[0] for event in run.events("fault_injected")] == [
+        drill.partition(":phase")[0] for drill in drills
+    ]
+    assert [event["culprit"] for event in run.events("incident")] == [1, 0, 0, 1, 1, 1, 0], run.tail()
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])

@@ -75,6 +75,7 @@ class SupervisedLoop:
             if needs_gradient_order(module, session.world_size)
         }
         self._loaded: LoadedRankState | None = None
+        self._leaves_early = False
         self._hooks = ExitStack()
         self._guard.running = LOOP
         try:
@@ -93,6 +94,7 @@ class SupervisedLoop:
         self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
+            session.injector.attach_loop(self._leave_early)
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
@@ -116,6 +118,10 @@ class SupervisedLoop:
             return
         self._optimizers.install()
         self._hooks.callback(self._optimizers.remove)
+        for module in self._state.modules.values():
+            if getattr(module, "_compiled_call_impl", None) is None:  # a hook would break the graph
+                handle = module.register_forward_pre_hook(lambda *arguments: session.slot.record_work())
+                self._hooks.callback(handle.remove)
         if self._total is not None and self.step >= self._total:
             self._finish()  # a rank was killed between the last step and the end
 
@@ -162,6 +168,8 @@ class SupervisedLoop:
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
         self._session.slot.replace(Phase.forward_backward)
+        if self._session.injector is not None:
+            self._session.injector.on_body(self.step + 1)
 
     def commit(self) -> None:
         """Count the step in progress: vote on it, and save what is due. Collective.
@@ -185,7 +193,10 @@ class SupervisedLoop:
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
         self._saver.after_step()
-        if self.ended:
+        if self._leaves_early:
+            self.leave()
+            self._contents.call_ends = True
+        elif self.ended:
             self._finish()
 
     def end(self) -> None:
@@ -214,6 +225,10 @@ class SupervisedLoop:
         if not self.ended:
             self.abandon()
             leave(self._session)
+
+    def _leave_early(self) -> None:
+        """Injected: stop iterating after the present step, on this rank alone."""
+        self._leaves_early = True
 
     def _before_optimizer(self) -> None:
         self._step_vote.collect()

@@ -41,7 +41,9 @@ class FaultContext:
     rank: int
     world_size: int
     trainer: Any = None
-    """The trainer of the current `train()` call."""
+    """The trainer of the current `train()` call; None in a loop."""
+    end_call: Callable[[], None] | None = None
+    """Ends the current `train()` call or loop at the end of the step, on this rank alone."""
     other_group: Any = None
     """A second process group of all ranks, for `mismatch-group`."""
     generation_hooks: list[Any] = field(default_factory=list)
@@ -104,9 +106,8 @@ def _exit(context: FaultContext, injection: Injection) -> NoReturn:
 
 
 def _return_early(context: FaultContext, injection: Injection) -> None:
-    assert context.trainer is not None, "Injector.attached() is entered before training"
-    # transformers resets this flag only at the start of a train() call
-    context.trainer.control.should_training_stop = True
+    assert context.end_call is not None, "Injector.attached() is entered before training"
+    context.end_call()
 
 
 def _slow(context: FaultContext, injection: Injection) -> None:

@@ -20,6 +20,8 @@ from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 
 FIRST_COMMON_STEP = 2
 """First step in which all ranks make the common collective of a phase."""
+UNMARKED_PHASES = (Phase.reward, Phase.score)
+"""Phases that happen somewhere in the body of a hand-written loop's step; their faults happen at its start."""
 
 
 class EventLog(Protocol):
@@ -83,6 +85,8 @@ class Injector:
         A slowed model is restored after generation.
         """
         self._context.trainer = trainer
+        # transformers resets this flag only at the start of a train() call
+        self._context.end_call = lambda: setattr(trainer.control, "should_training_stop", True)
         generate = getattr(trainer, upstream.GENERATE, None)
         if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
             yield
@@ -98,6 +102,20 @@ class Injector:
 
         with override_attributes(trainer, **{upstream.GENERATE: generate_then_restore}):
             yield
+
+    def attach_loop(self, end_loop: Callable[[], None]) -> None:
+        """Let faults act on a hand-written loop.
+
+        Args:
+            end_loop: ends it at the end of the step, on this rank alone.
+        """
+        self._context.trainer = None
+        self._context.end_call = end_loop
+
+    def on_body(self, current_step: int) -> None:
+        """Inject what is due in the body of a hand-written loop's step, which does not mark its phases."""
+        for phase in UNMARKED_PHASES:
+            self.on_phase(phase, current_step)
 
     def on_phase(self, phase: Phase, current_step: int) -> None:
         """Inject what is due at this phase entry, if anything.
