@@ -226,7 +226,7 @@ def _supervise(
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     finally:
-        for part in (stops.end, guardian.end, output.stop, terminal.stop):
+        for part in (guardian.end, output.stop, terminal.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
@@ -260,6 +260,7 @@ def _supervise(
             interrupted=lambda: bool(signals),
         )  # fmt: skip
         server.stop(SERVER_STOP_SECONDS)
+    stops.end()
     _ignore_signals()
     return supervisor.exit_code
 

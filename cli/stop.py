@@ -36,6 +36,8 @@ def request(run: RunDirectory, supervisor: ProcessIdentity) -> str:
             f"the supervisor of the run in {run.path} (pid {supervisor.pid}) belongs to another user, who can stop it"
         ) from None
     if not stop_requests.ask(run.board):
+        if run.supervisor() is None:
+            raise RunDirectoryError(f"no run is active in {run.path}: its supervisor has just exited")
         raise RunDirectoryError(
             f"the supervisor of the run in {run.path} runs where it cannot be signaled from here, and has not answered in"
             f" {stop_requests.ANSWER_SECONDS:g} s; stop it there: its pid is {supervisor.pid}"

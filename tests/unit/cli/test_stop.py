@@ -152,6 +152,16 @@ def test_a_supervisor_of_an_earlier_release_is_not_signaled(
     assert sent == []
 
 
+def test_a_supervisor_that_exits_instead_of_answering_is_reported(
+    run: RunDirectory, owned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """It was asked through the board at its very end."""
+    write_lock(run, namespace=f"{own_namespace().split(' ')[0]} pid:[1]")
+    monkeypatch.setattr(stop_requests, "ask", lambda path: bool(os.close(owned)))
+    assert main(["stop", "night"]) == 2
+    assert "just exited" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("owned")
 def test_a_request_is_repeated_for_a_supervisor_that_is_starting(run: RunDirectory) -> None:
     """It replaces the board of the last one, which nobody reads."""
