@@ -201,7 +201,7 @@ def _supervise(
         announce_ranks=guardian.begin_attempt,
         notify=terminal.notify,
         report=supervisor.report_terminated,
-        interrupted=lambda: supervisor.stop_noted,
+        interrupted=lambda: supervisor.stop.noted,
     )
     agent = build_agent(launch, supervisor, helpers)
     server = announce(launch, directory, supervisor, terminal, listener)
@@ -306,7 +306,7 @@ def _handle_signals(supervisor: Supervisor) -> list[float]:
         received.append(time.monotonic())
         if not supervisor.has_ranks:
             raise _StoppedWithoutRanks(signal.Signals(number).name)
-        supervisor.note_stop(signal.Signals(number).name)
+        supervisor.stop.note(signal.Signals(number).name)
 
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -14,8 +14,10 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
-from grpo_run.runtime.record.journal import JournalReader
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import JournalReader, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory, require_same_machine
 
 EXIT_NOT_SAVED = 1
@@ -27,7 +29,8 @@ POLL_SECONDS = 0.1
 def main(arguments: Sequence[str]) -> int:
     """Write the request to the board, where the ranks' next vote reads it.
 
-    Returns 0, or 1 (`EXIT_NOT_SAVED`) if `--wait` saw no checkpoint.
+    Returns 0, or 1 (`EXIT_NOT_SAVED`) if `--wait` saw no checkpoint, or if nothing can be saved because the script trains
+    with no Trainer and no loop.
     """
     parser = CommandParser(
         prog="grpo-run save",
@@ -52,12 +55,22 @@ def main(arguments: Sequence[str]) -> int:
     if supervisor is None:
         raise RunDirectoryError(f"no run is active in {run.path}")
     require_same_machine(run, supervisor)
+    own = History.of(read_journal(run.journal)).own
+    if own.current:
+        print(_nothing_can_be_saved(own))
+        return EXIT_NOT_SAVED
     board = Board.open(run.board, writable=True)
     if seconds is None:
         board.request_save()
         print(f"requested a checkpoint of the run in {run.path}")
         return 0
     return _save_and_wait(run, board, seconds)
+
+
+def _nothing_can_be_saved(own: OwnTraining) -> str:
+    """Return why, if the script trains by itself."""
+    saved = "" if own.checkpoint is None else f"; {own.checkpoint.sentence(time.time())}"
+    return f"nothing can be saved: {own.what_trains()}{saved}"
 
 
 def _wait_option(run: str | None, wait: str | None) -> tuple[str | None, float | None]:
@@ -91,6 +104,9 @@ def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
             return 0
         if ended:
             raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")
+        if waiting.own.current:
+            print(_nothing_can_be_saved(waiting.own))
+            return EXIT_NOT_SAVED
         if waiting.restarted:
             waiting.restarted = False
             board.request_save()  # ranks that were started since do not know of the request
@@ -104,13 +120,14 @@ def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
 class _Waiting:
     """What the journal says since the request.
 
-    `restarted` is set when the ranks of a new attempt have committed a step, `failure` is why a checkpoint could not
+    `own` is what the script trains by itself, and `restarted` is set when the ranks of a new attempt have committed a step, `failure` is why a checkpoint could not
     be written.
     """
 
     def __init__(self) -> None:
         self.restarted = False
         self.failure: str | None = None
+        self.own = OwnTraining()
         self._position = (0, 0)
         self._requested_at: tuple[int, int] | None = None
         self._attempt_is_new = False
@@ -126,6 +143,11 @@ class _Waiting:
             name = record["event"]
             if name == "attempt_started":
                 self._attempt_is_new = True
+                self.own.apply_attempt_started()
+            elif name == "own_training":
+                self.own.apply_noted(record)
+            elif name == "train_started":
+                self.own.apply_train_started()
             elif name == "step_committed":
                 self._position = (int(record.get("train_call") or 0), int(record.get("step") or 0))
                 self.restarted |= self._attempt_is_new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def print_text(status: RunStatus) -> None:
     facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
     facts.add_row(
         "checkpoint",
-        ("none yet" if status.history.exit_code is None else "none")
+        _no_checkpoint(status)
         if checkpoint is None
         else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
     )
@@ -73,9 +74,21 @@ def print_text(status: RunStatus) -> None:
         console.print("   " + " · ".join(filter(None, details)), style="dim")
 
 
+def _no_checkpoint(status: RunStatus) -> str:
+    """What is said instead of a checkpoint of the run."""
+    own = status.history.own
+    if own.checkpoint is not None:
+        return own.checkpoint.sentence(time.time())
+    if own.seen:
+        return "none: nothing is saved"
+    return "none yet" if status.history.exit_code is None else "none"
+
+
 def _steps(status: RunStatus) -> str:
     """Where training is, how long a step takes, and how long the rest takes at this pace."""
     history = status.history
+    if history.own.seen and not history.train_call and not history.step:
+        return "not counted"
     if history.exit_code is not None and not history.train_call and not history.step:
         return "none counted"  # the script has not used a Trainer
     seconds, remaining = history.step_seconds(), status.remaining_seconds
@@ -98,6 +111,8 @@ def _rank_line(rank: Mapping[str, Any], state: str) -> str:
             if phase == "callback"
             else f"{phase} in callback {rank['callback']}"
         )
+    if rank["trains_alone"]:
+        return f"rank {rank['rank']}: trains with no Trainer and no loop, pid {rank['pid']}"
     where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"
     return f"rank {rank['rank']}: step {rank['step']}, {where}, pid {rank['pid']}"
 

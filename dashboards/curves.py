@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.history import History
 
 SMOOTHING_STEPS = 11
 SMOOTHED_FRACTION = 1 / 50

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_run.dashboards.curves import Curves, Numbers, running_mean, series_of, smoothing_window
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.history import Recovery
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

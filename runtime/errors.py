@@ -24,7 +24,8 @@ EXIT_USAGE = 2
 EXIT_STOPPED = 75
 """`EX_TEMPFAIL` of sysexits.h: run the same command again to resume."""
 EXIT_GAVE_UP = 93
-"""Do not requeue; an incident report is written. NVIDIA's resiliency extension uses the same code."""
+"""Do not requeue: an incident report is written, or the run was stopped and nothing of it is saved. NVIDIA's resiliency
+extension uses the same code."""
 
 
 class GrpoRunError(Exception):

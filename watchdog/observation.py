@@ -81,7 +81,9 @@ class Slot:
     work (a forward pass, tokens, scores) was last done; 0 means never. `collectives_issued` counts the
     collectives issued from Python, the last one at `last_collective_seconds`. `heartbeat_thread` is the native
     id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other Python threads
-    that are idle and wake no thread. `writes` counts updates of the slot.
+    that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
+    the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
+    counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is odd during one.
     """
 
     rank: int
@@ -119,6 +121,8 @@ class Slot:
     last_collective_seconds: float = 0.0
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
+    alone_after: int = 0
+    save_state_calls: int = 0
 
     @property
     def phase(self) -> Phase | None:
@@ -129,6 +133,21 @@ class Slot:
     def began_seconds(self) -> float:
         """When the outermost open phase began; without any, when the rank last made progress."""
         return self.phases[0].since_seconds if self.phases else self.last_progress_seconds
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether the script takes optimizer steps with no Trainer and no loop, before, between or after `train()` calls."""
+        return self.alone_after == self.train_call + 1
+
+    @property
+    def states_saved(self) -> int:
+        """How often the script's `Accelerator.save_state` has returned in this attempt."""
+        return self.save_state_calls // 2
+
+    @property
+    def saves_state(self) -> bool:
+        """Whether the script is inside `Accelerator.save_state`."""
+        return self.save_state_calls % 2 == 1
 
     @property
     def callback(self) -> str:
@@ -148,7 +167,8 @@ class RankError:
     `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are those
     in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
     None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
-    those of the exceptions that it was raised from.
+    those of the exceptions that it was raised from. `own_steps` counts the optimizer steps that the script had taken with
+    no Trainer and no loop.
     """
 
     type: str
@@ -159,6 +179,7 @@ class RankError:
     phases: tuple[Phase, ...] | None = None
     callback: str = ""
     bases: tuple[str, ...] = ()
+    own_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,8 @@ class Verdict:
     `uninterruptible` says that a culprit was in uninterruptible sleep when its state was read. Two incidents
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
-    exception comes from, and `final` why no restart can help.
+    exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
+    used a Trainer or the loop.
     """
 
     cause: Cause
@@ -65,6 +66,7 @@ class Verdict:
     starting: bool = False
     origin: Origin = Origin.code
     final: str = ""
+    counted: bool = True
 
     @property
     def culprit(self) -> int | None:
@@ -78,7 +80,7 @@ class Verdict:
             "cause": str(self.cause),
             "culprits": list(self.culprits),
             "phase": self.phase,
-            "step": self.step,
+            "step": self.step if self.counted else None,
             "confidence": self.confidence,
             "sentence": self.sentence,
             "location": self.location.as_json() if self.location else None,

@@ -168,9 +168,9 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--stop-timeout",
         type=float,
-        default=Timeouts.stop_seconds,
         metavar="SECONDS",
-        help="time that ranks have to save and exit after a stop request (default: %(default)g)",
+        help="time that ranks have to save and exit after a stop request (default:"
+        f" {Timeouts.stop_seconds:g}; {Timeouts.handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
     )
 
 

@@ -19,7 +19,9 @@ exit codes:
   2    the command or a setting is wrong; nothing was lost
   75   stopped on request, with a checkpoint; run the same command to resume
   93   gave up, or grpo-run itself failed; the reason and the report are in the
-       run directory"""
+       run directory; or stopped, and the same command would begin anew
+A script with no Trainer and no loop that ends itself after SIGTERM sets the
+exit code of the stop."""
 EXAMPLES = """\
 examples:
   grpo-run launch --nproc-per-node 2 train.py --lr 1e-6

@@ -19,7 +19,7 @@ from grpo_run.cli.launch_options.resume_from import check_resume_from
 from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.config import Budget, RunConfig, Timeouts
+from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.fresh_interpreters import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.injection import check as check_injections
 from grpo_run.runtime.launch.injection import parse_all
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
-        timeouts=Timeouts(stop_seconds=options.stop_timeout, vote_seconds=options.vote_timeout),
+        timeouts=values.timeouts(options),
         deadlines=values.deadlines(options),
         injections=injections,
         strict_drills=options.strict_drills,

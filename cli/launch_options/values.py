@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.staging.ownership.folder import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -17,6 +18,14 @@ DEADLINE_FIELDS = {
     "deadline_first": "first_seconds",
     "deadline_exit": "exit_seconds",
 }
+
+
+def timeouts(options: argparse.Namespace) -> Timeouts:
+    """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by itself."""
+    if options.stop_timeout is None:
+        return Timeouts(vote_seconds=options.vote_timeout)
+    seconds = options.stop_timeout
+    return Timeouts(vote_seconds=options.vote_timeout, stop_seconds=seconds, handler_seconds=seconds)
 
 
 def snapshot_every(text: str) -> int | None:

@@ -19,8 +19,9 @@ from grpo_run.dashboards.incident_report.evidence_files import (
     read_sizes,
     read_text,
 )
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 

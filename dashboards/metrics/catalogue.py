@@ -37,6 +37,7 @@ from grpo_run.dashboards.metrics.readings import (
     last_incident,
     last_known,
     lost_steps,
+    own_checkpoint_age,
     rank_observable,
     rank_phase,
     rank_phase_age,
@@ -113,6 +114,15 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_checkpoint_trouble", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.checkpoint_trouble is not None)),
         help="1 while checkpoints cannot be written because the disk is full or not responding.",
+    ),
+    Metric(
+        name="grpo_own_training", kind="gauge", unit="boolean",
+        read=run_value(lambda run: float(run.status.history.own.current)),
+        help="1 while the script trains with no Trainer and no loop: its steps are not counted, and nothing is saved.",
+    ),
+    Metric(
+        name="grpo_own_checkpoint_age_seconds", kind="gauge", unit="seconds", read=run_value(own_checkpoint_age),
+        help="Time since the script has saved its own state with Accelerator.save_state; absent before the first time.",
     ),
     Metric(
         name="grpo_journal_lost_total", kind="counter", unit="count",

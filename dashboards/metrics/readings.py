@@ -22,7 +22,7 @@ from grpo_run.dashboards.metrics.labels import (
     UNKNOWN,
 )
 from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
-from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.status import WAITING_STATES
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -78,6 +78,12 @@ def goodput(observation: Observation) -> float | None:
     """The goodput until now, or until the end of the run if it has no supervisor."""
     status = observation.status
     return status.history.goodput(observation.wall_seconds if status.supervisor_pid else None)
+
+
+def own_checkpoint_age(observation: Observation) -> float | None:
+    """Seconds since the script has saved its own state, or None."""
+    checkpoint = observation.status.history.own.checkpoint
+    return None if checkpoint is None else max(0.0, observation.wall_seconds - checkpoint.saved_at)
 
 
 def checkpoint_step(observation: Observation) -> float | None:

@@ -25,9 +25,11 @@ _MEANT_TO_CONTINUE = "|".join(state.value for state in RunState if state in LIVE
 
 # 30 minutes without a committed step: 5 minutes of window and 25 minutes of `for`. The watchdog's deadlines
 # are much shorter; an alert without settings of its own must outlast a long generation and a long evaluation.
+# Steps that a script takes with no Trainer and no loop are not counted.
 NO_PROGRESS = {
     "alert": "GrpoRunNoProgress",
-    "expr": f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1',
+    "expr": f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1'
+    " unless on (run_id) grpo_own_training == 1",
     "for": "25m",
     "labels": {"severity": "critical"},
     "annotations": {

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.terminal.progress import count
+from grpo_run.runtime.continuity.own_training import RESTART
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.files import short_path
-from grpo_run.runtime.record.history import Recovery
 from grpo_run.watchdog.rank_names import rank_names
 
 LABEL_WIDTH = 10
@@ -28,6 +29,10 @@ def fault_lines(recovery: Recovery) -> list[str]:
     """Return the lines of one fault: its sentence, then one `label value` line per known fact."""
     verdict = _read_verdict(recovery.incident)
     action = ACTIONS.get(recovery.action, recovery.action.replace("_", " "))
+    if recovery.reason.startswith(RESTART):
+        action = recovery.reason
+    elif recovery.reason:
+        action = f"{action}: {recovery.reason}"
     facts = {
         "detected": f"after {recovery.detection_seconds:.2f} s"
         if recovery.detection_seconds is not None
@@ -35,7 +40,7 @@ def fault_lines(recovery: Recovery) -> list[str]:
         "where": _where(verdict, recovery.rank),
         "waiting": _ranks(_still_waiting(verdict, recovery)),
         "others": _others(recovery),
-        "action": f"{action}: {recovery.reason}" if recovery.reason else action,
+        "action": action,
         "evidence": short_path(recovery.incident) if recovery.incident else "",
     }
     lines = [f"{label:<{LABEL_WIDTH}}{fact}" for label, fact in facts.items() if fact]
@@ -45,6 +50,10 @@ def fault_lines(recovery: Recovery) -> list[str]:
 def recovered_line(recovery: Recovery) -> str:
     """Return how long a recovery took and what it cost; call it once `recovery_seconds` is known."""
     assert recovery.recovery_seconds is not None
+    if recovery.reason.startswith(RESTART):
+        return (
+            f"the script trains again, from its beginning, {recovery.recovery_seconds:.2f} s after the fault"
+        )
     parts = [f"training continues {recovery.recovery_seconds:.2f} s after the fault"]
     if recovery.from_checkpoint is not None:
         parts.append(f"resumed from step {recovery.from_checkpoint}")

@@ -25,7 +25,8 @@ from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, ins
 from grpo_run.dashboards.terminal.pipe_schedule import PipeSchedule
 from grpo_run.dashboards.terminal.progress import count, progress_line
 from grpo_run.dashboards.terminal.tracebacks import HeldTracebacks
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.continuity.recovery import Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.observation import RankState

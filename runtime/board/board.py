@@ -55,6 +55,7 @@ MAGIC = b"GRPOBRD2"
 HEADER_BYTES = 4096
 READ_ATTEMPTS = 50
 REQUEST_STOP = 1
+END_RANKS = 2
 
 _HEADER = struct.Struct(
     "<8sIIIIQQ"
@@ -135,7 +136,20 @@ class Board:
 
     def request_stop(self) -> None:
         """Ask the ranks to agree on a step, save and exit. Every vote reads this request."""
-        struct.pack_into("<I", self._memory, _REQUESTS_AT, REQUEST_STOP)
+        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
+        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags | REQUEST_STOP)
+
+    def announce_end(self, announced: bool) -> None:
+        """Tell the ranks whether they are about to be ended: a script's own save does not begin meanwhile."""
+        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
+        flags = flags | END_RANKS if announced else flags & ~END_RANKS
+        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags)
+
+    @property
+    def ends_ranks(self) -> bool:
+        """Whether the ranks are about to be ended."""
+        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
+        return bool(flags & END_RANKS)
 
     def ask_to_stop(self) -> int:
         """Ask the supervisor to stop the run, as `grpo-run stop` does. Returns the number of this request."""

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 
 
-def expected_start(calls: TrainCalls, *, trained: bool) -> str:
+def expected_start(calls: TrainCalls, own: OwnTraining, *, trained: bool, now: float) -> str:
     """Return from where the next attempt continues.
 
     Args:
+        own: what the script trains by itself.
         trained: steps were committed in this run, although its calls may not be known on this node.
+        now: seconds since the epoch.
     """
+    if not len(calls) and not trained and own.seen:
+        return own.restart(now)
     if not len(calls):
         return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
     call = calls.interrupted

@@ -39,6 +39,9 @@ class Timeouts:
     """A vote that takes longer raises an error in the ranks that wait (`--vote-timeout`)."""
     stop_seconds: float = 300.0
     """Ranks that have not saved and exited this long after a stop request are killed (`--stop-timeout`)."""
+    handler_seconds: float = 30.0
+    """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested; torchrun grants
+    as much (`--stop-timeout`, if it is given)."""
     term_seconds: float = 1.0
     """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
@@ -46,6 +49,7 @@ class Timeouts:
         names = {
             "vote_seconds": "--vote-timeout",
             "stop_seconds": "--stop-timeout",
+            "handler_seconds": "--stop-timeout",
             "term_seconds": "term_seconds",
         }
         for name, flag in names.items():

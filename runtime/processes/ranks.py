@@ -145,21 +145,24 @@ class RankGroup:
             exits.append(exit)
         return exits
 
+    def request_exit(self) -> None:
+        """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle signals."""
+        for pid in self.alive.values():
+            _send(pid, signal.SIGTERM)
+            _send(pid, signal.SIGCONT)
+
     def kill(self, grace_seconds: float = 0.0) -> None:
         """Terminate every rank, and wait until all have exited.
 
         Args:
-            grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM. SIGCONT follows SIGTERM,
-                because a stopped process does not handle signals.
+            grace_seconds: time between SIGTERM and SIGKILL; 0 sends no SIGTERM.
 
         Raises:
             ProcessError: a rank has not exited 10 s after SIGKILL. It is in uninterruptible sleep, and may
                 hold a device.
         """
         if grace_seconds and self.alive:
-            for pid in self.alive.values():
-                _send(pid, signal.SIGTERM)
-                _send(pid, signal.SIGCONT)
+            self.request_exit()
             deadline = time.monotonic() + grace_seconds
             while self.alive and (remaining := deadline - time.monotonic()) > 0:
                 self.wait(remaining)

@@ -101,6 +101,7 @@ class AttemptFiles:
                 phases=tuple(Phase[name] for name in phases) if phases is not None else None,
                 callback=str(value.get("callback", "")),
                 bases=tuple(map(str, value.get("bases", ()))),
+                own_steps=int(value.get("own_steps", 0)),
             )
         except (OSError, ValueError, TypeError, LookupError):
             return None  # the verdict then relies on the exit code

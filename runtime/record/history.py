@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.runtime.continuity.own_training import OwnTraining
+from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
@@ -23,72 +25,6 @@ ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 _CALLBACK = "callback "
 """Prefix that tells the durations of a callback from those of a phase."""
-
-
-@dataclass(kw_only=True)
-class Recovery:
-    """One fault and its recovery. Durations in seconds; None until known.
-
-    Args:
-        cause, rank, sentence, signature, incident: from the verdict; `incident` is the folder.
-        step, train_call: the position at which the fault happened.
-        action: chosen by the policy; empty until then.
-        detection_seconds: from the fault to the verdict.
-        recovery_seconds: from the fault to the next committed step.
-        lost_steps: number of steps repeated after the restart.
-        at: time of the fault, in seconds since the epoch.
-        from_checkpoint: the step that the next attempt resumed from; None if it restarted the `train()` call.
-    """
-
-    cause: str
-    rank: int | None
-    step: int
-    action: str
-    detection_seconds: float | None = None
-    recovery_seconds: float | None = None
-    lost_steps: int | None = None
-    incident: str | None = None
-    at: float = 0.0
-    train_call: int = 0
-    from_checkpoint: int | None = None
-    signature: str = ""
-    sentence: str = ""
-    reason: str = ""
-    """Why the action was chosen."""
-    lost_connection: tuple[int, ...] = ()
-    """Ranks that failed only because they lost their connection to `rank`."""
-    mismatch: str = ""
-    """How the next attempt did not continue what the run has; empty if it did."""
-    starting: bool = False
-    """It failed outside the steps of a `train()` call."""
-    patient: bool = False
-    """It is tried again for minutes, and does not count against the restart budget."""
-    also_failed: tuple[int, ...] = ()
-    """Further ranks that failed by themselves."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object shown by `grpo-run status --json`."""
-        keys = [
-            "cause",
-            "rank",
-            "step",
-            "action",
-            "detection_seconds",
-            "recovery_seconds",
-            "lost_steps",
-            "incident",
-        ]
-        return {key: getattr(self, key) for key in keys}
-
-
-@dataclass(kw_only=True)
-class Checkpoint:
-    """A published checkpoint, as recorded in the journal."""
-
-    step: int
-    path: str
-    verified: bool
-    train_call: int = 0
 
 
 @dataclass(kw_only=True)
@@ -138,6 +74,8 @@ class History:
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
+    own: OwnTraining = field(default_factory=OwnTraining)
+    """What the script trains by itself, with no Trainer and no loop."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     snapshot_interval: int | None = None
@@ -193,6 +131,7 @@ class History:
         self.ranks_stopped = False
         self.steps.interrupt()
         self.committed_in_attempt = False
+        self.own.apply_attempt_started()
         self.calls.apply_attempt_started(record, time)
 
     def _on_rank_started(self, record: dict[str, Any], time: float) -> None:
@@ -224,6 +163,7 @@ class History:
         self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
         self.steps.begin(call, resumed, time)
         self.calls.apply_train_started(record, time)
+        self.own.apply_train_started()
         for recovery in self.recoveries:
             if recovery.lost_steps is None:
                 recovery.from_checkpoint = resumed if recovery.train_call == call else None
@@ -240,9 +180,23 @@ class History:
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
+        self._recovered(at)
+
+    def _recovered(self, at: float) -> None:
         for recovery in self.recoveries:
             if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
                 recovery.recovery_seconds = max(0.0, at - recovery.at)
+
+    def _on_own_training(self, record: dict[str, Any], time: float) -> None:
+        if self.own.apply_noted(record):
+            self._recovered(time)
+
+    def _on_state_saved(self, record: dict[str, Any], time: float) -> None:
+        self.own.apply_state_saved(record)
+
+    def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
+        if self.own.apply_saved(record, time):
+            self._reset_budget()
 
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
         if record.get("reward") is not None:
@@ -341,7 +295,8 @@ class History:
     def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
         self.exit_code = record.get("exit_code")
         if self.exit_code is not None:
-            self.state = ENDED.get(self.exit_code, "failed")
+            # a script that trains by itself may end a stop with any code
+            self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
         # journals of earlier versions do not say whether the memory was freed
         if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
@@ -351,7 +306,7 @@ class History:
     @property
     def finished(self) -> bool:
         """Whether the script of every rank ran to its end."""
-        return self.exit_code == 0
+        return self.exit_code == EXIT_FINISHED and self.state != "stopped"
 
     @property
     def restarting(self) -> bool:
@@ -380,14 +335,15 @@ class History:
         return mean_time_between_failures(max(0.0, elapsed), len(self.recoveries))
 
     def goodput(self, now: float | None = None) -> float | None:
-        """Return the share of wall time spent on productive steps, from 0 to 1; None before the first event.
+        """Return the share of wall time spent on productive steps, from 0 to 1.
 
+        None before the first event, and for a script that trains by itself: its steps are not counted.
         Time without a supervisor does not count.
 
         Args:
             now: seconds since the epoch, for a run that is live; the time of the last event if None.
         """
-        if self.first_time is None:
+        if self.first_time is None or (self.own.seen and self.best_position == (0, 0)):
             return None
         end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)
         assert end is not None

@@ -58,6 +58,9 @@ EVENTS = frozenset(
         "state_changed",
         "stop_requested",
         "generation_capped",
+        "own_training",
+        "state_saved",
+        "own_checkpoint",
         "hygiene",
     ]
 )

@@ -7,6 +7,7 @@ ended is reported as `unknown`, never as running. Reads files; decides nothing.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity import own_training
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
@@ -95,6 +97,8 @@ class RunStatus:
             else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified},
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
+            "own_training": history.own.current,
+            "own_checkpoint": history.own.checkpoint_as_json(),
             "waiting": self._waiting_as_json(),
             "ranks": [self._rank_as_json(place, slot) for place, slot in enumerate(self.slots)],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
@@ -131,6 +135,7 @@ class RunStatus:
             "pid": slot.pid,
             "state": slot.state.name,
             "step": slot.step,
+            "trains_alone": slot.trains_alone,
             "phase": phase.phase.name if phase is not None else None,
             "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,
@@ -139,6 +144,29 @@ class RunStatus:
 
     def _age(self, at_seconds: float) -> float:
         return round(max(0.0, self.read_at_seconds - at_seconds), 3)
+
+
+def live_status(run: tuple[str, str, str], history: History, board: Board, **observed: Any) -> RunStatus:
+    """Return the status of a run from the memory of its supervisor, which calls this.
+
+    Args:
+        run: its id; the state of its lifecycle; how it has ended, empty before.
+        history: of the run.
+        board: of the run.
+        observed: further fields of the status.
+    """
+    run_id, state, sentence = run
+    # once the run has ended, its exit code says how, also if the supervisor failed on the way
+    state = history.state if history.exit_code is not None else state
+    return RunStatus(
+        run_id=run_id,
+        state=state,
+        sentence=sentence or summarize(state, history),
+        history=history,
+        slots=tuple(board.read_all()),
+        supervisor_pid=os.getpid(),
+        **observed,
+    )
 
 
 def read_status(run: RunDirectory) -> RunStatus:
@@ -220,6 +248,11 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     if history.recoveries and not recovered:
         faults = "no fault recovered"
     trained = history.train_call > 0 or history.step > 0
+    if history.own.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
+        restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
+        return own_training.summarize(history.own, state, exit_code, restarts=restarts, now=time.time())
+    if state == "stopped" and exit_code not in (None, EXIT_STOPPED):
+        return f"Stopped: the script returned {exit_code}. Run the same command to start again."
     if exit_code == EXIT_FINISHED and not trained:
         return f"Finished, {faults}. The script did not use a Trainer, so no steps were counted."
     if exit_code == EXIT_FINISHED:
@@ -238,4 +271,5 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         )
     if state == "starting" and history.restarting:
         return f"Restarting after {place}, attempt {history.attempts}, {faults}."
-    return f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."
+    summary = f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."
+    return f"{summary} {own_training.SINCE_CALL}" if history.own.current else summary

@@ -24,6 +24,7 @@ from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
+from grpo_run.runtime.supervision.unguarded.means import stop_code
 from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
@@ -125,8 +126,15 @@ class FaultHandler:
         if restart:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
-            return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
+            return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def report_slow_stop(self, context: IncidentContext) -> None:
+        """Collect evidence of ranks that did not stop in time. They are terminated next."""
+        outcome = investigate(self._run, context)
+        self._reporter.notify(
+            f"{outcome.verdict.sentence} They are terminated; evidence is in {outcome.folder}"
+        )
 
     def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
         """Show the culprit's traceback before the fault, unless the fault's own lines suffice.

@@ -34,7 +34,7 @@ POLL_SECONDS = 0.1
 MAX_MESSAGE_CHARACTERS = 300
 ADVICE = (
     "This is an error in grpo-run or a shortage of memory, file descriptors or disk space, not in the script.",
-    "Please report it with this file. The same command resumes the run from its newest checkpoint.",
+    "Please report it with this file. The same command goes on from the newest checkpoint, if there is one.",
 )
 
 

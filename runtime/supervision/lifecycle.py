@@ -1,13 +1,13 @@
 """The lifecycle of a run: every state, every event and every legal transition, in one table.
 
     starting    ranks are being started; no step has been committed in this attempt yet
-    running     steps are being committed
+    running     steps are being committed, or the script takes optimizer steps by itself
     suspect     a possible fault is being confirmed; no evidence has been requested yet
     collecting  a fault is confirmed; evidence is being written, and nothing has been killed
     recovering  the ranks are being terminated; a new attempt follows
     stopping    a stop was requested; the ranks agree on a step, save and exit
     finished    the script ran to its end (terminal, exit code 0)
-    stopped     the run was stopped on request (terminal, exit code 75)
+    stopped     the run was stopped on request (terminal, exit code 75 if something can be resumed from)
     failed      the run was given up (terminal, exit code 93 or 2)
 
 `Lifecycle.fire` is the only way to change the state. It looks up the pair (state, event) in the table,
@@ -45,6 +45,7 @@ class RunEvent(str, Enum):
     """What can happen to a run."""
 
     step_committed = "step_committed"
+    trains_alone = "trains_alone"
     suspicion = "suspicion"
     cleared = "cleared"
     fault = "fault"
@@ -62,6 +63,7 @@ LIVE = frozenset(RunState) - TERMINAL
 
 TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.starting, RunEvent.step_committed): RunState.running,
+    (RunState.starting, RunEvent.trains_alone): RunState.running,
     (RunState.starting, RunEvent.suspicion): RunState.suspect,
     (RunState.starting, RunEvent.fault): RunState.collecting,
     (RunState.starting, RunEvent.membership_changed): RunState.recovering,
@@ -70,6 +72,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.starting, RunEvent.stopped): RunState.stopped,
     (RunState.starting, RunEvent.gave_up): RunState.failed,
     (RunState.running, RunEvent.step_committed): RunState.running,
+    (RunState.running, RunEvent.trains_alone): RunState.running,
     (RunState.running, RunEvent.suspicion): RunState.suspect,
     (RunState.running, RunEvent.fault): RunState.collecting,
     (RunState.running, RunEvent.membership_changed): RunState.recovering,
@@ -78,6 +81,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.running, RunEvent.stopped): RunState.stopped,
     (RunState.running, RunEvent.gave_up): RunState.failed,
     (RunState.suspect, RunEvent.step_committed): RunState.running,
+    (RunState.suspect, RunEvent.trains_alone): RunState.running,
     (RunState.suspect, RunEvent.cleared): RunState.running,
     (RunState.suspect, RunEvent.fault): RunState.collecting,
     (RunState.suspect, RunEvent.membership_changed): RunState.recovering,
@@ -92,6 +96,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.recovering, RunEvent.gave_up): RunState.failed,
     (RunState.recovering, RunEvent.stopped): RunState.stopped,
     (RunState.stopping, RunEvent.step_committed): RunState.stopping,
+    (RunState.stopping, RunEvent.trains_alone): RunState.stopping,
     (RunState.stopping, RunEvent.fault): RunState.collecting,
     (RunState.stopping, RunEvent.membership_changed): RunState.stopping,
     (RunState.stopping, RunEvent.restarted): RunState.stopping,

@@ -18,8 +18,9 @@ from enum import Enum
 from itertools import takewhile
 
 from grpo_run.runtime.continuity.expected import expected_start
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.launch.config import Budget
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
@@ -80,7 +81,11 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
     trained = history.best_position > (0, 0)
-    if trained and _deserves_patience(history, verdict) and budget.failures_without_progress > 0:
+    if (
+        (trained or history.own.checkpoint is not None)
+        and _deserves_patience(history, verdict)
+        and budget.failures_without_progress > 0
+    ):
         return _try_patiently(history)
     earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
@@ -88,20 +93,24 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
     repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
+        if history.own.current:
+            where = "at the same place"
         return _stop(f"the same failure occurred again {where}")
     failures = history.failures_without_progress
     if failures > budget.failures_without_progress:
         plural = "" if failures == 1 else "s"
-        return _stop(
-            f"{failures} failure{plural} in a row without a newer checkpoint (budget {budget.failures_without_progress})"
-        )
-    start = expected_start(history.calls, trained=trained)
+        since = " without a newer checkpoint"
+        if history.own.seen and not trained:
+            since = f"{since} of the script's own" if history.own.checkpoint else ", and nothing is saved"
+        limit = budget.failures_without_progress
+        return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
+    start = _expected_start(history)
     if not verdict.starting:
         return Decision(action=Action.restart, reason=start)
     delay_seconds = _delay_seconds(_failed_starts(history))
     return Decision(
         action=Action.restart,
-        reason=f"{start}, in {duration_text(delay_seconds)}",
+        reason=_after(start, delay_seconds),
         delay_seconds=delay_seconds,
     )
 
@@ -123,14 +132,25 @@ def _try_patiently(history: History) -> Decision:
     if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
         return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")
     delay_seconds = _delay_seconds(row)
-    start = expected_start(history.calls, trained=True)
+    start = _expected_start(history)
     return Decision(
         action=Action.restart,
-        reason=f"{start}, in {duration_text(delay_seconds)}: files, the network or a hub may come back, which is tried"
+        reason=f"{_after(start, delay_seconds)}: files, the network or a hub may come back, which is tried"
         f" for {duration_text(PATIENCE_SECONDS)}",
         delay_seconds=delay_seconds,
         patient=True,
     )
+
+
+def _expected_start(history: History) -> str:
+    trained = history.best_position > (0, 0)
+    return expected_start(history.calls, history.own, trained=trained, now=history.last_time or 0.0)
+
+
+def _after(start: str, delay_seconds: float) -> str:
+    """Return from where the next attempt continues, and when."""
+    first, separator, rest = start.partition(";")
+    return f"{first}, in {duration_text(delay_seconds)}{separator}{rest}"
 
 
 def _failed_starts(history: History) -> list[Recovery]:

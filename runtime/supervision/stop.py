@@ -1,28 +1,44 @@
-"""The request to stop a run: who asked, since when, and until when the ranks may take to save and exit.
+"""The stop of a run: who asked, since when, how the ranks are stopped, and until when they may take.
 
-A signal handler may only note a request; the supervisor handles it at its next poll. Does not stop anything
-itself.
+A signal handler may only note a request; the supervisor handles it at its next poll. How ranks are stopped is chosen in
+`unguarded/means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.unguarded.means import (
+    StopMeans,
+    choose,
+    describe,
+    returned_code,
+    stop_code,
+)
+from grpo_run.runtime.supervision.unguarded.signalled_stop import SignalledStop
+from grpo_run.watchdog.observation import Exit, Slot
 
 
 class StopRequest:
     """State of a stop. Times are monotonic seconds.
 
     Args:
-        timeout_seconds: how long ranks may take to agree on a step, save and exit.
+        timeouts: how long ranks may take to agree on a step, save and exit.
+        history: of the run.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, timeouts: Timeouts, history: History) -> None:
+        self._timeouts = timeouts
+        self._history = history
         self._noted: list[str] = []
         self._requested_at: float | None = None
         self._deadline = 0.0
+        self.signalled = SignalledStop(timeouts.handler_seconds)
 
     @property
     def requested(self) -> bool:
@@ -53,10 +69,56 @@ class StopRequest:
         """
         if self._requested_at is not None:
             self._deadline = now
+            self.signalled.expire()
             return False
         self._requested_at = now
-        self._deadline = now + self._timeout_seconds
+        self._deadline = now + self._timeouts.stop_seconds
         return True
+
+    def describe(self, attempt: Attempt, slots: Mapping[int, Slot | None] | None) -> str:
+        """Return what happens now, for the user.
+
+        Args:
+            slots: of the ranks; None if there are none.
+        """
+        means = StopMeans.end if slots is None else self.means(attempt, slots)
+        return describe(means, self._history, self._timeouts)
+
+    def means(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> StopMeans:
+        """Return how the ranks are to be stopped now."""
+        return choose(attempt.committed, slots, self._history)
+
+    def poll(
+        self,
+        ranks: RankGroup,
+        board: Board,
+        attempt: Attempt,
+        slots: Mapping[int, Slot | None],
+        *,
+        now: float,
+        saved: bool,
+    ) -> bool:
+        """Signal the ranks if it is time for it, and return whether they are to be ended at once.
+
+        Args:
+            saved: the script has just saved its own state.
+        """
+        if not self.requested:
+            return False
+        means = self.means(attempt, slots)
+        if means is StopMeans.save:
+            self.signalled.after_a_save(ranks, board, slots, now=now, saved=saved)
+        if means is StopMeans.term and not self.expired(now):
+            self.signalled.send(ranks, now)
+        return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
+
+    def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
+        """Return the exit code of a stop by SIGTERM: that of a script that trains by itself, if all ranks have the same one.
+
+        A script that has done no work, and may use a Trainer, must be started again.
+        """
+        code = None if ranks.alive or not self._history.own.current else returned_code(exits)
+        return stop_code(self._history) if code is None else code
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline of the stop has passed."""
@@ -65,18 +127,3 @@ class StopRequest:
     def waited_seconds(self, now: float) -> float:
         """Return how long ago the stop was requested; 0 without a request."""
         return 0.0 if self._requested_at is None else now - self._requested_at
-
-
-def nothing_to_save(committed: tuple[int, int], slots: Mapping[int, Slot | None]) -> bool:
-    """Return whether no rank has finished a step or a `train()` call in this attempt.
-
-    Args:
-        committed: the newest (train call, step) committed in this attempt; (0, 0) for none.
-        slots: of the attempt's ranks; None for one that has not written its slot yet.
-    """
-    return committed == (0, 0) and all(
-        slot is None
-        or slot.state in (RankState.absent, RankState.starting)
-        or (slot.state is RankState.training and slot.train_call == 1 and slot.step <= slot.resumed_step)
-        for slot in slots.values()
-    )

@@ -30,7 +30,7 @@ from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import RunStatus, summarize
+from grpo_run.runtime.record.status import RunStatus, live_status
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.staging.slot import SnapshotName
@@ -40,9 +40,11 @@ from grpo_run.runtime.supervision.ending.outcome import Outcome
 from grpo_run.runtime.supervision.ending.terminated import report
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
-from grpo_run.runtime.supervision.incident import IncidentContext, investigate
+from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
-from grpo_run.runtime.supervision.stop import StopRequest, nothing_to_save
+from grpo_run.runtime.supervision.stop import StopRequest
+from grpo_run.runtime.supervision.unguarded.means import StopMeans, stop_code
+from grpo_run.runtime.supervision.unguarded.watch import UnguardedWatch
 from grpo_run.watchdog.observation import Exit, Slot
 
 LEAST_POLL_SECONDS = 0.01
@@ -52,7 +54,7 @@ LEAST_POLL_SECONDS = 0.01
 class Supervisor:
     """Supervises one run from its start, or its resumption, to its end.
 
-    Every method is called in the main thread, except `status` (any thread) and `note_stop` (signal handlers).
+    Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
 
     Args:
         config: of the run.
@@ -107,7 +109,8 @@ class Supervisor:
         self._hangs = HangMonitor(
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
-        self._stop = StopRequest(config.timeouts.stop_seconds)
+        self.stop = StopRequest(config.timeouts, self.history)
+        self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._reserve = DescriptorReserve(local_world_size)
         self._outcome = Outcome(
             config,
@@ -176,7 +179,7 @@ class Supervisor:
         if not self.board.has_full_size or not self.run.board.exists():
             self.board = Board.create(self.run.board, self.board.slots)  # the file was removed or truncated
         self.board.begin_attempt(attempt.number)
-        if self._stop.requested:
+        if self.stop.requested:
             self.board.request_stop()
         if self.lifecycle.state is not RunState.starting:
             self.lifecycle.fire(RunEvent.restarted)
@@ -192,6 +195,8 @@ class Supervisor:
         self.has_ranks = True
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
+        self._unguarded.begin_attempt()
+        self.stop.signalled.begin_attempt()
         for rank, pid in pids.items():
             self._reporter.write("rank_started", rank=rank, pid=pid)
 
@@ -217,7 +222,7 @@ class Supervisor:
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
-        for reason in self._stop.take_noted():
+        for reason in self.stop.take_noted():
             self.request_stop(reason)
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
@@ -227,12 +232,14 @@ class Supervisor:
             try:
                 self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
             except (OSError, MemoryError) as error:
-                self._reporter.warn_once(
-                    0, "drains", f"snapshots cannot be written to disk at present: {error}"
-                )
+                text = f"snapshots cannot be written to disk at present: {error}"
+                self._reporter.warn_once(0, "drains", text)
+        saved = self._unguarded.poll(slots, self._polled_at, ended=bool(exits))
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
+        if self.stop.signalled.sent:
+            return self._poll_signalled(ranks)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
         if self.attempt.exits.seen and not ranks.alive:
@@ -240,18 +247,21 @@ class Supervisor:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
             return Directive.stopped
-        if self._stop.requested and nothing_to_save(self.attempt.committed, slots):
-            return self._end(RunEvent.stopped, EXIT_STOPPED)
+        watched = (ranks, self.board, self.attempt, slots)
+        if self.stop.poll(*watched, now=self._polled_at, saved=saved):
+            return self._end(RunEvent.stopped, stop_code(self.history))
+        if self.stop.signalled.sent:
+            return Directive.monitor
         return self._check_for_hangs(ranks, slots)
 
-    def note_stop(self, reason: str) -> None:
-        """Note that a stop is requested; safe in a signal handler. The next poll handles it."""
-        self._stop.note(reason)
-
-    @property
-    def stop_noted(self) -> bool:
-        """Whether a stop was noted that no poll has handled yet."""
-        return self._stop.noted
+    def _poll_signalled(self, ranks: RankGroup) -> Directive:
+        """The ranks were sent SIGTERM: the script's own handlers run, and its exit code is the run's."""
+        if not self.stop.signalled.is_over(ranks, self._polled_at):
+            return Directive.monitor
+        if ranks.alive:
+            self._report_slow_stop(ranks)
+        self._end(RunEvent.stopped, self.stop.exit_code(ranks, self.attempt.exits.seen))
+        return Directive.terminate
 
     def report_terminated(self, terminated: list[TerminatedProcess]) -> None:
         """Report helpers of the ranks that were terminated."""
@@ -259,20 +269,18 @@ class Supervisor:
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to agree on a step, save and exit. A second request terminates them immediately."""
-        if not self._stop.request(time.monotonic()):
+        if not self.stop.request(time.monotonic()):
             return
         self.board.request_stop()
         self._reporter.write("stop_requested", why=reason)
-        how = "stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
-        if not self.has_ranks or nothing_to_save(self.attempt.committed, self.attempt.read_slots(self.board)):
-            how = "stopping at once, because no step has been finished since the ranks were started"
-        self._reporter.notify(f"{reason}: {how}")
+        slots = self.attempt.read_slots(self.board) if self.has_ranks else None
+        self._reporter.notify(f"{reason}: {self.stop.describe(self.attempt, slots)}")
         self.lifecycle.fire(RunEvent.stop_requested)
 
     def stop_without_ranks(self, reason: str) -> None:
         """End the run while no rank is running; earlier checkpoints remain."""
         self.request_stop(reason)
-        self._end(RunEvent.stopped, EXIT_STOPPED)
+        self._end(RunEvent.stopped, stop_code(self.history))
 
     def give_up(self, sentence: str) -> None:
         """End the run for a reason outside the ranks: the agent cannot continue.
@@ -297,15 +305,10 @@ class Supervisor:
 
     def status(self) -> RunStatus:
         """Return the status of the run from memory. Called by the metrics server in its own thread."""
-        # once the run has ended, its exit code says how, also if the supervisor failed on the way
-        state = self.history.state if self.history.exit_code is not None else str(self.lifecycle.state)
-        return RunStatus(
-            run_id=self.config.run_id,
-            state=state,
-            sentence=self.sentence or summarize(state, self.history),
-            history=self.history,
-            slots=tuple(self.board.read_all()),
-            supervisor_pid=os.getpid(),
+        return live_status(
+            (self.config.run_id, str(self.lifecycle.state), self.sentence),
+            self.history,
+            self.board,
             awaited=self.detector.awaited,
             blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
@@ -323,21 +326,20 @@ class Supervisor:
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
-        now = time.monotonic()
-        if self._stop.expired(now):
-            return self._terminate_slow_stop(ranks, now)
+        if self.stop.expired(time.monotonic()):
+            self._report_slow_stop(ranks)
+            if self.stop.means(self.attempt, slots) is not StopMeans.save:
+                return self._end(RunEvent.stopped, stop_code(self.history))
+            self.stop.signalled.send(ranks, time.monotonic())
+            return Directive.monitor
         finding = self._hangs.poll(slots)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
-    def _terminate_slow_stop(self, ranks: RankGroup, now: float) -> Directive:
-        """Collect evidence, then terminate ranks that did not stop in time, or whose user asked twice."""
+    def _report_slow_stop(self, ranks: RankGroup) -> None:
+        """Report ranks that did not stop in time, or whose user asked again, before they are terminated."""
         self.detector.discard_recordings()
-        waited_seconds = round(self._stop.waited_seconds(now), 1)
-        outcome = investigate(self.run, self._incident(ranks, stop_seconds=waited_seconds))
-        self._reporter.notify(
-            f"{outcome.verdict.sentence} They are terminated; evidence is in {outcome.folder}"
-        )
-        return self._end(RunEvent.stopped, EXIT_STOPPED)
+        waited_seconds = round(self.stop.waited_seconds(time.monotonic()), 1)
+        self._faults.report_slow_stop(self._incident(ranks, stop_seconds=waited_seconds))
 
     def _handle_fault(
         self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
@@ -346,7 +348,7 @@ class Supervisor:
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding),
             slots,
-            stopping=self._stop.requested,
+            stopping=self.stop.requested,
             exits_unseen_since=self._previous_poll_at,
         )
         self._hangs.write_phase_durations()
@@ -369,13 +371,13 @@ class Supervisor:
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
         slots = self.attempt.read_slots(self.board)
-        if self.attempt.exits.failed or nothing_to_save(self.attempt.committed, slots):
+        if self.attempt.exits.failed or self.stop.means(self.attempt, slots) is not StopMeans.vote:
             return False
-        if not self._stop.requested:
+        if not self.stop.requested:
             self.request_stop("failure of the supervisor")
         seconds = self.config.timeouts.stop_seconds
         return last_resort.stop_jointly(
-            ranks, self.board, seconds=seconds, interrupted=lambda: bool(self._stop.take_noted())
+            ranks, self.board, seconds=seconds, interrupted=lambda: bool(self.stop.take_noted())
         )
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:

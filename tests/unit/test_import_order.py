@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("saving",), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("hooks", "loops"), ("calls",), ("unguarded", "saving"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -85,7 +85,11 @@ PURE = (
     "runtime.record.waiting",
     "runtime.supervision.lifecycle",
     "runtime.supervision.policy",
+    "runtime.continuity.own_training",
+    "runtime.continuity.recovery",
     "runtime.continuity.train_calls",
+    "runtime.supervision.unguarded.means",
+    "runtime.supervision.unguarded.own_saves",
     "runtime.continuity.expected",
     "runtime.record.history",
     "runtime.errors",

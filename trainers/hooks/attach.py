@@ -19,12 +19,22 @@ from grpo_run.trainers import upstream
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.rank.session import Session, current
+from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
+from grpo_run.trainers.unguarded.state_saving import watch_state_saving
 
 _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session) -> None:
-    """Register import hooks that wrap `Trainer.train` and, if caps are set, TRL's configuration classes."""
+    """Register import hooks that wrap `Trainer.train` and, if caps are set, TRL's configuration classes.
+
+    A script that trains by itself is watched, too.
+    """
+    for module, watch in (
+        ("torch.optim.optimizer", watch_optimizer_steps),
+        ("accelerate.accelerator", watch_state_saving),
+    ):
+        wrapt.register_post_import_hook(functools.partial(watch, session=session), module)
     wrapt.register_post_import_hook(
         functools.partial(wrap_train, guard=guard_of(session)), "transformers.trainer"
     )

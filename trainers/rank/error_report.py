@@ -46,12 +46,14 @@ def write_error(session: Session, error: BaseException) -> None:
     if not session.is_rank:
         return
     try:
-        write_json(Path(session.settings.error), _describe(error), indent=None, durable=False)
+        write_json(
+            Path(session.settings.error), _describe(error, session.own_steps), indent=None, durable=False
+        )
     except OSError as failure:
         session.warn_in_journal(f"the error file could not be written: {failure}")
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
+def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_user_file(frame.filename)]
@@ -68,6 +70,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "phases": [phase.name for phase in raised.phases] if raised is not None else None,
         "callback": raised.callback if raised is not None else "",
         "bases": _bases(error),
+        "own_steps": own_steps,
     }
 
 

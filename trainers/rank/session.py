@@ -59,6 +59,8 @@ class Session:
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.injector: Injector | None = None
+        self.own_steps = 0
+        """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
         self._process_groups: list[Any] = []
         self.rejected_checkpoints = 0
         """How many checkpoints this rank has rejected, and said so."""

@@ -87,6 +87,7 @@ def diagnose_exits(
     phase = next(reversed(_phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
+    alone = slot is not None and slot.trains_alone
     starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
     origin, final = origin_of(culprit, starting=starting)
     return Verdict(
@@ -96,15 +97,16 @@ def diagnose_exits(
         phase=phase.name if phase is not None else None,
         confidence="unknown" if all_victims else "proved",
         sentence=_sentence(culprit, _position_of(culprit, slot, step), all_victims),
-        signature=_signature(culprit, step),
+        signature=_signature(culprit, step, alone),
         deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
-        advice=_advice(culprit, best_position),
+        advice=_advice(culprit, best_position, alone),
         starting=starting,
         origin=origin,
         final=final,
+        counted=not alone,
     )
 
 
@@ -124,6 +126,7 @@ def diagnose_early_exit(
     place = _location(first)
     where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
+    counted = slot is None or not slot.trains_alone
     phase = next(reversed(_phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
@@ -131,12 +134,14 @@ def diagnose_early_exit(
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited {_position_of(first, slot, step)}{where}"
+        sentence=f"{rank_names(ranks, capitalize=True)} exited{_position_of(first, slot, step)}{where}"
         f" while rank {waiters[0]} was still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
-        deterministic=True,
+        # without counted steps it is not known whether the same place is the same time
+        deterministic=counted,
         location=place,
         waiters=waiters,
+        counted=counted,
     )
 
 
@@ -157,7 +162,9 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     if culprit.exit_code == 0:
         return Cause.rank_exited_early
     slot = slots.get(culprit.rank)
-    if slot is None or (slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0):
+    if slot is None or (
+        not slot.trains_alone and slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0
+    ):
         return Cause.startup_failure
     return Cause.exception
 
@@ -170,12 +177,16 @@ def _phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
 
 
 def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
-    """Whether the rank failed before the first step of a `train()` call, or between two calls."""
+    """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in steps of its own."""
+    if slot is not None and slot.trains_alone:
+        return False
     return set(_phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 
 
 def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
-    """Where the culprit was: by its own slot, because the other ranks may be a step ahead of it.
+    """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of it.
+
+    Empty for a script that trains by itself, whose steps are not counted.
 
     Args:
         culprit: the rank's exit.
@@ -183,14 +194,17 @@ def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
         step: the last optimizer step that any rank completed.
     """
     if slot is None:
-        return position(step, None)
+        return f" {position(step, None)}"
+    if slot.trains_alone:
+        return ""
     phases = _phases_of(culprit, slot)
     raised = culprit.error is not None and culprit.error.phases is not None
     callback = culprit.error.callback if raised and culprit.error is not None else slot.callback
     inside_step = bool(_STEP_ITSELF & set(phases[:-1])) or callback.endswith(".on_step_begin")
-    return position(
+    place = position(
         slot.step, phases[-1].name if phases else None, callback=callback, inside_step=inside_step
     )
+    return f" {place}"
 
 
 def position(step: int, phase: str | None, *, callback: str = "", inside_step: bool = False) -> str:
@@ -213,31 +227,34 @@ def position(step: int, phase: str | None, *, callback: str = "", inside_step: b
 def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
     if all_victims:
         return (
-            f"Every local rank lost its connection to a peer {place}; the first failure is not on this node."
+            f"Every local rank lost its connection to a peer{place}; the first failure is not on this node."
         )
     if culprit.signal is not None:
-        return f"Rank {culprit.rank} was killed by {signal_name(culprit.signal)} {place}."
+        return f"Rank {culprit.rank} was killed by {signal_name(culprit.signal)}{place}."
     if culprit.error is not None and culprit.error.type != "SystemExit":
         message = culprit.error.message.strip()
         first_line = message.splitlines()[0][:200] if message else ""
-        return f"Rank {culprit.rank} raised {culprit.error.type} {place}" + (
+        return f"Rank {culprit.rank} raised {culprit.error.type}{place}" + (
             f": {first_line}" if first_line else "."
         )
-    return f"Rank {culprit.rank} exited with code {culprit.exit_code} {place} without finishing the script."
+    return f"Rank {culprit.rank} exited with code {culprit.exit_code}{place} without finishing the script."
 
 
-def _signature(culprit: Exit, step: int) -> str:
+def _signature(culprit: Exit, step: int, alone: bool) -> str:
     if culprit.signal is not None:
         return f"signal:{culprit.signal}:rank{culprit.rank}:step{step}"
     if culprit.error is not None:
         file, line, _ = culprit.error.location or ("?", 0, "?")
-        return f"{culprit.error.type}@{file}:{line}:step{step}"
+        when = f"own-step{culprit.error.own_steps}" if alone else f"step{step}"
+        return f"{culprit.error.type}@{file}:{line}:{when}"
     return f"exit:{culprit.exit_code}:step{step}"
 
 
-def _advice(culprit: Exit, best_position: tuple[int, int]) -> tuple[str, ...]:
+def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
         return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
+    if alone:
+        return ()
     if culprit.exit_code == 0:
         return ("To end training early, set control.should_training_stop in a callback.",)
     if culprit.error is not None and best_position == (0, 0):

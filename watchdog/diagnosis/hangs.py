@@ -48,12 +48,14 @@ def diagnose_deadlock(
         confidence="proved",
         sentence=deadlock.sentence,
         signature=_signature(str(deadlock.cause), place, step),
-        deterministic=True,
+        # without counted steps it is not known whether the same place is the same time
+        deterministic=not _trains_alone(slots),
         location=place,
         locations=_only(locations, {*deadlock.culprits, *deadlock.waiters, *deadlock.at}),
         waiters=deadlock.waiters,
         mismatch=deadlock.mismatch,
         advice=_advice(deadlock.cause),
+        counted=not _trains_alone(slots),
     )
 
 
@@ -99,6 +101,7 @@ def diagnose_stall(
         waiters=stall.waiters,
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
+        counted=not _trains_alone(slots),
     )
 
 
@@ -107,17 +110,19 @@ def diagnose_slow_stop(
 ) -> Verdict:
     """Return the verdict when ranks did not stop within `seconds` after a stop request."""
     step = last_step(slots)
+    when = "" if _trains_alone(slots) else f", after step {step}"
     return Verdict(
         cause=Cause.unknown,
         culprits=(),
         step=step,
         phase=_phase(slots, sorted(slots)),
         confidence="deadline",
-        sentence=f"Ranks did not stop within {seconds:g} s after the stop request, after step {step}.",
+        sentence=f"Ranks did not stop within {seconds:g} s after the stop request{when}.",
         signature=f"slow_stop:step{step}",
         deterministic=False,
         locations=stack_locations(stacks),
         waiters=tuple(sorted(slots)),
+        counted=not _trains_alone(slots),
     )
 
 
@@ -154,6 +159,10 @@ def last_step(slots: Mapping[int, Slot | None]) -> int:
     """Return the last optimizer step that any rank has completed."""
     readings = [slot for slot in slots.values() if slot is not None]
     return max((slot.step for slot in readings), default=0)
+
+
+def _trains_alone(slots: Mapping[int, Slot | None]) -> bool:
+    return any(slot is not None and slot.trains_alone for slot in slots.values())
 
 
 def _waits_for_ranks(threads: Sequence[Stack]) -> bool:

@@ -152,5 +152,6 @@ def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:
     """
     if slot.phases:
         return slot.phases
-    phase = Phase.startup if slot.state is RankState.starting else Phase.idle
+    starting = slot.state is RankState.starting and not slot.trains_alone
+    phase = Phase.startup if starting else Phase.idle
     return (OpenPhase(phase=phase, since_seconds=slot.last_progress_seconds),)

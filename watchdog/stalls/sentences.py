@@ -42,8 +42,10 @@ def describe_culprits(
     first = culprits[0]
     facts = processes.get(first.rank)
     cause = cause_of(first.phase)
-    place = f"callback {first.callback}" if first.callback else first.phase.name
-    silence = f"in {place} for {_seconds(first.silent_seconds)} without progress"
+    place = f"in callback {first.callback}" if first.callback else f"in {first.phase.name}"
+    if first.phase is Phase.idle:
+        place = "outside train()"
+    silence = f"{place} for {_seconds(first.silent_seconds)} without progress"
     if facts is not None and facts.stopped:
         cause = Cause.interpreter_stuck
         subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"

@@ -235,4 +235,5 @@ def _phase(slot: Slot) -> Phase:
     """The rank's innermost phase; without any, the script itself runs."""
     if slot.phase is not None:
         return slot.phase
-    return Phase.startup if slot.state is RankState.starting else Phase.idle
+    starting = slot.state is RankState.starting and not slot.trains_alone
+    return Phase.startup if starting else Phase.idle

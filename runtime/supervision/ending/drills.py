@@ -26,20 +26,23 @@ def never_happened(
     )
 
 
-def sentence(drills: Collection[Injection], step: int) -> str:
+def sentence(drills: Collection[Injection], step: int, *, counted: bool) -> str:
     """Return what to say about drills that never happened; empty if there are none.
 
     Args:
         drills: from `never_happened`.
         step: the last step of the run.
+        counted: steps were counted: the script has used a Trainer or the loop.
     """
     if not drills:
         return ""
     number = "1 drill never happened" if len(drills) == 1 else f"{len(drills)} drills never happened"
-    return f"{number}: {', '.join(f'{drill} ({_reason(drill, step)})' for drill in drills)}."
+    return f"{number}: {', '.join(f'{drill} ({_reason(drill, step, counted)})' for drill in drills)}."
 
 
-def _reason(drill: Injection, step: int) -> str:
+def _reason(drill: Injection, step: int, counted: bool) -> str:
+    if not counted:
+        return "no Trainer and no loop, so steps were not counted"
     if drill.step > step:
         return f"the run ended at step {step}"
     return f"step {drill.step} was not run with phase {drill.phase.name}"

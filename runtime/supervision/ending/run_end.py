@@ -69,7 +69,8 @@ class RunEnd:
         missed = self._missed_drills(exit_code, ranks)
         if missed and self._config.strict_drills and event is RunEvent.completed:
             event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
-            sentence = f"The script ran to its end at step {self._live.history.step}, but --strict-drills asks for all drills."
+            place = "" if self._live.history.own.seen else f" at step {self._live.history.step}"
+            sentence = f"The script ran to its end{place}, but --strict-drills asks for all drills."
         left_out = self._left_out() if event is RunEvent.completed else ""
         if left_out:
             self._reporter.write("resume_missed", mismatch=left_out)
@@ -93,7 +94,12 @@ class RunEnd:
         if missed:
             self._reporter.write("warning", text=missed)
         self._reporter.write(
-            "run_ended", exit_code=exit_code, sentence=sentence, step=step, snapshots_kept=kept
+            "run_ended",
+            exit_code=exit_code,
+            sentence=sentence,
+            step=step,
+            snapshots_kept=kept,
+            stopped=event is RunEvent.stopped,
         )
         self._live.journal.sync()
         return Ended(exit_code, sentence)
@@ -112,4 +118,5 @@ class RunEnd:
             return ""
         history = self._live.history
         missed = drills.never_happened(self._config.injections, history.injections_fired, ranks=ranks)
-        return drills.sentence(missed, history.step)
+        counted = len(history.calls) > 0 or history.best_position > (0, 0)
+        return drills.sentence(missed, history.step, counted=counted or not history.own.seen)

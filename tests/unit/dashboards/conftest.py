@@ -7,33 +7,12 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.record.history import Checkpoint, History, Recovery
+from grpo_run.runtime.continuity.own_training import OwnCheckpoint, OwnTraining
+from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
-from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
-
-
-@pytest.fixture
-def make_slot() -> Callable[..., Slot]:
-    """Build the slot of a healthy rank at step 7, last updated at 995 s."""
-
-    def make(rank: int, **changes: Any) -> Slot:
-        fields: dict[str, Any] = {
-            "rank": rank, "local_rank": rank, "pid": 100 + rank, "attempt": 0, "state": RankState.training,
-            "phases": (
-                OpenPhase(phase=Phase.data, since_seconds=980.0),
-                OpenPhase(phase=Phase.generate, since_seconds=990.0),
-            ),
-            "train_call": 1, "step": 7, "target_steps": 100, "voted_step": 7, "voted_at_seconds": 979.0,
-            "committed_step": 7, "train_started_seconds": 900.0, "resumed_step": 0,
-            "last_progress_seconds": 995.0, "writes": 50, "tokens_generated": 4096, "rewards_scored": 64,
-            "votes": 7, "vote_wait_seconds": 1.5, "hygiene_runs": 2, "hygiene_seconds": 0.25,
-            "checkpoint_step": 5, "checkpoint_seconds": 0.5, "reward": 0.5, "completion_length": 128.0,
-            "loss": 0.125, "grad_norm": 2.0, "learning_rate": 1e-6,
-        }  # fmt: skip
-        return Slot(**(fields | changes))
-
-    return make
 
 
 @pytest.fixture
@@ -49,6 +28,7 @@ def make_status() -> Callable[..., RunStatus]:
             last_time=100.0, reward=0.5, warnings=3, failures_without_progress=1,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
+            own=OwnTraining(checkpoint=OwnCheckpoint(path="out/state", saved_at=50.0)),
             recoveries=[
                 Recovery(
                     cause="signal", rank=1, step=6, action="restart", detection_seconds=0.25,

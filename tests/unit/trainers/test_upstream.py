@@ -47,6 +47,15 @@ def test_the_trainer_has_the_method(name: str) -> None:
     assert name in methods("transformers", "trainer.py", "Trainer")
 
 
+def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
+    """An optimizer step runs a hook, and accelerate saves a state and returns its directory."""
+    assert "register_optimizer_step_pre_hook" in sys.modules["torch.optim.optimizer"].__all__
+    assert callable(torch.compiler.is_compiling)
+    save = methods("accelerate", "accelerator.py", "Accelerator")["save_state"]
+    assert parameters(save)[:2] == ["self", "output_dir"]
+    assert any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(save))
+
+
 def test_the_checkpoint_method_takes_model_and_trial() -> None:
     """The guard calls it to save the last step."""
     save = methods("transformers", "trainer.py", "Trainer")[upstream.SAVE_CHECKPOINT]

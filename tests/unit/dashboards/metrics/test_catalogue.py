@@ -19,7 +19,7 @@ from grpo_run.dashboards.metrics.catalogue import (
 )
 from grpo_run.dashboards.metrics.labels import CAUSES, DECIDED_ACTIONS, INCIDENT_CAUSES, RUN_STATES
 from grpo_run.dashboards.metrics.metric import Metric, Observation
-from grpo_run.runtime.record.history import Recovery
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Phase, Slot
 

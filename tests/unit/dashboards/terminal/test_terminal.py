@@ -16,8 +16,9 @@ from grpo_run.dashboards.terminal import pipe_schedule
 from grpo_run.dashboards.terminal import terminal as module
 from grpo_run.dashboards.terminal.incidents import fault_lines, inspection_line, recovered_line
 from grpo_run.dashboards.terminal.terminal import Terminal
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.files import short_path
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import RankState, Slot
 

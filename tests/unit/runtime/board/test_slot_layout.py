@@ -12,6 +12,7 @@ from grpo_run.watchdog.observation import Slot
 INTEGERS = [
     "train_call", "step", "target_steps", "voted_step", "committed_step", "resumed_step", "checkpoint_step",
     "voted_at_ns", "train_started_ns", "tokens_generated", "rewards_scored", "votes", "hygiene_runs",
+    "alone_after", "save_state_calls",
 ]  # fmt: skip
 FLOATS = [
     "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "reward", "completion_length", "loss",
@@ -31,7 +32,7 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
     writer.publish()
     slot = path.read_bytes()[HEADER_BYTES + SLOT_BYTES :]
     assert struct.unpack_from("<IIII", slot, 8) == (5, 1, 4711, 3)
-    assert struct.unpack_from("<iiiiiiiQQQQQQ", slot, 256) == tuple(range(1, 14))
+    assert struct.unpack_from("<iiiiiiiQQQQQQHI", slot, 256) == tuple(range(1, 16))
     assert struct.unpack_from("<ddddddddd", slot, 384) == (*(number / 4 for number in range(1, 9)), 0.0)
 
 

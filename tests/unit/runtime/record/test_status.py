@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.process_identity import own_identity
 from grpo_run.runtime.record import status
-from grpo_run.runtime.record.history import History, Recovery
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status, summarize

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.stop import StopRequest
 
 
 def test_nothing_is_requested_at_first() -> None:
     """No deadline passes without a request."""
-    stop = StopRequest(30.0)
+    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     assert not stop.requested
     assert not stop.expired(1e9)
     assert stop.waited_seconds(1e9) == 0.0
@@ -15,7 +17,7 @@ def test_nothing_is_requested_at_first() -> None:
 
 def test_ranks_have_the_timeout_after_the_first_request() -> None:
     """The deadline is inclusive."""
-    stop = StopRequest(30.0)
+    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     assert stop.request(100.0)
     assert stop.requested
     assert (stop.expired(129.9), stop.expired(130.0)) == (False, True)
@@ -23,7 +25,7 @@ def test_ranks_have_the_timeout_after_the_first_request() -> None:
 
 def test_a_second_request_expires_at_once() -> None:
     """The waiting time counts from the first request."""
-    stop = StopRequest(30.0)
+    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     stop.request(100.0)
     assert not stop.request(102.5)
     assert stop.expired(102.5)
@@ -32,7 +34,7 @@ def test_a_second_request_expires_at_once() -> None:
 
 def test_noted_requests_are_taken_once_in_order() -> None:
     """A signal handler notes them; a poll takes them."""
-    stop = StopRequest(30.0)
+    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     stop.note("SIGTERM")
     stop.note("SIGINT")
     assert not stop.requested

@@ -40,6 +40,7 @@ class FakeRanks:
         self.pids = {0: 900, 1: 901}
         self.alive = dict(self.pids)
         self.later: list[Exit] = []
+        self.signals = 0
         self._seen = 0
 
     def exit(self, rank: int, *, code: int | None = None, signal: int | None = None) -> Exit:
@@ -47,6 +48,10 @@ class FakeRanks:
         del self.alive[rank]
         self._seen += 1
         return Exit(rank=rank, pid=900 + rank, exit_code=code, signal=signal, order=self._seen - 1)
+
+    def request_exit(self) -> None:
+        """Count the signals."""
+        self.signals += 1
 
     def wait(self, timeout_seconds: float) -> list[Exit]:
         """Return the exits that happen during an investigation; none afterwards."""
@@ -767,7 +772,7 @@ def test_a_stop_before_the_first_step_ends_the_run_at_once(
     if where != "starting":
         run.train(step=5 if "resumed" in where else 0)
     run.poll()
-    run.supervisor.note_stop("SIGTERM")
+    run.supervisor.stop.note("SIGTERM")
     assert run.poll() is Directive.terminate
     assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
     assert run.events("incident") == []
@@ -791,7 +796,7 @@ def test_a_stop_later_waits_for_the_ranks(start: Callable[..., SupervisedRun], w
             slot.state = RankState.between
         slot.publish()
     run.poll()
-    run.supervisor.note_stop("SIGTERM")
+    run.supervisor.stop.note("SIGTERM")
     assert run.poll() is Directive.monitor
 
 
@@ -943,3 +948,27 @@ def test_a_stopped_run_may_still_reach_its_drill(start: Callable[..., Supervised
     run.done(0, 1)
     run.poll(run.ranks.exit(0, code=75), run.ranks.exit(1, code=75))
     assert (run.supervisor.exit_code, run.events("warning")) == (75, [])
+
+
+def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..., SupervisedRun]) -> None:
+    """What a restart means is said once. The code is the script's, or 93."""
+    run = start()
+    for rank, slot in run.slots.items():
+        slot.state, slot.train_call, slot.alone_after = RankState.starting, 0, 1
+        slot.publish()
+        Journal(run.directory.journal, "run-1").write("own_training", rank=rank, trainer="")
+    run.poll()
+    run.poll()
+    said = [text for text in run.messages if "no Trainer and no loop" in text]
+    assert said == [
+        "the script takes optimizer steps with no Trainer and no loop: a restart begins the script anew; nothing is saved"
+    ]
+    assert run.state is RunState.running
+    run.supervisor.request_stop("SIGTERM")
+    assert run.poll() is Directive.monitor
+    assert run.ranks.signals == 1
+    assert run.poll(run.ranks.exit(0, signal=15)) is Directive.monitor
+    assert run.poll(run.ranks.exit(1, signal=15)) is Directive.terminate
+    assert (run.supervisor.exit_code, run.state) == (93, RunState.stopped)
+    assert run.events("incident") == []
+    assert read_status(run.directory).history.state == "stopped"

@@ -22,8 +22,11 @@ def test_a_drill_of_another_node_is_left_to_that_node() -> None:
 
 def test_the_reason_is_the_step_or_the_phase() -> None:
     """What to change in the drill."""
-    assert sentence((KILL, EVAL), 6) == (
+    assert sentence((KILL, EVAL), 6, counted=True) == (
         "2 drills never happened: kill@rank1:step9 (the run ended at step 6),"
         " exception@rank0:step2:phase=eval (step 2 was not run with phase eval)."
     )
-    assert sentence((), 6) == ""
+    assert sentence((), 6, counted=True) == ""
+    assert sentence((KILL,), 0, counted=False) == (
+        "1 drill never happened: kill@rank1:step9 (no Trainer and no loop, so steps were not counted)."
+    )

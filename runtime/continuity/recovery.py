@@ -1,0 +1,75 @@
+"""Faults and checkpoints of a run, as its journal has them: two records. Plain data.
+
+Replayed as part of `runtime.record.history`; read by the recovery policy, status, metrics and reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """One fault and its recovery. Durations in seconds; None until known.
+
+    Args:
+        cause, rank, sentence, signature, incident: from the verdict; `incident` is the folder.
+        step, train_call: the position at which the fault happened.
+        action: chosen by the policy; empty until then.
+        detection_seconds: from the fault to the verdict.
+        recovery_seconds: from the fault to the next committed step.
+        lost_steps: number of steps repeated after the restart.
+        at: time of the fault, in seconds since the epoch.
+        from_checkpoint: the step that the next attempt resumed from; None if it restarted the `train()` call.
+    """
+
+    cause: str
+    rank: int | None
+    step: int
+    action: str
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    lost_steps: int | None = None
+    incident: str | None = None
+    at: float = 0.0
+    train_call: int = 0
+    from_checkpoint: int | None = None
+    signature: str = ""
+    sentence: str = ""
+    reason: str = ""
+    """Why the action was chosen."""
+    lost_connection: tuple[int, ...] = ()
+    """Ranks that failed only because they lost their connection to `rank`."""
+    mismatch: str = ""
+    """How the next attempt did not continue what the run has; empty if it did."""
+    starting: bool = False
+    """It failed outside the steps of a `train()` call."""
+    patient: bool = False
+    """It is tried again for minutes, and does not count against the restart budget."""
+    also_failed: tuple[int, ...] = ()
+    """Further ranks that failed by themselves."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object shown by `grpo-run status --json`."""
+        keys = [
+            "cause",
+            "rank",
+            "step",
+            "action",
+            "detection_seconds",
+            "recovery_seconds",
+            "lost_steps",
+            "incident",
+        ]
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """A published checkpoint, as recorded in the journal."""
+
+    step: int
+    path: str
+    verified: bool
+    train_call: int = 0

@@ -1,0 +1,213 @@
+"""Scripts that train with no Trainer and no loop: every sentence and exit code is true of what happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import BIN, SCRIPTS, Run, alive
+
+SCRIPT = str(SCRIPTS / "own_loop.py")
+ACCELERATE = str(SCRIPTS / "accelerate_loop.py")
+SAID = "no Trainer and no loop: a restart begins the script anew; nothing is saved"
+LONG = ("--iterations", "100000", "--seconds", "0.02")
+full = pytest.mark.full
+
+
+def begun(run: Run) -> Run:
+    """Start a run and wait until its script trains."""
+    run.start().until(lambda events: any(event["event"] == "own_training" for event in events), 120)
+    return run
+
+
+def check_said(run: Run) -> str:
+    """Return the output of a run that has said once what a restart means, and has claimed nothing else."""
+    text = run.output.read_text()
+    assert text.count(SAID) == 1, text
+    ours = "\n".join(line for line in text.splitlines() if "grpo-run: " in line or line.startswith("    "))
+    for word in (
+        "checkpoint at",
+        "no checkpoint yet",
+        "resume",
+        "before the first step",
+        "at step",
+        "of train()",
+    ):
+        assert word not in ours, ours
+    return text
+
+
+def undisturbed(tmp_path: Path, script: str, *arguments: str) -> str:
+    """Return the digest of the weights that torchrun's run ends with."""
+    folder = tmp_path / "torchrun"
+    folder.mkdir()
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", script, *arguments]
+    subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True)
+    return next(folder.rglob("weights.sha256")).read_text()
+
+
+def test_a_killed_rank_restarts_the_script_from_its_beginning(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The script ends as if nothing had happened. A drill by step is said to be impossible, at the start and at the end."""
+    run = runs(
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT, "--how", "kill"
+    ).start()  # fmt: skip
+    assert run.wait(180) == 0, run.tail()
+    text = check_said(run)
+    assert "FAULT Rank 1 was killed by SIGKILL.\n" in text
+    assert "restarts the script from its beginning" in text
+    assert "RECOVERED the script trains again, from its beginning" in text
+    assert text.count("[rank0] begins") == 2
+    assert "they cannot happen: kill@rank1:step2" in text
+    assert "kill@rank1:step2 (no Trainer and no loop, so steps were not counted)" in text
+    assert (
+        "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted." in text
+    )
+    record = json.loads((tmp_path / "end.json").read_bytes())
+    assert (record["state"], record["own_training"], record["goodput"]) == ("finished", True, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence", "end"),
+    [
+        pytest.param("exception", 0, "Rank 1 raised ValueError: a defect", "Finished after 1 restart.", marks=full),
+        pytest.param("oserror", 0, "Rank 1 raised OSError: the disk", "Finished after 1 restart.", marks=full),
+        pytest.param("interrupt", 0, "Rank 1 raised KeyboardInterrupt", "Finished after 1 restart.", marks=full),
+        pytest.param("lock", 0, "Rank 1 waits for a lock", "Finished after 1 restart.", marks=full),
+        pytest.param("always", 93, "Rank 1 raised ValueError: at the same", "again at the same place.", marks=full),
+        pytest.param("os-exit", 0, "it counts as finished", "Finished, no faults.", marks=full),
+    ],
+)  # fmt: skip
+def test_every_fault_is_described_as_it_was(
+    how: str, code: int, sentence: str, end: str, runs: Callable[..., Run]
+) -> None:
+    """A fault that happens once costs a restart from the beginning; one that repeats at the same place ends the run."""
+    run = runs("--nproc-per-node", "2", SCRIPT, "--how", how, "--at", "50", "--iterations", "60").start()
+    assert run.wait(240) == code, run.tail()
+    text = check_said(run)
+    assert sentence in text
+    assert end in text
+    assert ("restarts the script from its beginning" in text) == (how != "os-exit")
+
+
+@full
+def test_a_failure_at_the_first_iteration_is_one_of_the_start(runs: Callable[..., Run]) -> None:
+    """Before its first optimizer step nobody knows how a script trains, and nothing is said about it."""
+    run = runs("--nproc-per-node", "2", SCRIPT, "--how", "always", "--at", "1").start()
+    assert run.wait(240) == 93, run.tail()
+    assert SAID not in run.tail()
+    assert "the same failure occurred again when the script started" in run.tail()
+
+
+@full
+def test_the_budget_counts_restarts(runs: Callable[..., Run]) -> None:
+    """Kills without end: the run gives up, and says that nothing was saved."""
+    run = runs("--max-restarts", "1", "--nproc-per-node", "2", SCRIPT, *LONG)
+    begun(run).kill(1)
+    run.until(lambda events: sum(event["event"] == "own_training" for event in events) >= 4, 120)
+    run.kill(1)
+    assert run.wait(120) == 93, run.tail()
+    assert "2 failures in a row, and nothing is saved (budget 1)" in check_said(run)
+
+
+def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGTERM reaches the ranks at once. Status, `save` and `--on-end` say that nothing is saved. The code is 93."""
+    run = begun(
+        runs("--on-end", "cat > end.json", "--nproc-per-node", "2", SCRIPT, *LONG, metrics="127.0.0.1:0")
+    )
+    status = run.status()
+    assert (status["state"], status["own_training"], status["goodput"]) == ("running", True, None)
+    assert status["sentence"] == f"Running. {SAID[0].upper()}{SAID[1:]}."
+    saved = subprocess.run(
+        [str(BIN / "grpo-run"), "save", str(run.directory)], capture_output=True, text=True
+    )
+    assert (saved.returncode, saved.stdout[:23]) == (1, "nothing can be saved: t")
+    pids = [run.pid(0), run.pid(1)]
+    subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=60)
+    assert run.wait(25) == 93, run.tail()  # far below --stop-timeout
+    assert alive(pids) == []
+    assert "Stopped. The same command begins the script anew; nothing is saved." in check_said(run)
+    record = json.loads((tmp_path / "end.json").read_bytes())
+    assert (record["state"], record["exit_code"], record["incident"]) == ("stopped", 93, None)
+    assert run.events("incident") == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "number", "code"),
+    [
+        pytest.param("0", signal.SIGTERM, 0, marks=full),
+        pytest.param("75", signal.SIGINT, 75, marks=full),
+        pytest.param("never", signal.SIGTERM, 93, marks=full),
+    ],
+)
+def test_the_script_s_own_handler_decides_how_a_stop_ends(
+    handler: str, number: int, code: int, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It has time to save, within a bound, and its exit code is the run's. The same command starts the script again."""
+    arguments = ("--stop-timeout", "5", "--nproc-per-node", "2", SCRIPT, *LONG, "--handler", handler)
+    run = begun(runs(*arguments))
+    assert run.process is not None
+    run.process.send_signal(number)
+    assert run.wait(60) == code, run.tail()
+    assert run.status()["state"] == "stopped"
+    text = check_said(run)
+    handled = [(tmp_path / f"handled.{rank}").exists() for rank in (0, 1)]
+    if handler == "never":
+        assert "Ranks did not stop within" in text
+    else:
+        assert handled == [True, True]
+        assert handler == "75" or f"Stopped: the script returned {handler}." in text
+    run.start()  # it is not finished
+    run.until(lambda events: sum(event["event"] == "attempt_started" for event in events) == 2, 120)
+
+
+def own_saves(run: Run) -> list[dict[str, Any]]:
+    """The saves of the script that were complete."""
+    return run.events("own_checkpoint")
+
+
+@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=full)])
+def test_a_stop_waits_for_the_script_s_next_save(
+    resumed: bool, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """No rank is ended during a save, and the code is 75: the script resumes by itself, to equal weights."""
+    steps = ("--steps", "60", "--save-every", "5", "--seconds", "0.05", "--save-seconds", "0.3")
+    run = begun(runs("--nproc-per-node", "2", ACCELERATE, *steps))
+    run.until(lambda events: any(event["event"] == "own_checkpoint" for event in events), 60)
+    assert run.process is not None
+    before = len(own_saves(run))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 75, run.tail()
+    assert len(own_saves(run)) == before + 1
+    newest = Path(own_saves(run)[-1]["path"])
+    assert (tmp_path / newest / "complete").exists()
+    assert f"the script's own checkpoints: last saved in {newest}" in run.status()["sentence"]
+    if not resumed:
+        return
+    assert run.start().wait(120) == 0, run.tail()
+    assert f"begins at {newest.name.removeprefix('step_')}" in run.output.read_text()
+    assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
+
+
+@full
+@pytest.mark.parametrize("save_on", ["all", "main"])
+def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
+    save_on: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """A rank is killed after its last save. The script resumes by itself, to the weights of torchrun's run."""
+    steps = ("--steps", "14", "--save-every", "4", "--save-on", save_on)
+    run = runs("--nproc-per-node", "2", ACCELERATE, *steps, "--kill-at", "14").start()
+    assert run.wait(180) == 0, run.tail()
+    text = run.output.read_text()
+    assert "begins at 12" in text
+    assert (
+        "restarts the script from its beginning; the script's own checkpoints: last saved in out/step_12"
+        in text
+    )
+    assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)

@@ -1,0 +1,124 @@
+"""An optimizer step outside `train()` is noticed once, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
+from grpo_run.watchdog.observation import RankState, Slot
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.Optimizer:
+    """An optimizer of one parameter with a gradient."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _watched(session: Any) -> Iterator[None]:
+    """Watch the optimizers of this process for the length of the test."""
+    handles: list[Any] = []
+    module = SimpleNamespace(
+        register_optimizer_step_pre_hook=lambda hook: handles.append(register_optimizer_step_pre_hook(hook))
+    )
+    watch_optimizer_steps(module, session)
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def noticed(events: Callable[[], list[dict[str, Any]]]) -> list[str]:
+    """The Trainer of each event."""
+    return [event["trainer"] for event in events() if event["event"] == "own_training"]
+
+
+def test_the_first_step_is_on_the_board_and_in_the_journal(
+    optimizer: torch.optim.Optimizer, reading: Callable[[], Slot], events: Any, session: Any
+) -> None:
+    """Further steps are only counted."""
+    assert not reading().trains_alone
+    optimizer.step()
+    optimizer.step()
+    assert reading().trains_alone
+    assert noticed(events) == [""]
+    assert session.own_steps == 2
+
+
+def test_steps_of_a_train_call_are_not_the_script_s(
+    optimizer: torch.optim.Optimizer, reading: Callable[[], Slot], events: Any, session: Any
+) -> None:
+    """Steps before and after it are, each time."""
+    optimizer.step()
+    session.slot.state, session.slot.train_call = RankState.training, 1
+    session.slot.publish()
+    optimizer.step()
+    assert not reading().trains_alone
+    session.slot.state = RankState.between
+    session.slot.publish()
+    assert not reading().trains_alone
+    optimizer.step()
+    assert reading().trains_alone
+    assert noticed(events) == ["", ""]
+
+
+def test_a_process_that_was_forked_from_the_rank_says_nothing(
+    optimizer: torch.optim.Optimizer, events: Any, session: Any
+) -> None:
+    """It has no part in the run."""
+    session.is_rank = False
+    optimizer.step()
+    assert noticed(events) == []
+
+
+def test_a_trainer_outside_a_guarded_call_is_named(
+    optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hyperparameter search, or a `train()` of its own."""
+
+    class Trainer:
+        """The class in `transformers.trainer`."""
+
+        def train(self) -> None:
+            """Train."""
+            optimizer.step()
+
+    class PPOTrainer(Trainer):
+        """A class of the script."""
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    monkeypatch.setitem(__import__("sys").modules, "transformers.trainer", module)
+    PPOTrainer().train()
+    assert noticed(events)[0].endswith("PPOTrainer")
+
+
+def test_a_subclass_with_a_step_of_its_own_is_noticed(events: Any) -> None:
+    """Torch wraps it when it is made."""
+
+    class Muon(torch.optim.Optimizer):
+        """As scripts write it."""
+
+        def step(self) -> None:  # type: ignore[override]
+            """Do nothing."""
+
+    Muon([torch.nn.Parameter(torch.ones(1))], {}).step()
+    assert noticed(events) == [""]
+
+
+def test_a_compiled_step_compiles(optimizer: torch.optim.Optimizer) -> None:
+    """The hook is traced with it."""
+
+    def step() -> None:
+        optimizer.step()
+
+    compiled = torch.compile(step, backend="eager")
+    compiled()
+    compiled()
