@@ -32,7 +32,8 @@ from grpo_run.runtime.board.collective_log import (
     read_collective_log,
     read_waiting_collectives,
 )
-from grpo_run.runtime.board.exchange import EXCHANGE_BYTES, Exchange, messages_sent
+from grpo_run.runtime.board.disagreement_field import write_disagreement
+from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
 from grpo_run.runtime.board.phase_histogram import read_phase_histograms
 from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,
@@ -225,6 +226,15 @@ class Board:
             return None
         areas = [_exchange_offset(self.slots, other) for other in range(self.slots)]
         return Exchange(self._memory, areas, own=index, attempt=attempt, channel=channel)
+
+    def publish_disagreement(self, text: str) -> None:
+        """Let the ranks of the present attempt that wait in the exchange area raise `text`."""
+        if self._has_exchange and self.has_full_size:
+            write_disagreement(self._memory, self.attempt, text)
+            for channel in CHANNELS:
+                exchange = self.exchange(0, attempt=self.attempt, channel=channel)
+                assert exchange is not None
+                exchange.wake_all()
 
     def messages_sent(self, index: int) -> dict[str, int]:
         """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange area."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, operation_name
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress, operation_name
 from grpo_run.watchdog.verdict import Location
 
 ENTRY_BYTES = 256
@@ -38,6 +38,8 @@ _PROGRESS_AT = 16
 _FLAGS_AT = 17
 _DETAIL_AT = 18
 _THREAD_AT = 32
+_OPERATION_AT = _HEADER.size + 40
+_BACKWARD = BACKWARD.encode() + b"\0"
 _POINT_TO_POINT = 1
 _ON_DEVICE = 2
 _LIMITED = 4
@@ -205,15 +207,21 @@ def is_blocked(memory: mmap.mmap, offset: int) -> bool:
 
 
 def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
-    """Whether a thread of the rank is blocked in a collective, or its last one runs on a device.
+    """Whether a thread of the rank is blocked in a collective, or its last entry is one of a device or of a DDP backward
+    pass that has not ended.
 
     Args:
         number: number of the rank's last entry; 0 if there is none.
     """
     if is_blocked(memory, offset):
         return True
+    if not number:
+        return False
     at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
-    return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
+    if memory[at + _FLAGS_AT] & _ON_DEVICE:
+        return True
+    operation = memory[at + _OPERATION_AT : at + _OPERATION_AT + len(_BACKWARD)]
+    return operation == _BACKWARD and memory[at + _PROGRESS_AT] != CollectiveProgress.completed
 
 
 def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:

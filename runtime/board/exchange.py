@@ -22,6 +22,7 @@ import zlib
 from typing import NamedTuple
 
 from grpo_run.runtime.board import futex
+from grpo_run.runtime.board.disagreement_field import read_disagreement
 
 CHANNELS = ("grpo_run/vote", "grpo_run/consensus")
 """Names of the channels, in the order of their places in the area."""
@@ -126,6 +127,16 @@ class Exchange:
             futex.wait(
                 self._addresses[rank], word & _SEQUENCE_MASK, min(timeout_seconds, LONGEST_WAIT_SECONDS)
             )
+
+    def wake_all(self) -> None:
+        """Let everyone return who sleeps in `wait` on this channel."""
+        for address in self._addresses:
+            futex.wake(address)
+
+    @property
+    def disagreement(self) -> str:
+        """What was proved of the ranks of this attempt, so that no further message will come; empty if nothing was."""
+        return read_disagreement(self._memory, self._attempt)
 
     def _word(self, rank: int) -> int:
         (word,) = _WORD.unpack_from(self._memory, self._places[rank])

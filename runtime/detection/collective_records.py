@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.local_ranks import LocalRanks
-from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.recording import parse_recording
@@ -183,7 +183,7 @@ class CollectiveRecords:
             issued=self._ranks.board.messages_sent(self._ranks.places[rank]) if observed else {},
             exited=exited,
             outside_training=slot is not None and slot.state is RankState.between,
-            in_backward=idle and slot is not None and slot.phase is Phase.forward_backward,
+            in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
         )
 
     def _merge(
@@ -204,6 +204,13 @@ class CollectiveRecords:
             rank: [_as_json(entry) for entry in board.collective_log(place)]
             for rank, place in self._ranks.places.items()
         }
+
+
+def _may_be_in_backward(slot: Slot, log: tuple[Collective, ...]) -> bool:
+    """Whether the rank's Trainer is in a step's forward and backward pass, or its script in a DDP backward pass."""
+    return slot.phase is Phase.forward_backward or any(
+        entry.operation == BACKWARD and not entry.completed for entry in log
+    )
 
 
 def _as_json(entry: Collective) -> dict[str, object]:

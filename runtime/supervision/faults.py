@@ -21,7 +21,7 @@ from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
-from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate
+from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
 from grpo_run.runtime.supervision.unguarded.means import stop_code
@@ -120,6 +120,7 @@ class FaultHandler:
             delay_seconds=decision.delay_seconds,
         )
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
+        tell_ranks(context, verdict)
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)

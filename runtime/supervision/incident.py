@@ -10,6 +10,7 @@ evidence and never prevents a recovery.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -27,17 +28,21 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.evidence import collection, incident_files
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.verdict import Verdict
 
 GATHER_SECONDS = 0.03
 """How long to wait for further exits after the first one. The victims of a broken collective fail within
 milliseconds."""
+RAISE_SECONDS = 0.3
+"""How long ranks in consensus calls have to raise what was proved. A traceback takes milliseconds."""
+RAISE_POLL_SECONDS = 0.01
 JOURNAL_TAIL_LINES = 200
 JOURNAL_TAIL_BYTES = 256 * 1024
 
@@ -54,6 +59,7 @@ class IncidentContext:
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
+        publish_disagreement: lets ranks that wait for other ranks' calls raise a text.
     """
 
     attempt: Attempt
@@ -63,6 +69,7 @@ class IncidentContext:
     best_position: tuple[int, int]
     finding: Finding | None = None
     stop_seconds: float = 0.0
+    publish_disagreement: Callable[[str], None] = lambda text: None
 
     @classmethod
     def of(
@@ -81,6 +88,7 @@ class IncidentContext:
             read_slots=lambda: attempt.read_slots(board),
             detector=detector,
             best_position=history.best_position,
+            publish_disagreement=board.publish_disagreement,
             **fields,
         )
 
@@ -188,6 +196,38 @@ def _judge(
             return hangs.add_locations(diagnose_early_exit(completed, exits.failed, slots), gathered.stacks)
     verdict = diagnose_exits(exits.failed, slots, best_position=context.best_position)
     return hangs.add_locations(verdict, gathered.stacks)
+
+
+def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
+    """Name a proved deadlock on every rank if one of them waits in a consensus call. Call it once evidence is on disk.
+
+    Such a rank raises the verdict's sentence, so that the script sees it; the other ranks sit in torch, and it is
+    appended to their logs. Waits for the first until they have raised, `RAISE_SECONDS` at most.
+    """
+    deadlock = context.finding.deadlock if context.finding is not None else None
+    at = deadlock.at if deadlock is not None else {}
+    waiting = {
+        rank
+        for rank, here in at.items()
+        if here is not None and here.group == CONSENSUS_GROUP and here.progress is CollectiveProgress.waiting
+    }
+    if not waiting:
+        return
+    context.publish_disagreement(verdict.sentence)
+    for rank in at.keys() - waiting:
+        with (
+            contextlib.suppress(OSError),
+            open(context.attempt.files.log(rank), "a", encoding="utf-8") as log,
+        ):
+            log.write(f"Ended by grpo-run: {verdict.sentence}\n")
+    deadline = time.monotonic() + RAISE_SECONDS
+    while time.monotonic() < deadline:
+        slots = context.read_slots()
+        if all(
+            slot is None or slot.state is RankState.failed for rank, slot in slots.items() if rank in waiting
+        ):
+            return
+        time.sleep(RAISE_POLL_SECONDS)
 
 
 def journal_tail(journal: Path) -> list[str]:

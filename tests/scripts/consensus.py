@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from grpo_run.runtime.errors import ConsensusError
 from grpo_run.trainers import consensus
 
 RANK = int(os.environ["RANK"])
+LATE_SECONDS = 1.5
+"""Longer than a deadlock takes to be proved."""
 
 
 def agree() -> list[object]:
@@ -42,6 +45,26 @@ def agree() -> list[object]:
         consensus.all(RANK == 1),
         consensus.all(True),
     ]
+
+
+def served_by_a_thread() -> bool:
+    """A rank that is late, and one whose thread serves the group that the other rank waits in: both are healthy."""
+    group = dist.new_group()
+    gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
+
+    def serve() -> None:
+        time.sleep(LATE_SECONDS)
+        dist.all_gather(gathered, torch.ones(1), group=group)
+
+    thread = threading.Thread(target=serve)
+    if RANK == 0:
+        thread.start()
+    else:
+        dist.all_gather(gathered, torch.ones(1), group=group)
+    agreed = consensus.all(True)
+    if RANK == 0:
+        thread.join()
+    return agreed
 
 
 def other_line() -> None:
@@ -81,7 +104,7 @@ def error_of(disagree: Callable[[], None]) -> list[object]:
     raise AssertionError("nothing was raised")
 
 
-def leave(place: str) -> None:
+def leave(place: str, parallel: torch.nn.Module) -> None:
     """Leave for a place that the other ranks do not go to."""
     print(f"left at {time.time()}", flush=True)
     if place == "all_gather":
@@ -89,8 +112,6 @@ def leave(place: str) -> None:
     elif place == "barrier":
         dist.barrier()
     elif place == "backward":
-        model = torch.nn.Linear(2, 1)
-        parallel = torch.nn.parallel.DistributedDataParallel(model)
         parallel(torch.ones(1, 2)).sum().backward()
     elif place == "train":
         import sft
@@ -98,7 +119,7 @@ def leave(place: str) -> None:
 
         tiny.use_test_shims()
         tokenizer = tiny.tokenizer()
-        options = tiny.argument_parser("").parse_args([])
+        options = tiny.argument_parser("").parse_args(["--output-dir", "out", "--max-steps", "1"])
         sft.trainer_for(options, Path("out"), tokenizer, tiny.model(len(tokenizer), 0)).train()
     else:
         sys.exit(0)
@@ -111,19 +132,20 @@ def main() -> None:
     places = parser.parse_args().leave.split(",")
     dist.init_process_group("gloo")
     if places == [""]:
-        answers = {"agreed": agree()} | {
+        answers = {"agreed": agree(), "served": served_by_a_thread()} | {
             one.__name__: error_of(one) for one in (other_line, other_function, other_count, other_iteration)
         }
         Path(f"answers{RANK}.json").write_text(json.dumps(answers))
         dist.barrier()
         return
     place = places[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
+    parallel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     done = 0
     try:
         for _ in consensus.while_any(lambda: done < 5):  # noqa: B023 - the present value is meant
             done += 1
             if RANK == 1 and done == 3:
-                leave(place)
+                leave(place, parallel)
     except ConsensusError as error:
         print(f"raised at {time.time()}: {str(error).splitlines()[0]}", flush=True)
         raise

@@ -22,6 +22,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.trainers.rank.collectives.backward_passes import log_backward_passes
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
@@ -86,6 +87,9 @@ class Session:
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS)
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
+        wrapt.register_post_import_hook(
+            lambda module: log_backward_passes(self.recorder, module), "torch.nn.parallel.distributed"
+        )
         # not earlier: connecting imports torch, and the script decides from where and with which environment
         wrapt.register_post_import_hook(lambda module: self.connect(), "transformers.trainer")
 

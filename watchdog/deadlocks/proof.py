@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, share_group
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, CONSENSUS_GROUP, Collective, share_group
 from grpo_run.watchdog.deadlocks.completion import can_meet, needed_members
 from grpo_run.watchdog.deadlocks.culprit import find_culprits
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
@@ -160,5 +160,26 @@ def _deadlock(
         at=at,
         locations=locations,
         mismatch=mismatch,
-        sentence=describe_deadlock(stuck, culprits, locations, exited=exited, exited_ranks=ranks.exited),
+        sentence=describe_deadlock(
+            stuck,
+            culprits,
+            locations,
+            exited=exited,
+            exited_ranks=ranks.exited,
+            last_calls=_last_calls(ranks, stuck),
+        ),
     )
+
+
+def _last_calls(ranks: ObservedRanks, stuck: Mapping[int, Collective]) -> dict[int, Collective]:
+    """The last consensus call of each rank that is elsewhere while another rank is stuck in one."""
+    if not any(here.group == CONSENSUS_GROUP for here in stuck.values()):
+        return {}
+    found = {}
+    for rank, records in ranks.records.items():
+        if rank in stuck and stuck[rank].group == CONSENSUS_GROUP:
+            continue
+        calls = [record for record in records if record.group == CONSENSUS_GROUP]
+        if calls:
+            found[rank] = calls[-1]
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
+from types import MappingProxyType
 
 from grpo_run.watchdog.deadlocks.collectives import (
     CONSENSUS_GROUP,
@@ -21,6 +22,8 @@ from grpo_run.watchdog.verdict import Location
 
 MAX_SHAPES = 3
 """Shapes of more tensors are summed up."""
+MAX_CALLS = 3
+"""Ranks of which the last consensus call is named."""
 
 
 def describe_operation(collective: Collective) -> str:
@@ -47,13 +50,33 @@ def describe_deadlock(
     *,
     exited: bool,
     exited_ranks: AbstractSet[int],
+    last_calls: Mapping[int, Collective] = MappingProxyType({}),
 ) -> str:
-    """Return one sentence on what keeps the ranks in `stuck` from continuing.
+    """Return what keeps the ranks in `stuck` from continuing: one sentence, and one more about consensus calls.
 
     Args:
         exited: the culprits have exited or are outside training.
         exited_ranks: ranks whose process has exited.
+        last_calls: the last consensus call of ranks that others wait for in theirs.
     """
+    sentence = _describe(stuck, culprits, locations, exited=exited, exited_ranks=exited_ranks)
+    calls = [
+        f"the last consensus call of rank {rank} was call {call.sequence}"
+        + (f" at {PurePath(call.location.file).name}:{call.location.line}" if call.location else "")
+        for rank, call in sorted(last_calls.items())
+    ]
+    text = join_words(calls[:MAX_CALLS])
+    return f"{sentence} {text[0].upper()}{text[1:]}." if text else sentence
+
+
+def _describe(
+    stuck: Mapping[int, Collective],
+    culprits: Sequence[int],
+    locations: Mapping[int, Location],
+    *,
+    exited: bool,
+    exited_ranks: AbstractSet[int],
+) -> str:
     right = [rank for rank in sorted(stuck) if rank not in culprits]
     if exited:
         have, pronoun = ("has", "it") if len(culprits) == 1 else ("have", "them")

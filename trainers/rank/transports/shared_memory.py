@@ -6,7 +6,7 @@ Called by `rank/vote_group.py`.
 
 A peer that dies sends nothing more, and nothing here notices it: the supervisor sees its exit and ends the attempt, or
 proves that this rank waits for it. Ranks that start different operations, or send different numbers of integers, wait
-until that is proved, like those of a Gloo group.
+until that is proved, like those of a Gloo group. What the supervisor has proved of a consensus call is raised here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 import time
 
 from grpo_run.runtime.board.exchange import MAX_MESSAGE_BYTES, Exchange, Message
+from grpo_run.runtime.errors import ConsensusError
 from grpo_run.trainers.rank.collectives.own_log import OwnLog
 from grpo_run.trainers.rank.transports.transport import Finish, Operation
 
@@ -71,6 +72,8 @@ class SharedMemoryTransport:
                 message = exchange.receive(peer, sequence)
                 if message is not None and _fits(message, own):
                     return message
+                if exchange.disagreement:
+                    raise ConsensusError(exchange.disagreement)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise RuntimeError(

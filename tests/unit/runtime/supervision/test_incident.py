@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import stat
@@ -25,7 +26,7 @@ from grpo_run.runtime.supervision.incident import (
     journal_tail,
 )
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.evidence.collection import Evidence
@@ -88,7 +89,11 @@ class Scene:
         monkeypatch.setattr(incident.collection, "collect", self._collect)
 
     def investigate(self, *exits: Exit, **changes: Any) -> incident.IncidentOutcome:
-        """Investigate with rank 0 at place 1 and rank 1 at place 0; ranks without an exit are alive."""
+        """Investigate the scene."""
+        return investigate(self.run, self.context(*exits, **changes))
+
+    def context(self, *exits: Exit, **changes: Any) -> IncidentContext:
+        """The fault, with rank 0 at place 1 and rank 1 at place 0; ranks without an exit are alive."""
         gone = {exit.rank for exit in exits}
         attempt = Attempt(self.run, 0, warn=lambda rank, text: None, rank_of_place={1: 0, 0: 1}, world_size=2)
         attempt.exits = FakeExits(self, exits)
@@ -97,7 +102,7 @@ class Scene:
             "ranks": SimpleNamespace(alive={1 - r: 100 + r for r in (0, 1) if r not in gone}),
             "read_slots": lambda: {0: None, 1: None}, "detector": self.watch, "best_position": (1, 5),
         }  # fmt: skip
-        return investigate(self.run, IncidentContext(**(fields | changes)))
+        return IncidentContext(**(fields | changes))
 
     def _positions(self, slots: Any, exited: dict[int, bool]) -> dict[int, Position]:
         self.done.append("positions")
@@ -284,6 +289,29 @@ def test_a_proved_deadlock_is_the_verdict(scene: Scene) -> None:
     )  # fmt: skip
     outcome = scene.investigate(finding=Finding(deadlock=deadlock, began_at_seconds=0.0))
     assert (outcome.verdict.cause, outcome.verdict.confidence) == (Cause.collective_missing_rank, "proved")
+
+
+@pytest.mark.parametrize("group", [CONSENSUS_GROUP, "0"])
+def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(scene: Scene, group: str) -> None:
+    """The first raises it; the other sits in torch. Nothing is said where no rank is in a consensus call."""
+    at = {0: dataclasses.replace(record("all_gather"), group=group), 1: record("barrier")}
+    deadlock = Deadlock(
+        cause=Cause.collective_missing_rank, culprits=(1,), waiters=(0,), at=at, locations={}, mismatch=None,
+        sentence="Deadlocked.",
+    )  # fmt: skip
+    finding = Finding(deadlock=deadlock, began_at_seconds=0.0)
+    told: list[str] = []
+    context = scene.context(finding=finding, publish_disagreement=told.append)
+    assert context.attempt.files.make() is None
+    incident.tell_ranks(context, investigate(scene.run, context).verdict)
+    logs = {rank: context.attempt.files.log(rank) for rank in (0, 1)}
+    assert not logs[0].exists()
+    if group == CONSENSUS_GROUP:
+        assert told == ["Deadlocked."]
+        assert logs[1].read_text() == "Ended by grpo-run: Deadlocked.\n"
+    else:
+        assert told == []
+        assert not logs[1].exists()
 
 
 def test_a_slow_stop_has_no_culprit(scene: Scene) -> None:

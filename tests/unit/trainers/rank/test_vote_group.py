@@ -184,3 +184,14 @@ def test_a_process_forked_from_a_rank_does_not_vote(tmp_path: Path) -> None:
     group.detach()
     with pytest.raises(RuntimeError, match="forked from a rank"):
         group.start(Vote(step=1))
+
+
+def test_what_was_proved_is_raised_by_a_rank_that_waits(tmp_path: Path) -> None:
+    """The rank that it waits for never comes; the supervisor has seen where that one is."""
+    connect, _ = transports("memory", 2, tmp_path)
+    board = Board.open(tmp_path / "board.mmap", writable=True)
+    timer = threading.Timer(0.2, board.publish_disagreement, ["Deadlock: rank 1 is in barrier."])
+    timer.start()
+    with pytest.raises(ConsensusError, match="rank 1 is in barrier"):
+        VoteGroup(connect()).gather([1])
+    timer.join()

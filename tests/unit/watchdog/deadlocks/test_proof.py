@@ -289,6 +289,31 @@ def test_a_rank_that_has_exited_is_the_culprit() -> None:
     )
 
 
+ASK: Call = ("grpo_run/consensus", "all_gather", 40, 33)
+
+
+def test_a_rank_that_left_a_consensus_loop_for_a_collective_is_named_with_its_last_call() -> None:
+    """Both lines, and how often each rank has called."""
+    found = judge(ran([ASK] * 5), ran([*[ASK] * 4, GATHER]))
+    assert found is not None
+    assert (found.cause, found.culprits) == (Cause.collective_missing_rank, (1,))
+    assert found.sentence == (
+        "Deadlock: rank 1 is in all_gather (train.py:88, #1) while rank 0 is in consensus (train.py:40, call 5)."
+        " The last consensus call of rank 1 was call 4 at train.py:40."
+    )
+
+
+def test_a_rank_that_left_a_consensus_loop_for_the_end_is_named_with_its_last_call() -> None:
+    """Its script has run its last line."""
+    found = judge(ran([ASK, ASK]), after_exit([ASK]))
+    assert found is not None
+    assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
+    assert found.sentence == (
+        "Deadlock: rank 1 has exited while rank 0 waits for it in consensus (train.py:40, call 2)."
+        " The last consensus call of rank 1 was call 1 at train.py:40."
+    )
+
+
 def test_ranks_that_wait_for_a_stuck_rank_are_stuck_too() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2, which has exited."""
     pair = ran([*PAST, ("pair", "all_reduce", 50, 2)], members=(0, 1))
