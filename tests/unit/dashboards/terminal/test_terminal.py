@@ -227,6 +227,23 @@ def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytes
     assert made.lines() == ["grpo-run: step 7 · 2 ranks", "grpo-run: step 8 · 2 ranks"]
 
 
+def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes more CPU time than everything else that a watched run needs."""
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    made = Screen(width=80, shown=frozenset())
+    made.terminal.start()
+    while "step 7" not in made.stderr.getvalue():
+        pass
+    made.terminal._stop.wait(0.05)
+    drawn = made.stderr.getvalue()
+    made.terminal._stop.wait(0.5)  # rich by itself would draw four times a second
+    assert made.stderr.getvalue() == drawn
+    made.history.step = 8
+    while "step 8" not in made.stderr.getvalue():
+        pass
+    made.terminal.stop()
+
+
 def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each train() call and each attempt chooses one; the first is representative."""
     monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)

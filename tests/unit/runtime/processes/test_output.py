@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,29 @@ def test_output_of_a_new_attempt_follows_the_last_line_of_the_old_one(
     output.follow({0: new})
     output.drain()
     assert shown == [(0, "from the old one"), (0, "from the new one")]
+
+
+def test_files_that_do_not_grow_are_looked_at_rarely(
+    tmp_path: Path, output: OutputFollower, shown: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most ranks print nothing; a rank that prints is followed closely."""
+    looks: Counter[str] = Counter()
+    read = FileFollower.read
+
+    def counted(self: FileFollower) -> list[str]:
+        looks[self._path.name] += 1
+        return read(self)
+
+    monkeypatch.setattr(FileFollower, "read", counted)
+    output.follow({0: tmp_path / "silent", 1: tmp_path / "busy"})
+    output.start()
+    for _ in range(10):
+        append(tmp_path / "busy", b"x\n")
+        time.sleep(0.1)
+    assert 1 <= looks["silent"] < looks["busy"]
+    assert shown
+    output.stop()
+    assert shown == [(1, "x")] * 10
 
 
 def test_stopping_prints_what_remains(
