@@ -30,7 +30,7 @@ from grpo_run.runtime.board.collective_log import (
     last_sequence,
     may_be_in_collective,
     read_collective_log,
-    read_waiting_collectives,
+    read_current_collectives,
 )
 from grpo_run.runtime.board.disagreement_field import write_disagreement
 from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
@@ -284,9 +284,15 @@ class Board:
             last = self._logs[index] = raw, read_collective_log(self._memory, offset)
         return last[1]
 
-    def waiting_collectives(self, index: int) -> tuple[Collective, ...]:
-        """Return the collectives in which a thread of local rank `index` is blocked. Decodes no others."""
-        return read_waiting_collectives(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT)
+    def current_collectives(self, index: int, number: int) -> tuple[Collective, ...]:
+        """Return the collectives in which a thread of local rank `index` is blocked. Decodes no others.
+
+        If none is, the last one if it runs on a device.
+
+        Args:
+            number: `collectives_issued` of the rank's slot.
+        """
+        return read_current_collectives(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT, number)
 
     def last_sequence(self, index: int, number: int, group: str) -> int:
         """Return the sequence number of the last collective of a group that local rank `index` issued from Python.

@@ -229,11 +229,19 @@ def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...
     return _read_entries(memory, offset, range(ENTRIES))
 
 
-def read_waiting_collectives(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
-    """Return the entries of one slot's log in which a thread is blocked, oldest first."""
+def read_current_collectives(memory: mmap.mmap, offset: int, number: int) -> tuple[Collective, ...]:
+    """Return the entries of one slot's log in which a thread is blocked, oldest first.
+
+    Without any, the last entry if it runs on a device.
+
+    Args:
+        number: number of the rank's last entry; 0 if there is none.
+    """
     progress = memory[offset + _PROGRESS_AT : offset + LOG_BYTES : ENTRY_BYTES]
-    waiting = CollectiveProgress.waiting
-    return _read_entries(memory, offset, (index for index, value in enumerate(progress) if value == waiting))
+    current = [index for index, value in enumerate(progress) if value == CollectiveProgress.waiting]
+    if not current and may_be_in_collective(memory, offset, number):
+        current = [(number - 1) % ENTRIES]
+    return _read_entries(memory, offset, current)
 
 
 def last_sequence(memory: mmap.mmap, offset: int, number: int, group: str) -> int:

@@ -134,9 +134,9 @@ class CollectiveRecords:
         place = self._ranks.places[rank]
         return self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
 
-    def waiting(self, rank: int) -> tuple[Collective, ...]:
-        """The collectives in which threads of the rank are blocked, according to its log."""
-        return self._ranks.board.waiting_collectives(self._ranks.places[rank])
+    def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
+        """The collectives in which threads of the rank are blocked, or its last one on a device, by its log."""
+        return self._ranks.board.current_collectives(self._ranks.places[rank], slot.collectives_issued)
 
     def has_reached(self, rank: int, slot: Slot, collective: Collective) -> bool:
         """Whether the rank has issued this collective of another rank, or a later one of its group, from Python."""

@@ -158,7 +158,7 @@ class DeadlockDetector:
         return True
 
     def _some_are_late(self, slots: Mapping[int, Slot | None], blocked: set[int]) -> bool:
-        """Whether, according to the logs, all blocked ranks wait in one collective for ranks that are at work.
+        """Whether, according to the logs, all blocked ranks are in one collective, and the others at work.
 
         Every training does so in every step. The records would prove nothing, and reading them takes a tenth of a
         second of CPU time with eight ranks.
@@ -168,9 +168,9 @@ class DeadlockDetector:
         for rank, slot in slots.items():
             if slot is None or slot.state is not RankState.training or rank not in self._ranks.pids:
                 return False
-            found = self._records.waiting(rank)
+            found = self._records.current(rank, slot)
             if len(found) > 1 or (rank in blocked and not found):
-                return False  # it waits with several threads, in C++ or on a device
+                return False  # it waits with several threads, or in C++
             waits += found
             if not found:
                 at_work.append((rank, slot))

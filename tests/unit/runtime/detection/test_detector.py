@@ -587,6 +587,22 @@ def test_the_records_are_read_late_while_ranks_wait_for_one_that_is_at_work(
     assert world.polls != []
 
 
+@pytest.mark.parametrize(("operation", "reads_at"), [("all_reduce", 2.0), ("all_gather", 0.3)])
+def test_the_records_of_collectives_on_devices_are_read_late_if_the_logs_agree(
+    make: Callable[..., World], operation: str, reads_at: float
+) -> None:
+    """Nobody waits for a collective on a device, so every rank may be in its last one at any time."""
+    world = make(2)
+    for rank, name in ((0, "all_reduce"), (1, operation)):
+        world.writers[rank].replace(Phase.generate)
+        add_entry(
+            world.writers[rank].collective_log, sequence=5, operation=name, sizes="3", dtypes="Float",
+            progress=CollectiveProgress.enqueued, on_device=True,
+        )  # fmt: skip
+    assert world.advance(3.0) is None
+    assert world.polls[0] == pytest.approx(1000.0 + reads_at, abs=0.25)
+
+
 @pytest.mark.parametrize("defect", ["other operation", "other group", "passed by", "two threads", "exited"])
 def test_the_records_are_read_at_once_if_more_than_a_late_rank_is_seen(
     make: Callable[..., World], defect: str
