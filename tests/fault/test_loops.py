@@ -97,11 +97,11 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
 @pytest.mark.timeout(300)
 def test_drills_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> None:
     """Also those whose phase a loop does not mark, and the rank that leaves the loop alone is named."""
-    words = ("--form", "for", "--mode", "ddp", "--steps", "9")
+    words = ("--form", "for", "--mode", "ddp", "--steps", "10")
     expected = undisturbed(tmp_path, *words, ranks=2)
     drills = (
         "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote", "mismatch-shape@rank1:step5",
-        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step8",
+        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
     )  # fmt: skip
     options = [word for drill in drills for word in ("--inject", drill)]
     run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
@@ -109,5 +109,6 @@ def test_drills_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> Non
     assert [event["injection"].partition(":phase")[0] for event in run.events("fault_injected")] == [
         drill.partition(":phase")[0] for drill in drills
     ]
-    assert [event["culprit"] for event in run.events("incident")] == [1, 0, 0, 1, 1, 1, 0], run.tail()
+    # two ranks whose collectives differ cannot be told apart
+    assert [event["culprit"] for event in run.events("incident")] == [1, 0, 0, None, 1, 1, 0], run.tail()
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
