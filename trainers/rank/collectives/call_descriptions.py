@@ -31,7 +31,10 @@ class CallDescriptions:
 
     def __init__(self, capacity: int = MAX_DESCRIPTIONS) -> None:
         self._capacity = capacity
-        self._is_caller: dict[CodeType, bool] = {}
+        # by identity: to hash a code object is to read all of it, which takes longer than the rest of an entry. Both keep
+        # the code objects, so that no other one is made at the address of a freed one
+        self._frameworks: dict[int, CodeType] = {}
+        self._callers: dict[int, CodeType] = {}
         self._descriptions: dict[tuple[object, ...], Description] = {}
 
     def __len__(self) -> int:
@@ -52,8 +55,11 @@ class CallDescriptions:
         if len(tensors) > MAX_TENSORS:
             tensors = ()
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-        # the code object itself, as another one may be made at the address of a freed one
-        key = (group, operation, shapes, (frame.f_code, frame.f_lasti) if frame is not None else None)
+        key = (
+            (group, operation, shapes, id(frame.f_code), frame.f_lasti)
+            if frame is not None
+            else (group, operation, shapes)
+        )
         try:
             description = self._descriptions.get(key)
         except TypeError:  # sizes are symbolic during tracing, and have no hash
@@ -66,15 +72,18 @@ class CallDescriptions:
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
         """Return the innermost frame outside torch, its wrappers, Python and grpo-run."""
+        frameworks, callers = self._frameworks, self._callers
         for _ in range(MAX_FRAMES):
             if frame is None:
                 return None
             code = frame.f_code
-            known = self._is_caller.get(code)
-            if known is None:
-                known = self._is_caller[code] = is_outside_frameworks(code.co_filename)
-            if known:
-                return frame
+            if id(code) not in frameworks:
+                if id(code) in callers:
+                    return frame
+                known = callers if is_outside_frameworks(code.co_filename) else frameworks
+                known[id(code)] = code
+                if known is callers:
+                    return frame
             frame = frame.f_back
         return None
 

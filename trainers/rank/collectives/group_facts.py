@@ -18,6 +18,7 @@ class GroupFacts:
     change that.
     """
 
+    name: str
     reference: Callable[[], Any]
     ranks: tuple[int, ...]
     members: int
@@ -34,6 +35,7 @@ def examine(group: Any) -> GroupFacts:
     ranks = tuple(dist.get_process_group_ranks(group))
     backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
     return GroupFacts(
+        name=group.group_name,
         reference=weakref.ref(group),
         ranks=ranks,
         members=0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks),

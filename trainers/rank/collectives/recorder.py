@@ -15,10 +15,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import CodeType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_run.runtime.board import futex
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS
@@ -33,8 +32,7 @@ MAX_TRACKED = 256
 _NO_TIME = timedelta(0)
 
 
-@dataclass(kw_only=True, slots=True)
-class LoggedCall:
+class LoggedCall(NamedTuple):
     """A collective that is about to be issued: its log entry, and the sequence number that it should get."""
 
     number: int
@@ -134,15 +132,18 @@ class Recorder:
     def _logging(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            call = self._try_log(group, name, args, kwargs)
-            if call is None:
+            try:
+                call = self.log(group, name, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
+                self._warn_once(name, error)
                 return original(group, *args, **kwargs)
             try:
                 work = original(group, *args, **kwargs)
             except BaseException:
                 self._log.amend(call.number, count=0)
                 raise
-            self._check_number(group, call)
+            if call.facts.on_host:
+                self._check_number(group, call)
             if work is not None:
                 if call.limited:
                     self._limited.add(call.number)
@@ -174,13 +175,11 @@ class Recorder:
         return issue
 
     def _check_number(self, group: Any, call: LoggedCall) -> None:
-        """Compare the sequence number in the log with the group's, now that the collective is issued.
+        """Compare the sequence number in the log with the group's, now that a collective is issued on the host.
 
         They differ if another thread has issued one at the same time; then the entry is excluded from proof.
         Gloo issues a `reduce_scatter` of a list as one collective per rank.
         """
-        if not call.facts.on_host:
-            return
         issued = upstream.sequence_number(group) - call.facts.uncounted - call.sequence + 1
         if issued == len(call.facts.ranks) and call.operation == "reduce_scatter":
             self._log.amend(call.number, count=issued)
@@ -247,7 +246,7 @@ class Recorder:
                 root = facts.ranks[option.rootRank]
         sequence = upstream.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
-            group.group_name,
+            facts.name,
             sequence,
             operation,
             tensors,
@@ -258,14 +257,7 @@ class Recorder:
             # sequence numbers of several backends are not comparable, as with point-to-point operations
             point_to_point=reused or not facts.comparable or facts.counting > 0,
         )
-        return LoggedCall(
-            number=number,
-            sequence=sequence,
-            operation=operation,
-            on_host=on_host,
-            limited=limited,
-            facts=facts,
-        )
+        return LoggedCall(number, sequence, operation, on_host, limited, facts)
 
     def _facts(self, group: Any) -> tuple[GroupFacts, bool]:
         """Return facts about a group, and whether its name belonged to another group before."""
@@ -370,6 +362,8 @@ def _is_limit(option: Any) -> bool:
 
 
 def _tensors(value: Any) -> list[Any]:
+    if type(value) is list and len(value) == 1 and hasattr(value[0], "shape"):
+        return value  # the usual case
     if hasattr(value, "shape"):
         return [value]
     if isinstance(value, (list, tuple)):
