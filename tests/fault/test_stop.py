@@ -82,7 +82,7 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
         *start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS,
         "--step-seconds", "0.05", cold=True,
     ).start()  # fmt: skip
-    run.until_step(10)
+    run.until_step(10, timeout_seconds=150)
     assert run.process is not None
     family = list(descendants(run.process.pid))
     assert len(family) >= 2
