@@ -51,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     Returns 0, or 1 if it has not exited in time.
     """
     parser = CommandParser(
-        prog="grpo-run stop", description="Ask a run to save a checkpoint at the next step and exit with 75."
+        prog="grpo-run stop",
+        description="Ask a run to save a checkpoint at the next step and exit with 75. A script that trains with no Trainer"
+        " and no loop gets SIGTERM: at once, or after its next Accelerator.save_state.",
     )
     parser.add_argument(
         "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"

@@ -30,14 +30,15 @@ def install_guard(session: Session) -> None:
 
     A script that trains by itself is watched, too.
     """
+    guard = guard_of(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),
         ("accelerate.accelerator", watch_state_saving),
     ):
-        wrapt.register_post_import_hook(functools.partial(watch, session=session), module)
-    wrapt.register_post_import_hook(
-        functools.partial(wrap_train, guard=guard_of(session)), "transformers.trainer"
-    )
+        wrapt.register_post_import_hook(
+            functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
+        )
+    wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
     if session.config.generation:
 
         def journal(**fields: Any) -> None:

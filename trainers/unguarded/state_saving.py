@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from grpo_run.trainers.rank.session import Session
-from grpo_run.watchdog.observation import RankState
 
 _WRAPPED = "_grpo_run_state_saving"
 HOLD_SECONDS = 10.0
@@ -20,11 +20,12 @@ HOLD_SECONDS = 10.0
 HOLD_POLL_SECONDS = 0.02
 
 
-def watch_state_saving(module: Any, session: Session) -> None:
+def watch_state_saving(module: Any, session: Session, guarded: Callable[[], bool]) -> None:
     """Wrap `Accelerator.save_state`. A second call has no effect.
 
     Args:
         module: `accelerate.accelerator`.
+        guarded: whether a guarded `train()` call or the loop is running.
     """
     original = module.Accelerator.save_state
     if getattr(original, _WRAPPED, False):
@@ -33,7 +34,7 @@ def watch_state_saving(module: Any, session: Session) -> None:
     @functools.wraps(original)
     def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         slot = session.slot
-        if not session.is_rank or slot.state is RankState.training:
+        if not session.is_rank or guarded():
             return original(self, *args, **kwargs)
         _wait_while_ranks_are_ended(session)
         slot.save_state_calls += 1

@@ -29,7 +29,7 @@ def _watched(session: Any) -> Iterator[None]:
     module = SimpleNamespace(
         register_optimizer_step_pre_hook=lambda hook: handles.append(register_optimizer_step_pre_hook(hook))
     )
-    watch_optimizer_steps(module, session)
+    watch_optimizer_steps(module, session, lambda: session.slot.state is RankState.training)
     yield
     for handle in handles:
         handle.remove()
@@ -122,3 +122,16 @@ def test_a_compiled_step_compiles(optimizer: torch.optim.Optimizer) -> None:
     compiled = torch.compile(step, backend="eager")
     compiled()
     compiled()
+
+
+def test_the_step_with_which_torch_creates_an_optimizer_s_state_is_none_of_training(
+    optimizer: torch.optim.Optimizer, events: Any
+) -> None:
+    """It is taken before a state is loaded, also by Trainers."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = torch.nn.Linear(2, 1)
+    get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()))
+    assert noticed(events) == []
+    optimizer.step()
+    assert noticed(events) == [""]

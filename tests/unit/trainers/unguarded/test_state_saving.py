@@ -32,8 +32,8 @@ def wrapped(session: Any, monkeypatch: pytest.MonkeyPatch) -> type[Accelerator]:
     """The class, wrapped for the length of the test."""
     monkeypatch.setattr(Accelerator, "save_state", Accelerator.save_state)
     module = SimpleNamespace(Accelerator=Accelerator)
-    watch_state_saving(module, session)
-    watch_state_saving(module, session)
+    watch_state_saving(module, session, lambda: session.slot.state is RankState.training)
+    watch_state_saving(module, session, lambda: session.slot.state is RankState.training)
     return Accelerator
 
 
