@@ -31,7 +31,6 @@ from grpo_run.runtime.catalog.registry import register, registry_folder
 from grpo_run.runtime.errors import (
     EXIT_FINISHED,
     EXIT_GAVE_UP,
-    EXIT_STOPPED,
     EXIT_USAGE,
     ProcessError,
     UsageError,
@@ -255,7 +254,7 @@ def _supervise(
         await_last_scrapes(
             server,
             ended_at=ended_at,
-            until=leave_at(stop_signals, stopped=supervisor.exit_code == EXIT_STOPPED),
+            until=leave_at(stop_signals, stopped=supervisor.status().state == "stopped"),
             notify=terminal.notify,
             interrupted=lambda: bool(signals),
         )  # fmt: skip

