@@ -7,6 +7,7 @@ resulting files as the guard does at the start of the next attempt.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -155,7 +156,7 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     )  # fmt: skip
     snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
     with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
-        assert snapshots.copy(reservation, trainer, staged, write)
+        assert snapshots.copy(reservation, staged, write)
 
 
 def drain(staging: Path, index: int) -> None:
@@ -210,8 +211,18 @@ def _fork(work: Callable[[], object]) -> int:
         os._exit(code)
 
 
+def _prepare(scratch: Path) -> None:
+    """Do once what every fork would do again: create the trainer, and import what a snapshot imports."""
+    from grpo_run.trainers.saving import flags, snapshots  # noqa: F401
+
+    trainer = _trainer(scratch)
+    trainer._save_checkpoint(trainer.model_wrapped, None)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of all objects
+
+
 def _serve(connection: Connection, scratch: Path) -> None:
-    _trainer(scratch)
+    _prepare(scratch)
     while True:
         try:
             kind, arguments, stop, below = connection.recv()
