@@ -1,6 +1,7 @@
 """A run killed at every step of two epochs equals the undisturbed run: weights and every logged number.
 
-The reference is torchrun's run of the same script. Cells vary trainer, parallelism mode and the geometry of
+The reference is a run of the same script without grpo-run: torchrun's in the campaign, and in `make test` that of plain
+ranks, which `tests/integration/test_references.py` compares with torchrun's. Cells vary trainer, parallelism mode and the geometry of
 rollouts and optimizer steps. A few diagnostic cells run in `make test`; the matrix is a campaign, with one
 table row per cell.
 """
@@ -13,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.equality import MODES, Cell, differences, reference, row, supervised
+from support.equality import MODES, Cell, differences, reference, row, supervised, warm_reference
 from support.runs import Run
 
 
@@ -76,10 +77,9 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], *, undisturbed: bool) -> str:
-    """Compare the runs of one cell and return its table row."""
+def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], expected: Path, *, undisturbed: bool) -> str:
+    """Compare the runs of one cell with the reference in `expected` and return its table row."""
     began = time.monotonic()
-    expected = reference(cell, tmp_path)
     different = differences(cell, supervised(cell, tmp_path, runs, kills=True), expected)
     if undisturbed:
         different += differences(cell, supervised(cell, tmp_path, runs, kills=False), expected)
@@ -94,7 +94,7 @@ def test_run_killed_at_every_step_equals_the_undisturbed_run(
     cell: Cell, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
     """The cells cover the rollout in use, the second epoch, pending logs and the reference model."""
-    check(cell, tmp_path, runs, undisturbed=False)
+    check(cell, tmp_path, runs, warm_reference(cell, tmp_path), undisturbed=False)
 
 
 @pytest.mark.full
@@ -105,6 +105,6 @@ def test_the_matrix(
 ) -> None:
     """Every trainer, mode and geometry; once per mode, the undisturbed supervised run as well."""
     first = (cell.steps_per_generation, cell.num_iterations, cell.accumulation) == (1, 1, 1)
-    found = check(cell, tmp_path, runs, undisturbed=first)
+    found = check(cell, tmp_path, runs, reference(cell, tmp_path), undisturbed=first)
     with capsys.disabled():
         print(f"\n{found}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.launch.accelerate import load_parallelism
-from support.references import torchrun
+from support.references import plain_ranks, torchrun
 from support.runs import CONFIGS, SCRIPTS, Run, digest
 
 ROOT = CONFIGS.parent.parent
@@ -104,6 +104,13 @@ class Cell:
             "--num-generations", str(GENERATIONS), "--steps-per-generation", str(self.steps_per_generation),
             "--num-iterations", str(self.num_iterations),
         ]  # fmt: skip
+
+
+def warm_reference(cell: Cell, folder: Path) -> Path:
+    """Train the cell in plain ranks without grpo-run, in DDP, and return its output directory."""
+    output = folder / "plain"
+    plain_ranks(folder, [*cell.words, "--output-dir", str(output)], ranks=cell.ranks)
+    return output
 
 
 def reference(cell: Cell, folder: Path) -> Path:
