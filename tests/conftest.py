@@ -53,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.always_cold = config.getoption("--cold")
     if not hasattr(config, "workerinput"):
         warm.remove_stale_locks()
+        if (
+            getattr(config.option, "numprocesses", None)
+            and not workers.only_unit_tests(config)
+            and not warm.always_cold
+        ):
+            warm.share()
     config.pluginmanager.register(Starts())
     config.pluginmanager.register(workers)
     if config.getoption("--campaigns"):

@@ -218,16 +218,8 @@ def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_pat
 def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "ours",
-        *STEPS,
-        "--step-seconds",
-        "0.02",
-        cold=True,
-    )
+        "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.02"
+    )  # fmt: skip
     reader, writer = os.pipe()
     run.start(output=writer)
     os.close(writer)

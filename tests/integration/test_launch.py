@@ -21,10 +21,7 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "sft_then_grpo.py"])
 def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """An undisturbed supervised run ends with torchrun's weights."""
-    cold = script == "grpo.py"
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, cold=cold or None
-    ).start()
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start()
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     status = run.status()
@@ -132,26 +129,16 @@ def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run],
 
 
 @pytest.mark.parametrize("preload", [[], ["--no-preload"]])
-def test_ranks_inherit_standard_input(tmp_path: Path, preload: list[str]) -> None:
+def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> None:
     """As under torchrun: what is piped into the command can be read by the script."""
     (tmp_path / "read.py").write_text(
         "import sys, pathlib; pathlib.Path('seen').write_text(sys.stdin.read())\n"
     )
     command = [
-        str(BIN / "grpo-run"),
-        "launch",
-        *preload,
-        "--metrics-addr",
-        "off",
-        "--snapshot-dir",
-        "off",
-        "read.py",
-    ]
-    answer = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **QUIET}, input="one\ntwo\n", capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
+        str(BIN / "grpo-run"), "launch", *preload, "--metrics-addr", "off", "--snapshot-dir", "off", "read.py",
+    ]  # fmt: skip
+    code, printed = warm.run(command, cwd=tmp_path, piped=b"one\ntwo\n")
+    assert code == 0, printed
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"
 
 
@@ -193,12 +180,17 @@ def test_a_pipe_gets_events_without_control_codes_and_no_output_of_ranks(tmp_pat
         str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--snapshot-dir", "off", "--run-dir", "run",
         "train.py",
     ]  # fmt: skip
-    answer = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=120
+    (stdout, first), (stderr, second) = os.pipe(), os.pipe()
+    process = warm.start(
+        command, cwd=tmp_path, environment={**os.environ, **QUIET}, stdout=first, stderr=second
     )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == ""
-    assert "0.25" not in answer.stderr
-    assert not {"\x1b", "\r"} & set(answer.stderr)
-    assert all(re.match(r"\d\d:\d\d:\d\d grpo-run: ", line) for line in answer.stderr.splitlines())
+    os.close(first)
+    os.close(second)
+    with open(stdout) as printed_file, open(stderr) as events_file:
+        printed, events = printed_file.read(), events_file.read()
+    assert process.wait(120) == 0, events
+    assert printed == ""
+    assert "0.25" not in events
+    assert not {"\x1b", "\r"} & set(events)
+    assert all(re.match(r"\d\d:\d\d:\d\d grpo-run: ", line) for line in events.splitlines())
     assert (tmp_path / "run" / "attempts" / "000" / "rank0.log").read_text() == "{'loss': 0.25}\n"

@@ -1,7 +1,7 @@
 """Start Python programs as forks of a process that has imported torch, transformers, TRL and grpo-run.
 
 A cold `grpo-run launch` spends about 6 s of CPU on imports, once in the supervisor and once in the
-forkserver. Here each pytest process imports once. `start` returns a `subprocess.Popen`, or a
+forkserver. Here a launcher imports once, for all pytest workers. `start` returns a `subprocess.Popen`, or a
 `WarmProcess` that behaves like one: same exit codes, signals, session, working directory, environment and
 standard streams.
 
@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -52,6 +53,8 @@ starts: Counter[str] = Counter()
 """How many processes were started warm and cold, for the summary at the end of a test run."""
 always_cold = False
 """Set by `pytest --cold`."""
+SHARED = "TEST_WARM_LAUNCHER"
+"""Variable that names the launcher's folder in the environment of pytest's workers."""
 _launcher: _Launcher | None = None
 
 
@@ -111,20 +114,26 @@ Process = subprocess.Popen[bytes] | WarmProcess
 
 
 class _Launcher:
-    """The launcher process."""
+    """The launcher process, as its clients see it."""
 
-    def __init__(self) -> None:
-        folder = tempfile.mkdtemp(prefix="grpo-run-warm-")
-        self._address = f"{folder}/socket"
-        self._log = Path(folder) / "log"
-        with socket.socket(socket.AF_UNIX) as listener, open(self._log, "wb") as log:
-            listener.bind(self._address)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._address = str(folder / "socket")
+        self._log = folder / "log"
+
+    @classmethod
+    def started(cls) -> _Launcher:
+        """Start a launcher that ends with this process."""
+        made = cls(Path(tempfile.mkdtemp(prefix="grpo-run-warm-")))
+        with socket.socket(socket.AF_UNIX) as listener, open(made._log, "wb") as log:
+            listener.bind(made._address)
             listener.listen(16)
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
                 env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        atexit.register(self.close)
+        atexit.register(made._end, process)
+        return made
 
     def start(
         self, arguments: Sequence[str], *, script_directory_in_path: bool, cwd: Path,
@@ -151,10 +160,18 @@ class _Launcher:
         connection.settimeout(None)
         return WarmProcess(arguments, connection, EXIT.unpack(reply)[0])
 
-    def close(self) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill the launcher; the processes that it has forked continue."""
-        self._process.kill()
-        self._process.wait()
+        process.kill()
+        process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def share() -> None:
+    """Start the launcher of all workers: called by pytest's controller, before it starts them."""
+    global _launcher
+    _launcher = _Launcher.started()
+    os.environ[SHARED] = str(_launcher.folder)
 
 
 def start(
@@ -163,13 +180,17 @@ def start(
     cwd: Path,
     environment: Mapping[str, str],
     stdout: int | IO[bytes],
+    stderr: int | None = None,
+    stdin: int | None = None,
     cold: bool | None = None,
 ) -> Process:
-    """Start a Python script in a session of its own, with nothing on standard input.
+    """Start a Python script in a session of its own.
 
     Args:
         command: a console script, a Python file, or `[sys.executable, "-P", file]`, and its arguments.
-        stdout: receives standard output and standard error.
+        stdout: receives standard output, and standard error if `stderr` is not given.
+        stderr: descriptor that receives standard error.
+        stdin: descriptor of standard input; nothing by default.
         cold: start a new interpreter, or fork one whatever the environment; by default the environment
             decides.
     """
@@ -181,16 +202,20 @@ def start(
         starts["cold"] += 1
         interpreter = [sys.executable] if command[0].endswith(".py") else []
         return subprocess.Popen(
-            [*interpreter, *command], cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout,
-            stderr=subprocess.STDOUT, start_new_session=True,  # a test may signal the whole group
+            [*interpreter, *command], cwd=cwd, env=dict(environment), stdout=stdout,
+            stdin=subprocess.DEVNULL if stdin is None else stdin, stderr=subprocess.STDOUT if stderr is None else stderr,
+            start_new_session=True,  # a test may signal the whole group
         )  # fmt: skip
     starts["warm"] += 1
-    _launcher = _launcher or _Launcher()
+    if _launcher is None:
+        folder = os.environ.get(SHARED)
+        _launcher = _Launcher(Path(folder)) if folder else _Launcher.started()
     output = stdout if isinstance(stdout, int) else stdout.fileno()
     with open(os.devnull, "rb") as nothing:
         return _launcher.start(
             command[2:] if isolated else command, script_directory_in_path=not isolated, cwd=cwd,
-            environment=environment, streams=[nothing.fileno(), output, output],
+            environment=environment,
+            streams=[nothing.fileno() if stdin is None else stdin, output, output if stderr is None else stderr],
         )  # fmt: skip
 
 
@@ -201,15 +226,26 @@ def run(
     environment: Mapping[str, str] | None = None,
     cold: bool | None = None,
     timeout_seconds: float = 120.0,
+    piped: bytes | None = None,
 ) -> tuple[int, str]:
     """Start a Python script as `start` does and wait for it.
+
+    Args:
+        piped: what it can read from a pipe on its standard input, at most 64 KiB.
 
     Returns:
         The exit code, and what was printed to standard output and standard error.
     """
-    with tempfile.TemporaryFile() as printed:
+    with contextlib.ExitStack() as opened:
+        printed = opened.enter_context(tempfile.TemporaryFile())
+        stdin = None
+        if piped is not None:
+            stdin, writer = os.pipe()
+            opened.callback(os.close, stdin)
+            with open(writer, "wb") as pipe:
+                pipe.write(piped)
         variables = {**os.environ, **QUIET} if environment is None else environment
-        process = start(command, cwd=cwd, environment=variables, stdout=printed, cold=cold)
+        process = start(command, cwd=cwd, environment=variables, stdout=printed, stdin=stdin, cold=cold)
         try:
             code = process.wait(timeout_seconds)
         finally:

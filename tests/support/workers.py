@@ -52,6 +52,11 @@ class Shares(EachScheduling):
         self.config.stash[SESSION].testscollected = sum(map(len, self.node2collection.values()))
 
 
+def only_unit_tests(config: pytest.Config) -> bool:
+    """Whether unit tests are asked for, and nothing else."""
+    return all(UNIT in [path := Path(argument).absolute(), *path.parents] for argument in config.args)
+
+
 def all_unit_tests(config: pytest.Config) -> bool:
     """Whether all unit tests are asked for, and nothing else."""
     return [Path(argument).absolute() for argument in config.args] == [UNIT]
