@@ -91,7 +91,7 @@ class DeadlockDetector:
         self._next_poll_at = 0.0
 
     def restart(self) -> None:
-        """Discard the last poll and the suspicion, after a pause of the supervisor."""
+        """Discard the last poll and the suspicion: after a pause, or when a rank has moved or is only late."""
         self.last_poll, self.suspicion = None, None
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
@@ -113,6 +113,7 @@ class DeadlockDetector:
             self._next_poll_at = 0.0  # another rank is blocked since the last poll
         put_off_until = min(self._still_at(rank) for rank in blocked) + PUT_OFF_SECONDS
         if now < put_off_until and self._some_are_late(slots, blocked):
+            self.restart()
             self._next_poll_at = put_off_until
         if now < self._next_poll_at:
             joining = waiting - blocked
