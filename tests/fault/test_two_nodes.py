@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
@@ -19,22 +20,23 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _nodes(runs: Callable[..., Run], *extra: str) -> tuple[Run, Run]:
+def _nodes(runs: Callable[..., Run], *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
     endpoint = f"127.0.0.1:{_free_port()}"
     shared = (
         "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint,
         "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, *extra,
     )  # fmt: skip
-    first = runs(*shared, name="node0").start()
-    second = runs(*shared, name="node1").start()
+    first = runs(*shared, name="node0", cold=cold).start()
+    second = runs(*shared, name="node1", cold=cold).start()
     return first, second
 
 
+@pytest.mark.parametrize("cold", [None, pytest.param(True, marks=pytest.mark.full)], ids=["warm", "cold"])
 def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
-    runs: Callable[..., Run], tmp_path: Path
+    cold: bool | None, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Both nodes restart from the same checkpoint and end with torchrun's weights."""
-    nodes = _nodes(runs, "--step-seconds", "0.1")
+    nodes = _nodes(runs, "--step-seconds", "0.1", cold=cold)
     for node in nodes:
         node.until_step(6)
     victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from accelerate.utils import DistributedType
 from support import warm
 from support.partition import check_partition
 from support.warm import QUIET
@@ -111,6 +110,8 @@ def test_mode_takes_effect_and_a_resumed_run_ends_with_the_same_weights(mode: st
 
 def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> None:
     """accelerate silently uses DDP; `check_took_effect` raises."""
+    from accelerate.utils import DistributedType
+
     assert torchrun("grpo.py", tmp_path, environment("fsdp2", shim=False), "--record-partition") == 0
     rank = json.loads((tmp_path / "partition-rank0.json").read_text())
     check_partition("ddp", rank)

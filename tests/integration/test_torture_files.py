@@ -6,86 +6,36 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime.checkpoints.completeness import find_problems
-from grpo_run.runtime.checkpoints.manifest import (
-    MANIFEST,
-    Identity,
-    TrainCall,
-    installed_versions,
-    remove_manifest,
-    write_manifest,
-)
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, remove_manifest
 from grpo_run.runtime.checkpoints.search import find_checkpoints
-from grpo_run.trainers.resuming.choice import choose
-from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeRequest
-from grpo_run.trainers.saving import description
+
+if TYPE_CHECKING:
+    from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeRequest
 
 STEPS = (2, 4, 6)
 TRIALS = 200
-
-
-class Sum(torch.nn.Module):
-    """A linear model of eight inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 1)
-
-    def forward(self, numbers: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the squared error of the predicted sum."""
-        return {"loss": ((self.layer(numbers).squeeze(-1) - labels) ** 2).mean()}
-
-
-class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """A dataset of 32 rows."""
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        numbers = torch.arange(8, dtype=torch.float32) + index
-        return {"numbers": numbers, "labels": numbers.sum()}
-
-
-class Publish(TrainerCallback):
-    """Writes the manifest after transformers has written the checkpoint."""
-
-    def __init__(self, trainer: Any, call: TrainCall) -> None:
-        self.trainer, self.call = trainer, call
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the manifest as the guard does."""
-        identity = Identity(
-            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1, versions=installed_versions(),
-            **description.manifest_fields(self.trainer, 1),
-        )  # fmt: skip
-        write_manifest(Path(args.output_dir) / identity.folder, identity)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train for real and return an output directory with three checkpoints."""
     folder = tmp_path_factory.mktemp("written")
-    arguments = TrainingArguments(
-        output_dir=str(folder), max_steps=max(STEPS), save_steps=2, per_device_train_batch_size=4, use_cpu=True,
-        report_to=[], disable_tqdm=True,
-    )  # fmt: skip
-    trainer = Trainer(model=Sum(), args=arguments, train_dataset=Samples())
-    call = TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder))
-    trainer.add_callback(Publish(trainer, call))
-    trainer.train()
+    from support.trained_checkpoints import train
+
+    train(folder, steps=max(STEPS), save_steps=2)
     assert [found.manifest.step for found in find_checkpoints(folder)] == sorted(STEPS, reverse=True)
     return folder
 
 
 def question(folder: Path, **changes: Any) -> ResumeRequest:
     """Return the question of a later attempt of the run that wrote the checkpoints."""
+    from grpo_run.trainers.resuming.request import ResumeRequest
+
     fields: dict[str, Any] = {
         "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
         "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_argument": None, "resume_from": None,
@@ -112,6 +62,8 @@ def files(folder: Path) -> list[Path]:
 
 def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> None:
     """After random damage to one to three files, the newest undamaged checkpoint is chosen, or none."""
+    from grpo_run.trainers.resuming.choice import choose
+
     dice, folder = random.Random(200), tmp_path / "out"
     shutil.copytree(written, folder)
     everything = files(folder)
@@ -144,6 +96,8 @@ def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> 
 
 def test_no_truncated_checkpoint_without_a_manifest_is_chosen(written: Path, tmp_path: Path) -> None:
     """`resume_from_checkpoint=True` without manifests skips checkpoints with a truncated or missing file."""
+    from grpo_run.trainers.resuming.choice import choose
+
     dice, folder = random.Random(60), tmp_path / "out"
     shutil.copytree(written, folder)
     for step in STEPS:

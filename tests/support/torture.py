@@ -32,8 +32,6 @@ from grpo_run.runtime.staging.drain_policy import next_to_drain
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import hidden_main
 from grpo_run.trainers.patches import override_attributes
-from grpo_run.trainers.resuming.choice import choose
-from grpo_run.trainers.resuming.request import ResumeRequest
 from support.syscalls import Stop, Trace, run_and_kill
 
 OUR_RUN = "run-1"
@@ -299,6 +297,9 @@ def verified_checkpoints(output: Path) -> dict[str, dict[str, str]]:
 
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     """Return the checkpoint that a later attempt resumes from, chosen as the guard does."""
+    from grpo_run.trainers.resuming.choice import choose
+    from grpo_run.trainers.resuming.request import ResumeRequest
+
     for directory in directories_of_run(OUR_RUN, output):
         clean_partial_directories(directory)
     question = ResumeRequest(
