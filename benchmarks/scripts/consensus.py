@@ -48,10 +48,12 @@ def all_reduce(iterations: int) -> Iterator[None]:
 
 
 def work(seconds: float) -> None:
-    """Compute for a fixed time."""
+    """Compute for a fixed time, and meet the other rank, as in a model whose weights are sharded; nothing for 0 s."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
+    if seconds:
+        dist.barrier()
 
 
 def main() -> None:
