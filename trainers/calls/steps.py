@@ -64,13 +64,17 @@ class CallSteps:
             **record,
         )
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, *, collected: bool = False) -> None:
         """Start the vote on a finished step, and act on the result of the previous vote.
 
         The saver then knows what is due: call `Saver.after_step`.
+
+        Args:
+            collected: the previous vote is known to be collected.
         """
         session, slot = self._session, self._session.slot
-        self._step_vote.collect()  # where it was not collected before the optimizer's step
+        if not collected:  # before the optimizer's step
+            self._step_vote.collect()
         if hygiene.due(step, session.config.hygiene_every):
             seconds = hygiene.clean(slot)
             if session.is_main:

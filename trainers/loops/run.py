@@ -76,6 +76,8 @@ class SupervisedLoop:
         }
         self._loaded: LoadedRankState | None = None
         self._leaves_early = False
+        self._voting = False
+        """A vote was started that is not known to be collected."""
         self._hooks = ExitStack()
         self._guard.running = LOOP
         try:
@@ -189,7 +191,8 @@ class SupervisedLoop:
         self._contents.step += 1
         step = self._contents.step
         self._contents.call_ends |= self._total is not None and step >= self._total
-        self._steps.finished(step)
+        self._steps.finished(step, collected=not self._voting)
+        self._voting = True
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
         self._saver.after_step()
@@ -231,7 +234,9 @@ class SupervisedLoop:
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:
-        self._step_vote.collect()
+        if self._voting:
+            self._voting = False
+            self._step_vote.collect()
         self._session.slot.replace(Phase.optimizer)
 
     def _after_optimizer(self) -> None:

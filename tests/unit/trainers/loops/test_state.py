@@ -167,3 +167,15 @@ def test_another_model_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path, LoopState({"model": torch.nn.Linear(2, 2)}, rank=0, world_size=1))
     with pytest.raises(CheckpointError, match=r"does not fit state\['model'\]"):
         LoopState({"model": torch.nn.Linear(3, 3)}, rank=0, world_size=1).load(folder)
+
+
+def test_fsdp1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also inside a module of the script's own."""
+    from torch.distributed import fsdp
+
+    class Flattened(torch.nn.Module):
+        """Stands for a module whose parameters are flattened; a real one needs an accelerator."""
+
+    monkeypatch.setattr(fsdp, "FullyShardedDataParallel", Flattened)
+    with pytest.raises(ConfigError, match="FSDP1"):
+        LoopState({"model": torch.nn.Sequential(Flattened())}, rank=0, world_size=1)
