@@ -46,6 +46,7 @@ class UnguardedWatch:
         self._saves = OwnSaves()
         self._said = False
         self._said_of_saves = False
+        self._said_of_call = False
         self._alone = False
 
     def begin_attempt(self) -> None:
@@ -66,8 +67,12 @@ class UnguardedWatch:
         own = self._history.own
         if own.current != self._alone:
             self._alone = own.current
+            call = self._history.calls.interrupted
             if own.current:
                 self._begin()
+            elif call is not None and not self._said_of_call:
+                self._said_of_call = True
+                self._reporter.notify(f"{call.place} begins: its steps are counted and saved")
         if not self._saves.observe(slots, now, ended=ended):
             return False
         self._reporter.write("own_checkpoint", path=own.newest_path, saved_at=self._wall_clock())

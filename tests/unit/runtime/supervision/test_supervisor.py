@@ -972,3 +972,18 @@ def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..
     assert (run.supervisor.exit_code, run.state) == (93, RunState.stopped)
     assert run.events("incident") == []
     assert read_status(run.directory).history.state == "stopped"
+
+
+def test_a_train_call_after_steps_of_the_script_is_said(start: Callable[..., SupervisedRun]) -> None:
+    """What was said before is true of the steps before it only."""
+    run = start()
+    journal = Journal(run.directory.journal, "run-1")
+    journal.write("own_training", rank=0, trainer="")
+    run.poll()
+    journal.write(
+        "train_started", rank=0, train_call=1, step=0, trainer_class="GRPOTrainer", output_dir="/out"
+    )
+    run.poll()
+    run.poll()
+    said = [text for text in run.messages if "counted and saved" in text]
+    assert said == ["train() call 1 (GRPOTrainer in /out) begins: its steps are counted and saved"]
