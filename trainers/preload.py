@@ -46,8 +46,13 @@ ACCELERATOR_DEVICES = (
 
 
 def import_torch() -> None:
-    """Import torch, and numpy with it."""
+    """Import torch, and numpy with it.
+
+    Torch imports `torch._dynamo` by itself at an optimizer's first step. As a part of the trainers' imports it would be hidden
+    until the script imports transformers, and the script would then have parts of two.
+    """
     import torch
+    import torch._dynamo
     import torch.distributed
     import torch.distributed.algorithms.ddp_comm_hooks  # noqa: F401
 

@@ -215,3 +215,13 @@ def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
     )
     if save_on == "all":
         assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
+
+
+@full
+def test_transformers_can_be_imported_after_an_optimizer_step(runs: Callable[..., Run]) -> None:
+    """Torch imports a part of itself at the first step, and a warm rank has that part already."""
+    run = runs(
+        "--nproc-per-node", "2", "--max-restarts", "0", str(SCRIPTS / "late_import.py"), cold=True
+    ).start()
+    assert run.wait(120) == 0, run.tail()
+    assert "Trainer 2" in run.output.read_text()
