@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import grpo_run.trainers
+from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard
 from grpo_run.trainers.hooks import train_call
@@ -72,6 +73,26 @@ def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pyt
     assert guarded == ["outer", "outer"]
     (warning,) = session.notified
     assert "inside another one" in warning
+
+
+def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
+    """Both would vote on steps of their own."""
+
+    class Trainer:
+        """The class in `transformers.trainer`."""
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
+            """Train."""
+            raise AssertionError("it is called in spite of the loop")
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    guard = Guard(session)
+    guard.running = LOOP
+    wrap_train(module, guard)
+    with pytest.raises(ConfigError, match=r"Trainer.train\(\) is called inside a loop"):
+        Trainer().train()
+    assert guard.running == LOOP
 
 
 def test_wrapping_twice_has_no_effect(session: Any) -> None:
