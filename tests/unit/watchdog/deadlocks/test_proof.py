@@ -815,6 +815,23 @@ def test_a_pair_that_can_meet_does_not_end_the_search() -> None:
     assert found.culprits == (2,)
 
 
+@pytest.mark.parametrize("first", ["completed", "hasty", "nobody waits", "backward"])
+def test_a_pair_that_proves_nothing_does_not_end_the_search(first: str) -> None:
+    """Ranks 0 and 1 are compared first; rank 2 contradicts one of them."""
+    enqueued, done = CollectiveProgress.enqueued, CollectiveProgress.completed
+    backward = ran([*PAST, ("0", "backward", 91, 0)], last=enqueued, sizes=(), dtypes=())
+    here = {
+        "completed": (ran([*PAST, GATHER], last=done), ran([*PAST, GATHER], last=done)),
+        "hasty": (ran([*PAST, GATHER]), ran([*PAST, LATER], timeout_seconds=5.0)),
+        "nobody waits": (ran([*PAST, GATHER], last=enqueued), ran([*PAST, LATER], last=enqueued)),
+        "backward": (backward, ran([*PAST, GATHER])),
+    }[first]
+    assert judge(*here) is None
+    found = judge(*here, ran([*PAST, LATER]))
+    assert found is not None
+    assert found.cause is Cause.collective_mismatch
+
+
 def test_an_early_exit_is_one_by_some_ranks_and_not_by_all() -> None:
     """Of three ranks in a mismatch, two out of `train()` are to blame; all three are not."""
     away = Position(rank=0, records=ran([*PAST, LATER]), outside_training=True)

@@ -496,6 +496,19 @@ def test_the_earliest_exception_is_compared_with_the_first_kill(
     assert diagnose_exits(exits, slots, best_position=(1, 7)).culprit == 2
 
 
+def test_an_exit_without_an_error_does_not_hide_an_exception_before_a_kill(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """The exception was first, the kill and the exit followed it."""
+    exits = [
+        make_exit(0, order=0, error=make_error()),
+        make_exit(1, order=1, signal=signal.SIGABRT),
+        make_exit(2, order=2),
+    ]
+    slots = {rank: make_slot(rank) for rank in range(3)}
+    assert diagnose_exits(exits, slots, best_position=(1, 7)).culprit == 0
+
+
 def test_the_first_victim_seen_describes_an_incident_without_a_culprit(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
