@@ -204,6 +204,14 @@ def test_a_wait_for_one_child_does_not_depend_on_another() -> None:
     assert not stuck(rank(process(RANK, thread(RANK, FOR_CHILD), own_ids=False), child, other))
 
 
+def test_a_process_at_work_below_a_stuck_child_ends_no_wait_for_children() -> None:
+    """Its end is seen by its own parent only, which waits for something else."""
+    any_child = Wait(kind=WaitKind.child, call="wait4")
+    child = process(CHILD, thread(CHILD, FUTEX))
+    busy = process(GRANDCHILD, thread(GRANDCHILD, TIMED), parent=CHILD)
+    assert stuck(rank(process(RANK, thread(RANK, any_child)), child, busy))
+
+
 def test_a_pipe_is_served_by_whoever_holds_it() -> None:
     """Only stuck processes of this rank may hold it, and the holders must be known."""
     child = process(CHILD, thread(CHILD, PIPE))
