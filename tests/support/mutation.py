@@ -53,10 +53,12 @@ PYTEST = (
     "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:unraisableexception",
     "--hypothesis-profile=mutation",
 )  # fmt: skip
-MUTANT_CPU_SECONDS = 120
-"""A mutant that loops for ever is ended, and counts as noticed. The slowest tests need 20 s."""
+BASELINE_CPU_SECONDS = 300
+MUTANT_CPU_FACTOR, LEAST_MUTANT_CPU_SECONDS = 3, 5
+"""A mutant that uses three times the CPU time of the tests without a mutation loops for ever. It is ended, and counts
+as noticed. The load of the machine makes no difference."""
 MUTANT_SECONDS = 900.0
-"""The same for a mutant that waits for ever. A machine under load does not reach it."""
+"""The same for a mutant that waits for ever."""
 LOWEST_SCORE = 0.9
 PRELOADED = ("anyio.pytest_plugin", "hypothesis.strategies", "pydantic", "pytest_timeout", "xdist.plugin")
 """Imported once, before any fork: what every test imports and no mutation changes."""
@@ -64,7 +66,10 @@ SAMPLE_SEED = 20261122
 
 
 def serve(address: str) -> None:
-    """Answer each request, a list of pytest arguments, with the exit code of a forked pytest."""
+    """Run pytest in a forked process for each request, and answer with its exit code and its CPU time in seconds.
+
+    A request is a list: whether to write bytecode, the limit of CPU time in seconds, and pytest's arguments.
+    """
     import pytest
 
     for name in PRELOADED:
@@ -75,10 +80,10 @@ def serve(address: str) -> None:
         while True:
             connection, _ = server.accept()
             with connection:
-                write_bytecode, *arguments = json.loads(connection.makefile().readline())
+                write_bytecode, cpu_seconds, *arguments = json.loads(connection.makefile().readline())
                 pid = os.fork()
                 if pid == 0:
-                    resource.setrlimit(resource.RLIMIT_CPU, (MUTANT_CPU_SECONDS, MUTANT_CPU_SECONDS))
+                    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
                     null = os.open(os.devnull, os.O_RDWR)
                     for descriptor in (0, 1, 2):
                         os.dup2(null, descriptor)
@@ -88,17 +93,20 @@ def serve(address: str) -> None:
                         code = int(pytest.main(arguments))
                     finally:
                         os._exit(code)
-                _, status = os.waitpid(pid, 0)
+                _, status, usage = os.wait4(pid, 0)
                 code = os.waitstatus_to_exitcode(status)
-                connection.sendall(str(code if code >= 0 else 99).encode())
+                connection.sendall(json.dumps([code, usage.ru_utime + usage.ru_stime]).encode())
 
 
-def ask(address: str, arguments: list[str], *, write_bytecode: bool = False) -> int:
-    """The exit code of pytest with these arguments; what cosmic-ray runs for each mutant."""
+def ask(
+    address: str, arguments: list[str], *, cpu_seconds: int, write_bytecode: bool = False
+) -> tuple[int, float]:
+    """The exit code of pytest with these arguments, and its CPU time; cosmic-ray asks once for each mutant."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        connection.sendall((json.dumps([write_bytecode, *arguments]) + "\n").encode())
-        return int(connection.recv(16) or b"98")
+        connection.sendall((json.dumps([write_bytecode, cpu_seconds, *arguments]) + "\n").encode())
+        code, used_seconds = json.loads(connection.makefile().read())
+        return code, used_seconds
 
 
 @contextmanager
@@ -124,32 +132,45 @@ def serving(copy: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
             server.send_signal(signal.SIGTERM)
 
 
-def check_unmutated(copy: Path, module: str, tests: str, address: str) -> None:
+def check_unmutated(copy: Path, module: str, tests: str, address: str) -> int:
     """Run the tests without a mutation, which must pass, and leave bytecode of everything but the module.
 
     Bytecode halves the time of a mutant. That of the module itself would be taken for a mutant's: it is compared
     by size and by time in whole seconds.
+
+    Returns:
+        the limit of a mutant's CPU time, in seconds.
     """
-    assert ask(address, [*PYTEST, tests], write_bytecode=True) == 0, f"{tests} fails without a mutation"
+    code, used_seconds = ask(address, [*PYTEST, tests], cpu_seconds=BASELINE_CPU_SECONDS, write_bytecode=True)
+    assert code == 0, f"{tests} fails without a mutation"
     source = copy / module
     for cached in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
         cached.unlink()
+    return max(LEAST_MUTANT_CPU_SECONDS, round(MUTANT_CPU_FACTOR * used_seconds))
 
 
 def mutate(
-    copy: Path, module: str, tests: str, address: str, work: Path, cosmic_ray: Path, sample: int | None
+    copy: Path,
+    module: str,
+    tests: str,
+    address: str,
+    work: Path,
+    cosmic_ray: Path,
+    sample: int | None,
+    cpu_seconds: int,
 ) -> tuple[int, int, list[str]]:
     """Run the mutants of one module.
 
     Args:
         sample: how many of them; all if None.
+        cpu_seconds: limit of each.
 
     Returns:
         mutants that were noticed, mutants that were run, and the changed lines of the survivors.
     """
     name = module.replace("/", "-").removesuffix(".py")
     config, session = work / f"{name}.toml", work / f"{name}.sqlite"
-    command = [sys.executable, "-I", "-S", __file__, "ask", address, *PYTEST, tests]
+    command = [sys.executable, "-I", "-S", __file__, "ask", address, str(cpu_seconds), *PYTEST, tests]
     config.write_text(
         f"[cosmic-ray]\nmodule-path = {json.dumps(module)}\ntimeout = {MUTANT_SECONDS}\nexcluded-modules = []\n"
         f"test-command = {json.dumps(shlex.join(command))}\n"
@@ -208,8 +229,8 @@ def main(cosmic_ray: Path, only: str = "", sample: int | None = None) -> int:
             for module, tests in MODULES.items():
                 if only not in module:
                     continue
-                check_unmutated(copy, module, tests, address)
-                noticed, mutants, left = mutate(copy, module, tests, address, work, cosmic_ray, sample)
+                limit = check_unmutated(copy, module, tests, address)
+                noticed, mutants, left = mutate(copy, module, tests, address, work, cosmic_ray, sample, limit)
                 assert server.poll() is None, "the test server exited"
                 scores.append((noticed, mutants))
                 survivors += left
@@ -224,7 +245,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2])
     elif sys.argv[1] == "ask":
-        sys.exit(ask(sys.argv[2], sys.argv[3:]))
+        sys.exit(ask(sys.argv[2], sys.argv[4:], cpu_seconds=int(sys.argv[3]))[0])
     else:
         options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
         options.add_argument("cosmic_ray", type=Path, help="folder of the program cosmic-ray")
