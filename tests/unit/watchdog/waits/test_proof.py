@@ -114,6 +114,8 @@ def test_what_a_rank_publishes_is_about_its_own_threads(child: int) -> None:
     waiting = process(RANK, thread(RANK, replace(FOR_CHILD, child=child)))
     other = process(child, thread(child, FUTEX), thread(child + 1, TIMED))
     assert not stuck(rank(waiting, other, idle=frozenset({child + 1})))
+    handles = process(RANK, thread(RANK, FUTEX), caught_signals=frozenset({signal.SIGCHLD}))
+    assert not stuck(rank(handles, other, idle=frozenset({child + 1})))
 
 
 def test_a_thread_that_has_exited_does_nothing() -> None:
