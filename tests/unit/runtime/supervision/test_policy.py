@@ -309,8 +309,11 @@ def test_a_connection_that_fails_before_the_attempts_first_step_is_tried_patient
 @pytest.mark.parametrize("origin", [origin for origin in Origin if origin is not Origin.network])
 def test_only_connections_are_tried_patiently_inside_train(origin: Origin) -> None:
     """A file that is missing there will be missing again."""
-    lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=origin)
-    decision = decide(history(["!s"]), lost, Budget(), stopping=False)
+    lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=Origin.network)
+    story = history(["!s"])
+    story.apply({"event": "attempt_started", "attempt": 1})
+    assert decide(story, lost, Budget(), stopping=False).patient
+    decision = decide(story, replace(lost, origin=origin), Budget(), stopping=False)
     assert decision.action is Action.restart
     assert not decision.patient
 
