@@ -832,6 +832,24 @@ def test_a_pair_that_proves_nothing_does_not_end_the_search(first: str) -> None:
     assert found.cause is Cause.collective_mismatch
 
 
+def test_a_receiver_is_held_up_by_its_root_only() -> None:
+    """What another receiver has enqueued in that place does not concern it, as long as nobody waits for that."""
+    waits = ran([*PAST, ("0", "broadcast", 40, 3)], root=0)
+    other = ran([*PAST, GATHER], last=CollectiveProgress.enqueued)
+    late = ran(PAST, last=CollectiveProgress.completed)
+    assert judge(late, waits, other) is None
+    found = judge(other, waits, late)
+    assert found is not None
+    assert found.cause is Cause.collective_mismatch
+
+
+def test_a_mismatch_is_proved_in_a_group_whose_members_are_unknown() -> None:
+    """Both ranks are in it, so each needs the other."""
+    found = judge(ran([*PAST, PAIR]), ran([*PAST, ("pair", "all_gather", 51, 2)]))
+    assert found is not None
+    assert found.cause is Cause.collective_mismatch
+
+
 def test_an_early_exit_is_one_by_some_ranks_and_not_by_all() -> None:
     """Of three ranks in a mismatch, two out of `train()` are to blame; all three are not."""
     away = Position(rank=0, records=ran([*PAST, LATER]), outside_training=True)
