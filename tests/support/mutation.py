@@ -38,7 +38,7 @@ MODULES = {
     "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/completion.py": "tests/unit/watchdog/deadlocks",
-    "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks/test_threads.py",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
 }
 """The pure deciders, and the tests that must notice a change."""

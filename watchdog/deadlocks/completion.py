@@ -49,8 +49,6 @@ def can_meet(one: Collective, other: Collective) -> bool:
     several operations started together as one operation without sizes, `coalesced`.
     """
     names = {one.operation, other.operation}
-    if len(names) == 1 and BACKWARD in names:
-        return True
     if BACKWARD in names:
         return names <= {BACKWARD, "all_reduce", "broadcast", "coalesced"}
     if "coalesced" in names:

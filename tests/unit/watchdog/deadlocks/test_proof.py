@@ -773,6 +773,7 @@ def test_a_mismatch_that_nobody_waits_for_is_no_proof() -> None:
     """A program that never waits for the handle finishes."""
     ours, theirs = (ran([*PAST, call], last=CollectiveProgress.enqueued) for call in (GATHER, LATER))
     assert judge(ours, theirs) is None
+    assert judge(ran([*PAST, GATHER], last=CollectiveProgress.completed), theirs) is None
     assert judge(ours, ran([*PAST, LATER])) is not None
     on_device = [tuple(replace(record, on_device=True) for record in records) for records in (ours, theirs)]
     assert judge(*on_device) is not None
