@@ -105,6 +105,7 @@ def test_the_size_of_an_element_is_in_the_name_of_its_type(dtype: str) -> None:
         (((2,), (3,)), ("Float",), 20),
         (((2, 5), (3,)), ("Float", "Half"), 46),
         (((2,), (3,), (4,)), ("Float", "Half"), None),
+        (((2,), (3,)), ("Float", "Half", "Half"), None),
         (((2,),), ("Odd",), None),
         (((2,), (3,)), ("Float", "Odd"), None),
         (((2,),), (), None),
