@@ -21,7 +21,7 @@ full = pytest.mark.full
 
 def begun(run: Run) -> Run:
     """Start a run and wait until its script trains."""
-    run.start().until(lambda events: any(event["event"] == "own_training" for event in events), 120)
+    run.start().until(lambda events: any(event.get("to") == "running" for event in events), 120)
     return run
 
 
