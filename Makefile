@@ -11,7 +11,8 @@ PYTEST := $(BIN)/pytest
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
 
-# Three workers on two cores, because most tests wait for processes. Tests marked `alone` measure time or memory: they
+# Three workers on two cores, because most tests wait for processes. Each worker collects a share of the unit tests
+# (tests/support/workers.py); the other tests start with the longest, from one warm launcher. Tests marked `alone` measure time or memory: they
 # run after the others, one by one.
 REAL := tests/integration tests/fault tests/browser
 WORKERS := --numprocesses 3
