@@ -27,6 +27,7 @@ from grpo_run.runtime.board.callback_table import (
 from grpo_run.runtime.board.collective_log import (
     LOG_BYTES,
     is_blocked,
+    is_in_backward,
     last_sequence,
     may_be_in_collective,
     read_collective_log,
@@ -307,6 +308,14 @@ class Board:
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""
         return is_blocked(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT)
+
+    def is_in_backward(self, index: int, number: int) -> bool:
+        """Whether the last entry of local rank `index` is that of a DDP backward pass which has not ended.
+
+        Args:
+            number: `collectives_issued` of the rank's slot.
+        """
+        return is_in_backward(self._memory, _slot_offset(index) + COLLECTIVE_LOG_AT, number)
 
     def may_be_in_collective(self, index: int, number: int) -> bool:
         """Whether local rank `index` is blocked in a collective, or its last one runs on a device.

@@ -210,21 +210,28 @@ def is_blocked(memory: mmap.mmap, offset: int) -> bool:
 
 
 def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
-    """Whether a thread of the rank is blocked in a collective, or its last entry is one of a device or of a DDP backward
-    pass that has not ended.
+    """Whether a thread of the rank is blocked in a collective, or its last one runs on a device.
 
     Args:
         number: number of the rank's last entry; 0 if there is none.
     """
     if is_blocked(memory, offset):
         return True
-    if not number:
-        return False
     at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
-    if memory[at + _FLAGS_AT] & _ON_DEVICE:
-        return True
+    return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
+
+
+def is_in_backward(memory: mmap.mmap, offset: int, number: int) -> bool:
+    """Whether the rank's last entry is that of a DDP backward pass which has not ended.
+
+    Args:
+        number: number of the rank's last entry; 0 if there is none.
+    """
+    at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
     operation = memory[at + _OPERATION_AT : at + _OPERATION_AT + len(_BACKWARD)]
-    return operation == _BACKWARD and memory[at + _PROGRESS_AT] != CollectiveProgress.completed
+    return bool(
+        number and operation == _BACKWARD and memory[at + _PROGRESS_AT] != CollectiveProgress.completed
+    )
 
 
 def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:

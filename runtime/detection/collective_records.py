@@ -127,7 +127,11 @@ class CollectiveRecords:
         """Whether the rank's slot says that it waits for other ranks, or may do so in a backward pass."""
         if slot is None:
             return False
-        return self.may_be_in_collective(rank, slot) or slot.phase is Phase.forward_backward
+        return (
+            self.may_be_in_collective(rank, slot)
+            or slot.phase is Phase.forward_backward
+            or self._ranks.board.is_in_backward(self._ranks.places[rank], slot.collectives_issued)
+        )
 
     def may_be_in_collective(self, rank: int, slot: Slot) -> bool:
         """Whether the rank's log says that it waits in a collective, or that its last one runs on a device."""

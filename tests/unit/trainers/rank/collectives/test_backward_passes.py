@@ -43,7 +43,7 @@ def test_a_backward_pass_of_a_script_is_logged_while_it_lasts(
     def look(gradient: torch.Tensor) -> None:
         reading = board.read(0)
         assert reading is not None
-        inside.append(board.may_be_in_collective(0, reading.collectives_issued))
+        inside.append(board.is_in_backward(0, reading.collectives_issued))
 
     loss = model(torch.ones(1, 2)).sum()
     loss.register_hook(look)
@@ -55,7 +55,7 @@ def test_a_backward_pass_of_a_script_is_logged_while_it_lasts(
     assert inside == [True]
     reading = board.read(0)
     assert reading is not None
-    assert not board.may_be_in_collective(0, reading.collectives_issued)
+    assert not board.is_in_backward(0, reading.collectives_issued)
     assert model.module.weight.grad is not None
 
 
