@@ -182,3 +182,17 @@ def test_a_group_with_two_numberings_is_left_out_on_every_rank() -> None:
     doubtful = collective(1, group="n", point_to_point=True)
     ranks = observed((collective(1), message, collective(1, group="n")), (collective(1), doubtful))
     assert [[record.group for record in ranks.records[rank]] for rank in (0, 1)] == [["m", "m"], ["m"]]
+
+
+def test_a_rank_is_at_the_collective_that_it_waits_in() -> None:
+    """Else at its last one, which need not have completed; the proof may say that it is at another."""
+    waits = collective(3, WAITING)
+    ranks = observed(
+        (collective(1), collective(2, ENQUEUED), waits, collective(4, ENQUEUED)),
+        (collective(1), collective(2, ENQUEUED)),
+        (),
+        None,
+    )
+    at = ranks.current({})
+    assert at == {0: waits, 1: collective(2, ENQUEUED), 2: None, 3: None}
+    assert ranks.current({1: collective(1)})[1] == collective(1)

@@ -658,7 +658,7 @@ def test_a_rank_that_exited_before_its_backward_reduced_is_missing() -> None:
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1,))
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "zeros"])
+@pytest.mark.parametrize("operation", ["all_reduce", "barrier", "broadcast", "zeros"])
 def test_a_rank_that_exited_inside_a_collective_had_enqueued_it(operation: str) -> None:
     """Only a backward's entry is a guess: any other open record counts, whatever its operation is called."""
     call: Call = ("0", operation, 70, 7)
