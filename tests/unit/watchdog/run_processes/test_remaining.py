@@ -189,7 +189,7 @@ def test_helpers_that_wait_for_the_rank_are_not_waited_for(start: Callable[..., 
     """Multiprocessing starts one with every shared object; it ends when the rank does."""
     rank = start("from multiprocessing import resource_tracker\nresource_tracker.ensure_running()")
     assert len(rank.own()) == 2
-    assert rank.look().waits_for == ()
+    wait_until(lambda: rank.look().waits_for == ())  # until then the helper's program has not begun
 
 
 def test_what_the_supervisor_started_is_not_the_ranks(start: Callable[..., Rank]) -> None:
