@@ -1,7 +1,7 @@
 """The launchers to compare: how each starts the same script, and how a run is terminated.
 
-Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, the same poll interval,
-and enough restarts for the scheduled kills. NVIDIA's package is installed into a separate environment, which
+Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, and enough restarts for the
+scheduled kills. NVIDIA's package is installed into a separate environment, which
 shares torch and other packages with the project's, because it installs a `pynvml` that must not replace the
 project's. Does not measure.
 """
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "grpo.py"
 BIN = Path(sys.executable).parent
 RANKS = 2
 POLL_SECONDS = 0.1
-"""The default `--monitor-interval` of torchrun and ft_launcher, passed explicitly to all launchers."""
+"""The default `--monitor-interval` of torchrun and ft_launcher, passed to them explicitly."""
 
 PEER_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "defusedxml==0.7.1", "pynvml==13.0.1")
 """NVIDIA's launcher and its dependencies that the project does not install."""
@@ -94,11 +94,11 @@ def command(
         arguments: arguments of the script. The peers also get `--resume`; grpo-run resumes without it.
         restarts: number of failures the launcher must recover from.
     """
-    common = ["--nproc-per-node", str(ranks), "--monitor-interval", str(POLL_SECONDS)]
+    common = ["--nproc-per-node", str(ranks)]
     script = [str(SCRIPT), *arguments]
     if name == OURS:
         return [str(BIN / "grpo-run"), "launch", *common, "--run-dir", str(folder / "run"), *script]
-    common += ["--standalone", "--max-restarts", str(restarts)]
+    common += ["--monitor-interval", str(POLL_SECONDS), "--standalone", "--max-restarts", str(restarts)]
     if name in (TORCHRUN, TORCHRUN_AS_SHIPPED):
         return [str(BIN / "torchrun"), *common, *script, "--resume"]
     if name == FT_LAUNCHER:

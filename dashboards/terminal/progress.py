@@ -109,7 +109,7 @@ def _starting(status: RunStatus) -> str | None:
             f" after step {history.step}" if history.restarting and history.step else ""
         )
     if any(slot.state is RankState.starting for slot in slots):
-        return f"{verb}: no train() call yet on {ranks}"
+        return f"{verb}: the script runs on {ranks}"
     newest = max(slots, key=lambda slot: (slot.train_call, slot.step))
     target = f"/{newest.target_steps}" if newest.target_steps else ""
     return f"{verb}: {ranks} in step {newest.step + 1}{target}"

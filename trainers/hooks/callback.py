@@ -1,7 +1,7 @@
 """The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-Tells `calls/steps.py` of the call's steps, restores the exact state, and publishes what the trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
-(`phases.py`).
+Tells `calls/steps.py` of the call's steps, restores the exact state, and publishes what the trainer logs. One
+callback per `train()` call, added by `train_call.py`. Does not wrap methods (`phases.py`).
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ def test_ranks_that_do_not_run_yet_are_not_shown_as_training(make_slot: Any) -> 
 
 
 def test_a_start_says_how_far_the_ranks_are(make_slot: Any) -> None:
-    """In the script before `train()`, or in the first step of the attempt."""
+    """In the script before training, or in the first step of the attempt."""
     script = [make_slot(rank, state=RankState.starting, train_call=0, step=0) for rank in (0, 1)]
-    assert starting(*script) == "starting: no train() call yet on 2 ranks"
+    assert starting(*script) == "starting: the script runs on 2 ranks"
     training = [make_slot(rank, step=38, target_steps=200) for rank in (0, 1)]
     assert starting(*training, step=40, recoveries=[recovery(None)]) == "restarting: 2 ranks in step 39/200"
 
