@@ -120,17 +120,22 @@ def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
 class _Waiting:
     """What the journal says since the request.
 
-    `own` is what the script trains by itself, and `restarted` is set when the ranks of a new attempt have committed a step, `failure` is why a checkpoint could not
-    be written.
+    `restarted` is set when the ranks of a new attempt have committed a step, and `failure` is why a checkpoint could not be
+    written.
     """
 
     def __init__(self) -> None:
         self.restarted = False
         self.failure: str | None = None
-        self.own = OwnTraining()
+        self._history = History()
         self._position = (0, 0)
         self._requested_at: tuple[int, int] | None = None
         self._attempt_is_new = False
+
+    @property
+    def own(self) -> OwnTraining:
+        """What the script trains by itself."""
+        return self._history.own
 
     def begin(self) -> None:
         """The request is made now."""
@@ -140,14 +145,10 @@ class _Waiting:
     def read(self, records: Iterable[dict[str, Any]]) -> Path | None:
         """Take new events into account; return the checkpoint that was asked for, once it is on disk."""
         for record in records:
+            self._history.apply(record)
             name = record["event"]
             if name == "attempt_started":
                 self._attempt_is_new = True
-                self.own.apply_attempt_started()
-            elif name == "own_training":
-                self.own.apply_noted(record)
-            elif name == "train_started":
-                self.own.apply_train_started()
             elif name == "step_committed":
                 self._position = (int(record.get("train_call") or 0), int(record.get("step") or 0))
                 self.restarted |= self._attempt_is_new

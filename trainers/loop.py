@@ -24,6 +24,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.rank.session import current
 
 if TYPE_CHECKING:
+    from grpo_run.trainers.loops.data_position import DataPosition
     from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
     from grpo_run.trainers.loops.steps import Run, Steps
 
@@ -90,7 +91,7 @@ def steps(
     from grpo_run.trainers.loops.steps import Steps
 
     position = DataPosition(data) if data is not None else None
-    run = _begin(n, state, output_dir, save_every, save_total_limit, data=position)
+    run = _begin(n, state, output_dir, save_every, save_total_limit, position)
     return Steps(run, n, position)
 
 
@@ -134,7 +135,7 @@ def _begin(
     output_dir: str | os.PathLike[str],
     save_every: int | None,
     save_total_limit: int | None,
-    **more: Any,
+    data: DataPosition | None = None,
 ) -> SupervisedLoop | PlainLoop:
     # imports torch, which the script decides to import from where
     from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
@@ -147,7 +148,7 @@ def _begin(
         n,
         state=state,
         output_dir=output_dir,
+        data=data,
         save_every=save_every,
         save_total_limit=save_total_limit,
-        **more,
     )

@@ -38,7 +38,7 @@ _PROGRESS_AT = 16
 _FLAGS_AT = 17
 _DETAIL_AT = 18
 _THREAD_AT = 32
-_OPERATION_AT = _HEADER.size + 40
+_OPERATION_AT = _HEADER.size + GROUP_BYTES
 _BACKWARD = BACKWARD.encode() + b"\0"
 _POINT_TO_POINT = 1
 _ON_DEVICE = 2
@@ -170,7 +170,7 @@ class CollectiveLogWriter:
 
         Ignore an entry that was overwritten.
         """
-        at = self._entry_at(number)
+        at = _entry_at(self._offset, number)
         if _NUMBER.unpack_from(self._memory, at)[0] != number:
             return
         if count == 0:
@@ -183,7 +183,7 @@ class CollectiveLogWriter:
 
         Ignore an entry that was overwritten.
         """
-        at = self._entry_at(number)
+        at = _entry_at(self._offset, number)
         if _NUMBER.unpack_from(self._memory, at)[0] == number:
             self._memory[at + _FLAGS_AT] |= _POINT_TO_POINT
 
@@ -194,8 +194,10 @@ class CollectiveLogWriter:
         """
         self._memory, self._lock = private, threading.RLock()
 
-    def _entry_at(self, number: int) -> int:
-        return self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
+
+def _entry_at(offset: int, number: int) -> int:
+    """Where an entry of the log at `offset` is, also an overwritten one. `add` and `mark` save the call."""
+    return offset + (number - 1) % ENTRIES * ENTRY_BYTES
 
 
 def _if_it_fits(text: str, size_bytes: int) -> bytes:
@@ -217,7 +219,7 @@ def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
     """
     if is_blocked(memory, offset):
         return True
-    at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
+    at = _entry_at(offset, number)
     return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
 
 
@@ -227,7 +229,7 @@ def is_in_backward(memory: mmap.mmap, offset: int, number: int) -> bool:
     Args:
         number: number of the rank's last entry; 0 if there is none.
     """
-    at = offset + (number - 1) % ENTRIES * ENTRY_BYTES
+    at = _entry_at(offset, number)
     operation = memory[at + _OPERATION_AT : at + _OPERATION_AT + len(_BACKWARD)]
     return bool(
         number and operation == _BACKWARD and memory[at + _PROGRESS_AT] != CollectiveProgress.completed
@@ -262,7 +264,7 @@ def last_sequence(memory: mmap.mmap, offset: int, number: int, group: str) -> in
     """
     name = group.encode()[:GROUP_BYTES].ljust(GROUP_BYTES, b"\0")
     for index in range(number, max(0, number - ENTRIES), -1):
-        at = offset + (index - 1) % ENTRIES * ENTRY_BYTES
+        at = _entry_at(offset, index)
         if memory[at + _HEADER.size : at + _HEADER.size + GROUP_BYTES] == name:
             return int(_SEQUENCE.unpack_from(memory, at + _SEQUENCE_AT)[0])
     return 0

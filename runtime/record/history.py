@@ -309,6 +309,11 @@ class History:
         return self.exit_code == EXIT_FINISHED and self.state != "stopped"
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether the script has used a Trainer or the loop, whose steps are counted."""
+        return len(self.calls) > 0 or self.best_position > (0, 0)
+
+    @property
     def restarting(self) -> bool:
         """Whether the last fault was answered by a restart after which no step has been committed yet."""
         last = self.recoveries[-1] if self.recoveries else None

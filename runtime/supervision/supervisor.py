@@ -247,8 +247,7 @@ class Supervisor:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
             return Directive.stopped
-        watched = (ranks, self.board, self.attempt, slots)
-        if self.stop.poll(*watched, now=self._polled_at, saved=saved):
+        if self.stop.poll(ranks, self.board, self.attempt, slots, now=self._polled_at, saved=saved):
             return self._end(RunEvent.stopped, stop_code(self.history))
         if self.stop.signalled.sent:
             return Directive.monitor

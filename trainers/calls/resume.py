@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import RESTORE
 from grpo_run.runtime.staging.slot import path_of
+from grpo_run.trainers.calls.guard import Guard
+from grpo_run.trainers.loading.interception import serve_loads
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.agreement import agree
 from grpo_run.trainers.resuming.identification import IdentifiedCall, directory_of, find_mismatch, identify
@@ -209,3 +212,16 @@ def resumed_directory(argument: str | bool | None, call: TrainCall) -> Path | No
 
     newest = get_last_checkpoint(call.output_dir)
     return Path(newest) if newest else None
+
+
+@contextmanager
+def serve_snapshot(guard: Guard, choice: ResumeChoice) -> Iterator[None]:
+    """Within the block, load the chosen checkpoint from memory if it is a snapshot there; closed at its end."""
+    snapshot = choice.snapshot
+    if snapshot is None:
+        yield
+        return
+    with closing(snapshot), serve_loads(snapshot.folder):
+        if guard.snapshots is not None and guard.session.is_main:
+            guard.snapshots.last = snapshot.slot, snapshot.staged
+        yield

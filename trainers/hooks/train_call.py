@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.trainers.calls.guard import Guard
-from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory
+from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
@@ -22,7 +22,6 @@ from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
-from grpo_run.trainers.loading.interception import serve_loads
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
@@ -70,11 +69,7 @@ def run_train_call(
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
         loading = hooks.enter_context(ExitStack())
-        if resume.snapshot is not None:
-            loading.callback(resume.snapshot.close)
-            loading.enter_context(serve_loads(resume.snapshot.folder))
-            if guard.snapshots is not None and session.is_main:
-                guard.snapshots.last = resume.snapshot.slot, resume.snapshot.staged
+        loading.enter_context(serve_snapshot(guard, resume))
         callback = GuardCallback(
             session,
             call.ordinal,

@@ -19,11 +19,10 @@ import torch
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
-from grpo_run.trainers.calls.resume import CallFacts, agree_on_resume, resumed_directory
+from grpo_run.trainers.calls.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import CallSteps, finish, leave
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
-from grpo_run.trainers.loading.interception import serve_loads
 from grpo_run.trainers.loops import rank_state
 from grpo_run.trainers.loops.contents import LoopContents
 from grpo_run.trainers.loops.data_position import DataPosition
@@ -132,13 +131,7 @@ class SupervisedLoop:
         folder = resumed_directory(resume.argument, self._call)
         if folder is None:
             return
-        guard, snapshot = self._guard, resume.snapshot
-        with ExitStack() as loading:
-            if snapshot is not None:
-                loading.callback(snapshot.close)
-                loading.enter_context(serve_loads(snapshot.folder))
-                if guard.snapshots is not None and self._session.is_main:
-                    guard.snapshots.last = snapshot.slot, snapshot.staged
+        with serve_snapshot(self._guard, resume):
             self._state.load(folder)
             loaded = LoadedRankState(folder, self._session.rank, self._device())
         loaded.restore(self._state)

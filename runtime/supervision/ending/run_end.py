@@ -118,5 +118,5 @@ class RunEnd:
             return ""
         history = self._live.history
         missed = drills.never_happened(self._config.injections, history.injections_fired, ranks=ranks)
-        counted = len(history.calls) > 0 or history.best_position > (0, 0)
-        return drills.sentence(missed, history.step, counted=counted or not history.own.seen)
+        counted = history.counts_steps or not history.own.seen
+        return drills.sentence(missed, history.step, counted=counted)

@@ -75,8 +75,7 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts) -> str:
 
 def stop_code(history: History) -> int:
     """Return the exit code of a stop: 75 only if the same command goes on from something, or has done no work yet."""
-    trained = len(history.calls) > 0 or history.best_position > (0, 0)
-    if history.own.seen and not trained and history.own.checkpoint is None:
+    if history.own.seen and not history.counts_steps and history.own.checkpoint is None:
         return EXIT_GAVE_UP
     return EXIT_STOPPED
 

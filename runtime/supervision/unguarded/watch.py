@@ -14,7 +14,7 @@ from grpo_run.runtime.continuity.own_training import ANEW
 from grpo_run.runtime.launch.injection import Injection, remaining
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.supervision.lifecycle import TERMINAL, TRANSITIONS, Lifecycle, RunEvent
+from grpo_run.runtime.supervision.lifecycle import TRANSITIONS, Lifecycle, RunEvent
 from grpo_run.runtime.supervision.unguarded.own_saves import OwnSaves
 from grpo_run.watchdog.observation import Slot
 
@@ -85,8 +85,7 @@ class UnguardedWatch:
         return True
 
     def _begin(self) -> None:
-        state = self._lifecycle.state
-        if state not in TERMINAL and (state, RunEvent.trains_alone) in TRANSITIONS:
+        if (self._lifecycle.state, RunEvent.trains_alone) in TRANSITIONS:
             self._lifecycle.fire(RunEvent.trains_alone)
         if self._said:
             return
