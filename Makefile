@@ -11,20 +11,21 @@ PYTEST := $(BIN)/pytest
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
 
-# Three workers on two cores, because most tests wait for processes. Each worker collects a share of the unit tests
-# (tests/support/workers.py); the other tests start with the longest, from one warm launcher. Tests marked `alone` measure time or memory: they
-# run after the others, one by one.
+# More workers than cores, because most tests wait for processes. Each worker collects a share of the unit tests
+# (tests/support/workers.py); the other tests start with the longest, from one warm launcher. Tests marked `alone`
+# measure time or memory: they run after the others, one by one.
 REAL := tests/integration tests/fault tests/browser
-WORKERS := --numprocesses 3
+UNIT_WORKERS := --numprocesses 3
+WORKERS := --numprocesses 4
 EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
 
 test: $(STAMP) system $(EXTENSION)
-	$(PYTEST) tests/unit -q -m "not full" $(WORKERS)
+	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
 	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10
 	$(PYTEST) $(REAL) -q -m "alone and not full" --durations=5
 
 test-unit: $(STAMP)
-	$(PYTEST) tests/unit -q -m "not full" $(WORKERS)
+	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
 
 # All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)

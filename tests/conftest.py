@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Act on the options."""
+    """Act on the options, and take signals as a terminal's foreground job does.
+
+    `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT in what it starts in the background;
+    the programs under test would inherit both.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     warm.always_cold = config.getoption("--cold")
     if not hasattr(config, "workerinput"):
         warm.remove_stale_locks()

@@ -26,7 +26,7 @@ from grpo_run.runtime.launch.injection import parse_all
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
 from grpo_run.trainers.hooks import caps
-from grpo_run.trainers.upstream import check_versions
+from grpo_run.trainers.upstream.versions import check_versions
 
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}

@@ -34,6 +34,7 @@ def judged() -> Iterator[dict[str, StuckRank | None]]:
         for name in NAMES:
             programs[name] = subprocess.Popen(
                 [sys.executable, "-m", "support.waiting_programs", name, str(server.getsockname()[1])],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
                 start_new_session=True,
@@ -42,6 +43,10 @@ def judged() -> Iterator[dict[str, StuckRank | None]]:
         for index, program in enumerate(programs.values()):
             assert program.stdout is not None
             idle[index] = [int(word) for word in program.stdout.readline().split()]
+        for program in programs.values():
+            assert program.stdin is not None
+            program.stdin.write(b"\n")
+            program.stdin.close()
         time.sleep(2.0)
         reader = LookReader()
         pids = {index: program.pid for index, program in enumerate(programs.values())}

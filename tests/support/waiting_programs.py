@@ -538,6 +538,9 @@ def main() -> None:
     time.sleep(0.1)
     idle = idle_threads() if name == "lock_beside_tqdms_monitor" else []
     print(heart.native_id, *idle, flush=True)
+    sys.stdin.readline()  # all programs begin together: some of them last `SHORT_SECONDS`
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     with contextlib.suppress(BrokenPipeError):
         _PROGRAMS[name]()
 

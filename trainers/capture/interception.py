@@ -27,8 +27,8 @@ import torch
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.index import SafetensorsFile, SnapshotIndex, TorchFile
-from grpo_run.trainers import upstream
 from grpo_run.trainers.capture import packing
+from grpo_run.trainers.upstream import tensor_files
 
 
 @dataclass(kw_only=True)
@@ -129,7 +129,7 @@ def _capturing(original: Callable[..., Any], target_argument: str, pack: _Pack) 
         pack: saves the arguments into the capture's buffer; returns None if the library must write the file.
     """
     # a script may have replaced the function, with other arguments or with effects of its own
-    own = upstream.is_library_function(original)
+    own = tensor_files.is_library_function(original)
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -197,9 +197,9 @@ class _Replacements:
     def _install(self) -> None:
         # modules that are not imported have nothing to replace, and importing them takes seconds
         for names, replacement in (
-            (upstream.TORCH_SAVE, _capturing(torch.save, "f", _pack_torch)),
+            (tensor_files.TORCH_SAVE, _capturing(torch.save, "f", _pack_torch)),
             (
-                upstream.SAFETENSORS_SAVE,
+                tensor_files.SAFETENSORS_SAVE,
                 _capturing(safetensors.torch.save_file, "filename", _pack_safetensors),
             ),
         ):

@@ -17,8 +17,8 @@ import torch
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer, aligned
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, TorchFile
-from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import Copy, copy_all
+from grpo_run.trainers.upstream import tensor_files
 
 DEVICES = frozenset({"cpu", "cuda"})
 """Device types whose storages can be copied byte for byte; the library saves all others."""
@@ -46,11 +46,11 @@ def pack_torch(
     Raises:
         NoHeadroomError: the buffer could not grow; nothing was appended.
     """
-    if upstream.skips_data():
+    if tensor_files.skips_data():
         return None
     storages: dict[str, torch.UntypedStorage] = {}
     try:
-        records = upstream.archive_records(
+        records = tensor_files.archive_records(
             obj, _recording_pickle(storages), protocol, disable_byteorder_record
         )
     except Exception:  # noqa: BLE001 - the objects' own pickling code may raise anything
@@ -71,7 +71,7 @@ def pack_torch(
             copies.append(Copy(storages[name.removeprefix("data/")], 0, offset, size))
         placed.append(Record(name=name, offset=offset, size=size))
     copy_all(buffer, copies, threads=threads)
-    compute_crc32, storage_alignment = upstream.archive_settings()
+    compute_crc32, storage_alignment = tensor_files.archive_settings()
     return TorchFile(
         path=path, records=tuple(placed), compute_crc32=compute_crc32, storage_alignment=storage_alignment
     )
@@ -93,7 +93,7 @@ def pack_safetensors(
         NoHeadroomError: the buffer could not grow; nothing was appended.
     """
     try:
-        upstream.check_safetensors(tensors)
+        tensor_files.check_safetensors(tensors)
         header = safetensors_header(tensors, metadata)
     except Exception:  # noqa: BLE001 - the arguments are not checked before
         return None  # save_file is called next and raises its own error
@@ -134,7 +134,7 @@ def safetensors_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] |
     for name, tensor in sorted(tensors.items(), key=_sort_key):
         end = position + _size_bytes(tensor)
         content[name] = {
-            "dtype": upstream.SAFETENSORS_TYPES[_type_name(tensor)],
+            "dtype": tensor_files.SAFETENSORS_TYPES[_type_name(tensor)],
             "shape": list(tensor.shape),
             "data_offsets": [position, end],
         }
@@ -152,7 +152,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and _type_name(tensor) in upstream.SAFETENSORS_TYPES
+        and _type_name(tensor) in tensor_files.SAFETENSORS_TYPES
         # sharding frees the storage of a parameter and keeps its shape
         and _start_bytes(tensor) + _size_bytes(tensor) <= tensor.untyped_storage().nbytes()
     )
@@ -170,7 +170,7 @@ def _size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-_TYPE_ORDER = {name: position for position, name in enumerate(upstream.SAFETENSORS_TYPES)}
+_TYPE_ORDER = {name: position for position, name in enumerate(tensor_files.SAFETENSORS_TYPES)}
 
 
 def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, str]:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import LossState, SavedRankState
+from grpo_run.trainers.upstream import trainer_names
 
 IMAGES = "images"
 """Key of the completion table whose values are pictures."""
@@ -23,11 +23,11 @@ IMAGES = "images"
 def save_tables(trainer: Any, rank: int, encoder: Encoder, warn: Callable[[str], None]) -> dict[str, Any]:
     """Return the encoded tables by attribute name; completions on rank 0 only, which logs them."""
     tables = {}
-    for name in upstream.TABLES:
+    for name in trainer_names.TABLES:
         table = getattr(trainer, name, None)
-        if table is None or (name == upstream.COMPLETION_LOGS and rank):
+        if table is None or (name == trainer_names.COMPLETION_LOGS and rank):
             continue
-        if name == upstream.COMPLETION_LOGS and table.get(IMAGES):
+        if name == trainer_names.COMPLETION_LOGS and table.get(IMAGES):
             warn("checkpoints do not contain images logged with completions; they contain the texts")
         tables[name] = {
             key: encoder(value, f"{name}[{key!r}]") for key, value in table.items() if key != IMAGES
@@ -42,22 +42,22 @@ def save_loss(trainer: Any, *, seconds: float, ended: bool) -> LossState | None:
         seconds: training time so far, over all attempts.
         ended: the loop is over, and transformers has added the pending loss to the total.
     """
-    if not hasattr(trainer, upstream.PENDING_LOSS):
+    if not hasattr(trainer, trainer_names.PENDING_LOSS):
         return None
-    pending = float(getattr(trainer, upstream.PENDING_LOSS).item())
-    total = float(getattr(trainer, upstream.TOTAL_LOSS))
+    pending = float(getattr(trainer, trainer_names.PENDING_LOSS).item())
+    total = float(getattr(trainer, trainer_names.TOTAL_LOSS))
     return LossState(
         pending=pending,
         total=total - pending if ended else total,
-        last_logged_step=getattr(trainer, upstream.LAST_LOGGED_STEP),
-        first_step=getattr(trainer, upstream.FIRST_STEP),
+        last_logged_step=getattr(trainer, trainer_names.LAST_LOGGED_STEP),
+        first_step=getattr(trainer, trainer_names.FIRST_STEP),
         seconds=seconds,
     )
 
 
 def save_train_tokens(trainer: Any) -> int | float | None:
     """Return the number of trained tokens as a Python number, or None if the trainer does not count them."""
-    value: Any = getattr(trainer, upstream.TRAIN_TOKENS, None)
+    value: Any = getattr(trainer, trainer_names.TRAIN_TOKENS, None)
     number: int | float | None = value.item() if hasattr(value, "item") else value
     return number
 
@@ -69,32 +69,32 @@ def restore(trainer: Any, state: SavedRankState, decoder: Decoder) -> None:
         CheckpointError: a table has another type than the trainer's.
     """
     for name, table in state.tables.items():
-        if name in upstream.TABLES and hasattr(trainer, name):
+        if name in trainer_names.TABLES and hasattr(trainer, name):
             _fill(getattr(trainer, name), decoder(table), f"{decoder.source}: {name}")
-    if state.train_tokens is not None and hasattr(trainer, upstream.TRAIN_TOKENS):
-        setattr(trainer, upstream.TRAIN_TOKENS, state.train_tokens)
-    if state.loss is not None and hasattr(trainer, upstream.PENDING_LOSS):
+    if state.train_tokens is not None and hasattr(trainer, trainer_names.TRAIN_TOKENS):
+        setattr(trainer, trainer_names.TRAIN_TOKENS, state.train_tokens)
+    if state.loss is not None and hasattr(trainer, trainer_names.PENDING_LOSS):
         _restore_loss(trainer, state.loss)
 
 
 def _restore_loss(trainer: Any, loss: LossState) -> None:
-    getattr(trainer, upstream.PENDING_LOSS).fill_(loss.pending)
-    setattr(trainer, upstream.TOTAL_LOSS, loss.total)
-    setattr(trainer, upstream.LAST_LOGGED_STEP, loss.last_logged_step)
-    setattr(trainer, upstream.FIRST_STEP, loss.first_step)
-    original = getattr(trainer, upstream.FINALIZE)
+    getattr(trainer, trainer_names.PENDING_LOSS).fill_(loss.pending)
+    setattr(trainer, trainer_names.TOTAL_LOSS, loss.total)
+    setattr(trainer, trainer_names.LAST_LOGGED_STEP, loss.last_logged_step)
+    setattr(trainer, trainer_names.FIRST_STEP, loss.first_step)
+    original = getattr(trainer, trainer_names.FINALIZE)
 
     @functools.wraps(original)
     def finalize(trial: Any, num_train_samples: Any, start_time: float) -> Any:
         # transformers averages over the steps of all attempts, so the time must cover all attempts too
         return original(trial, num_train_samples, start_time - loss.seconds)
 
-    setattr(trainer, upstream.FINALIZE, finalize)
+    setattr(trainer, trainer_names.FINALIZE, finalize)
 
 
 def close(trainer: Any) -> None:
     """Remove the wrapper that `restore` put around the trainer's finalize method."""
-    trainer.__dict__.pop(upstream.FINALIZE, None)
+    trainer.__dict__.pop(trainer_names.FINALIZE, None)
 
 
 def _fill(target: Any, value: Any, name: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact import format
+from grpo_run.trainers.upstream import tensor_files
 
 Kind = Literal["replicated", "sharded"]
 
@@ -29,7 +29,7 @@ def _local(parameter: Any) -> tuple[torch.Tensor, bool]:
     """Return this rank's part of a parameter, and whether it is a shard."""
     # ZeRO-3, a DTensor of FSDP 2, a FlatParameter of FSDP 1
     sharded = any(hasattr(parameter, name) for name in ("ds_tensor", "to_local", "_local_shard"))
-    return upstream.local_part(parameter).detach(), sharded
+    return tensor_files.local_part(parameter).detach(), sharded
 
 
 def reference_path(folder: Path, rank: int) -> Path:

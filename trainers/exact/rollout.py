@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
+from grpo_run.trainers.upstream import trainer_names
 
 
 def geometry_of(trainer: Any) -> Geometry | None:
     """Return how the trainer groups micro-steps, or None for a trainer without rollouts."""
     steps = getattr(trainer.args, "steps_per_generation", None)
     iterations = getattr(trainer, "num_iterations", None)
-    if not isinstance(getattr(trainer, upstream.MICRO_STEP, None), int) or not steps or not iterations:
+    if not isinstance(getattr(trainer, trainer_names.MICRO_STEP, None), int) or not steps or not iterations:
         return None
     return Geometry(
         steps_per_generation=steps,
@@ -33,9 +33,9 @@ def save(trainer: Any, encoder: Encoder) -> dict[str, Any]:
     geometry = geometry_of(trainer)
     if geometry is None:
         return {}
-    micro_step, buffered = getattr(trainer, upstream.MICRO_STEP), None
+    micro_step, buffered = getattr(trainer, trainer_names.MICRO_STEP), None
     if micro_step % geometry.generate_every:  # at a boundary the buffer is used up
-        buffered = encoder(getattr(trainer, upstream.BUFFERED_INPUTS), "the rollout in use")
+        buffered = encoder(getattr(trainer, trainer_names.BUFFERED_INPUTS), "the rollout in use")
     return {"geometry": geometry, "micro_step": micro_step, "buffered_inputs": buffered}
 
 
@@ -48,7 +48,7 @@ def restore(trainer: Any, state: SavedRankState, decoder: Decoder, warn: Callabl
     geometry = geometry_of(trainer)
     if geometry is None or state.micro_step is None:
         return
-    setattr(trainer, upstream.MICRO_STEP, state.micro_step)
+    setattr(trainer, trainer_names.MICRO_STEP, state.micro_step)
     if state.at_boundary:
         return
     buffer = decoder(state.buffered_inputs)
@@ -62,4 +62,4 @@ def restore(trainer: Any, state: SavedRankState, decoder: Decoder, warn: Callabl
         raise CheckpointError(
             f"{decoder.source} does not contain a rollout of {geometry.steps_per_generation} micro-batches"
         )
-    setattr(trainer, upstream.BUFFERED_INPUTS, buffer)
+    setattr(trainer, trainer_names.BUFFERED_INPUTS, buffer)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact import data_order, format, log_state, reference_model, reward_state, rollout
 from grpo_run.trainers.exact.callback_state import CallbackStates
 from grpo_run.trainers.exact.data_order import DataOrder
@@ -33,6 +32,7 @@ from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import SavedRankState
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.trainers.exact.resharding import read_all, resharded
+from grpo_run.trainers.upstream import trainer_names
 
 
 class ExactState:
@@ -126,7 +126,7 @@ class ExactState:
     def load_rng(self) -> None:
         """Restore the random number generators as they were at the checkpoint, if there is one."""
         if self._resumed_from is not None:
-            getattr(self._trainer, upstream.LOAD_RNG)(str(self._resumed_from))
+            getattr(self._trainer, trainer_names.LOAD_RNG)(str(self._resumed_from))
 
     # saving
 

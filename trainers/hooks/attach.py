@@ -15,12 +15,12 @@ import wrapt
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.hooks import caps
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
 from grpo_run.trainers.unguarded.state_saving import watch_state_saving
+from grpo_run.trainers.upstream import trainer_names
 
 _GUARDED = "_grpo_run_guard"
 
@@ -108,7 +108,7 @@ def check_trainer(session: Session, trainer: Any) -> None:
         from grpo_run.runtime.launch.accelerate import check_took_effect
 
         check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
-    missing = [name for name in upstream.TRAINER_METHODS if not hasattr(trainer, name)]
+    missing = [name for name in trainer_names.TRAINER_METHODS if not hasattr(trainer, name)]
     if missing and not session.config.allow_untested:
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"

@@ -15,15 +15,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers import upstream
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint
 from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
 
 METHOD_PHASES = {
-    upstream.GENERATE_AND_SCORE: Phase.score,
-    upstream.GENERATE: Phase.generate,
-    upstream.CALCULATE_REWARDS: Phase.reward,
+    trainer_names.GENERATE_AND_SCORE: Phase.score,
+    trainer_names.GENERATE: Phase.generate,
+    trainer_names.CALCULATE_REWARDS: Phase.reward,
     "evaluate": Phase.eval,
 }
 """Trainer methods that are a phase. A trainer may lack some: SFTTrainer does not generate."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_run.trainers import upstream
 from grpo_run.trainers.calls.resume import CallFacts
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.settings_digest import settings_digest
 from grpo_run.trainers.saving import description
+from grpo_run.trainers.upstream import trainer_names
 
 
 def facts_of(trainer: Any, session: Session) -> CallFacts:
@@ -35,7 +35,7 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
     Args:
         only_at_end: train normally if the script now asks for more steps than the finished call took.
     """
-    run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+    run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
 
     def skip_epoch(*args: Any, **kwargs: Any) -> Any:
         if only_at_end and trainer.state.global_step < trainer.state.max_steps:
@@ -43,7 +43,7 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
         trainer.control.should_training_stop = True
         return None
 
-    with override_attributes(trainer, **{upstream.RUN_EPOCH: skip_epoch}):
+    with override_attributes(trainer, **{trainer_names.RUN_EPOCH: skip_epoch}):
         yield
 
 
@@ -77,8 +77,8 @@ class RestoredCall:
             return
         self._exact.load_rng()
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, state, trainer.control)
-        getattr(trainer, upstream.AFTER_STEP)(
-            getattr(trainer, upstream.PENDING_LOSS),
+        getattr(trainer, trainer_names.AFTER_STEP)(
+            getattr(trainer, trainer_names.PENDING_LOSS),
             None,
             trainer.model_wrapped,
             None,
@@ -91,7 +91,7 @@ class RestoredCall:
     def ended(self) -> Iterator[None]:
         """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start again."""
         trainer = self._trainer
-        run_epoch = getattr(trainer, upstream.RUN_EPOCH)
+        run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
 
         def run_or_end(*args: Any, **kwargs: Any) -> Any:
             if not self._over:
@@ -100,7 +100,7 @@ class RestoredCall:
             return None
 
         with (
-            override_attributes(trainer, **{upstream.RUN_EPOCH: run_or_end}),
+            override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_end}),
             override_attributes(trainer.args, eval_on_start=False),
         ):
             yield

@@ -22,9 +22,9 @@ import safetensors.torch
 import torch
 
 from grpo_run.runtime.staging.index import SafetensorsFile, TorchFile
-from grpo_run.trainers import upstream
 from grpo_run.trainers.loading import tensors
 from grpo_run.trainers.loading.folder import ServedFolder
+from grpo_run.trainers.upstream import tensor_files
 
 _Read = Callable[[ServedFolder, str, Mapping[str, Any]], Any]
 NOT_SERVED = object()
@@ -42,9 +42,9 @@ def serve_loads(folder: ServedFolder) -> Iterator[None]:
     active = [folder]
     # modules that are not imported have nothing to replace, and importing them takes seconds
     for names, original, argument, read in (
-        (upstream.TORCH_LOAD, torch.load, "f", _read_torch),
-        (upstream.SAFETENSORS_LOAD, safetensors.torch.load_file, "filename", _read_safetensors),
-        (upstream.SAFETENSORS_OPEN, safetensors.safe_open, None, _read_nothing),
+        (tensor_files.TORCH_LOAD, torch.load, "f", _read_torch),
+        (tensor_files.SAFETENSORS_LOAD, safetensors.torch.load_file, "filename", _read_safetensors),
+        (tensor_files.SAFETENSORS_OPEN, safetensors.safe_open, None, _read_nothing),
     ):
         replacement = _serving(original, argument, read, active)
         for module_name, name in names:
@@ -72,7 +72,7 @@ def _serving(
         active: the folder to serve; empty when nothing is served any more.
     """
     # a script may have replaced the function; then its own is called, with the file written
-    own = upstream.is_library_function(original)
+    own = tensor_files.is_library_function(original)
     signature = inspect.signature(original) if own and argument is not None else None
 
     @functools.wraps(original)
@@ -116,7 +116,7 @@ def _read_torch(folder: ServedFolder, path: str, arguments: Mapping[str, Any]) -
         and not arguments["mmap"]
         and not arguments["pickle_load_args"]
         and str(arguments["map_location"]) != "meta"
-        and upstream.loads_plainly()
+        and tensor_files.loads_plainly()
     )
     if not supported:
         return NOT_SERVED

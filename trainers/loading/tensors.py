@@ -15,15 +15,15 @@ import torch
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.buffer import SnapshotBufferReader, aligned
 from grpo_run.runtime.staging.index import SafetensorsFile, TorchFile
-from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import copy_out
 from grpo_run.trainers.loading.memory_pool import MemoryPool
+from grpo_run.trainers.upstream import tensor_files
 
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header."""
 _TYPES = {
     name: getattr(torch, attribute)
-    for attribute, name in upstream.SAFETENSORS_TYPES.items()
+    for attribute, name in tensor_files.SAFETENSORS_TYPES.items()
     if hasattr(torch, attribute)
 }
 
@@ -42,7 +42,7 @@ def load_torch(
         CheckpointError: a record is missing or outside the buffer. pickle.UnpicklingError: as `torch.load`.
     """
     pool.begin_file(sum(aligned(record.size) for record in file.records))
-    return upstream.load_archive(_Archive(file, _Copier(buffer, pool, threads)), map_location)
+    return tensor_files.load_archive(_Archive(file, _Copier(buffer, pool, threads)), map_location)
 
 
 class _Copier:

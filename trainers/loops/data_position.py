@@ -18,10 +18,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from grpo_run.runtime.errors import CheckpointError, ConfigError
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.callback_state import GENERATORS
 from grpo_run.trainers.exact.data_order import global_rng, set_global_rng
 from grpo_run.trainers.exact.encoding import is_stateful
+from grpo_run.trainers.upstream import data_loaders
 
 PARTS = ("batch_sampler", "sampler", "dataset")
 """Attributes under which loaders and samplers refer to what may have a generator or an epoch."""
@@ -142,7 +142,7 @@ class DataPosition:
                     end=(lambda: set_global_rng(resumed["before"])) if self._reads_ahead else restore,
                     end_ahead=restore,
                 )
-                replaced.enter_context(upstream.replaced_batch_sampler(base, skipping))
+                replaced.enter_context(data_loaders.replaced_batch_sampler(base, skipping))
                 self._iterator = iter(self._loader)
             else:  # the first batch read ahead was read with the one before it
                 self._iterator = iter(self._loader)

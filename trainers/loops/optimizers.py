@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from grpo_run.trainers import upstream
+from grpo_run.trainers.upstream import tensor_files
 
 OBSERVED = 8
 """Parameters whose gradients are compared; a backward pass reaches at least one of them."""
@@ -84,7 +84,7 @@ class OptimizerSteps:
             or self._used[index][0]() is not gradient
             or self._used[index][1] != gradient._version
         ]
-        local = [upstream.local_part(gradient) for gradient in added]
+        local = [tensor_files.local_part(gradient) for gradient in added]
         with torch.no_grad():
             return (
                 bool(local)

@@ -7,7 +7,7 @@ may hold one forever. Does not judge.
 
 from __future__ import annotations
 
-from grpo_run.trainers import upstream
+from grpo_run.trainers.upstream import python_threads
 
 IDLE_WHILE_WAITING_FOR = {
     ("tqdm._monitor", "TMonitor"): "was_killed",  # redraws progress bars every 10 s; wakes nobody
@@ -22,8 +22,8 @@ def idle_threads() -> list[int]:
     """Return the native ids of the listed threads that wait for their event. Takes about 1 µs per thread."""
     return [
         thread.native_id
-        for thread in upstream.running_threads()
+        for thread in python_threads.running_threads()
         if thread.native_id is not None
         and (event := IDLE_WHILE_WAITING_FOR.get((type(thread).__module__, type(thread).__name__)))
-        and upstream.has_waiter(getattr(thread, event, None))
+        and python_threads.has_waiter(getattr(thread, event, None))
     ]

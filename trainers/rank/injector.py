@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from grpo_run.runtime.launch.injection import KINDS, Injection, check, remaining
-from grpo_run.trainers import upstream
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.faults import FAULTS, FaultContext, common_collective, require_distributed
+from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 
 FIRST_COMMON_STEP = 2
@@ -87,7 +87,7 @@ class Injector:
         self._context.trainer = trainer
         # transformers resets this flag only at the start of a train() call
         self._context.end_call = lambda: setattr(trainer.control, "should_training_stop", True)
-        generate = getattr(trainer, upstream.GENERATE, None)
+        generate = getattr(trainer, trainer_names.GENERATE, None)
         if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
             yield
             return
@@ -100,7 +100,7 @@ class Injector:
                 while self._context.generation_hooks:
                     self._context.generation_hooks.pop().remove()
 
-        with override_attributes(trainer, **{upstream.GENERATE: generate_then_restore}):
+        with override_attributes(trainer, **{trainer_names.GENERATE: generate_then_restore}):
             yield
 
     def attach_loop(self, end_loop: Callable[[], None]) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.collectives.recorder import Recorder
+from grpo_run.trainers.upstream import python_threads, torch_groups
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 
 NEVER_ISSUE_COLLECTIVES = (
@@ -48,7 +48,7 @@ def start_worker_server(path: str) -> Any:
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
-        return getattr(_distributed_c10d, upstream.WORKER_SERVER)(path)
+        return getattr(_distributed_c10d, torch_groups.WORKER_SERVER)(path)
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
@@ -60,7 +60,7 @@ def serve_thread_reports(recorder: Recorder) -> None:
     from torch._C import _distributed_c10d
 
     handler = functools.partial(_answer, recorder)
-    getattr(_distributed_c10d, upstream.REGISTER_HANDLER)(THREADS_HANDLER, handler)
+    getattr(_distributed_c10d, torch_groups.REGISTER_HANDLER)(THREADS_HANDLER, handler)
 
 
 def _answer(recorder: Recorder, request: Any, response: Any) -> None:
@@ -127,7 +127,7 @@ def _is_passive(frame: FrameType) -> bool:
 def _line_of_idle_worker(code: CodeType) -> int:
     """The line at which an idle thread of a `ThreadPoolExecutor` waits for work; 0 if it is not found."""
     for _, _, line in code.co_lines():
-        if line and upstream.IDLE_WORKER in linecache.getline(code.co_filename, line):
+        if line and python_threads.IDLE_WORKER in linecache.getline(code.co_filename, line):
             return line
     return 0
 
@@ -135,7 +135,7 @@ def _line_of_idle_worker(code: CodeType) -> int:
 def _backward_code() -> CodeType | None:
     """The function of torch from which Python enters autograd's engine; None before torch is imported."""
     module = sys.modules.get("torch.autograd.graph")
-    function: Callable[..., Any] | None = getattr(module, upstream.RUN_BACKWARD, None)
+    function: Callable[..., Any] | None = getattr(module, torch_groups.RUN_BACKWARD, None)
     return function.__code__ if function is not None else None
 
 
@@ -144,7 +144,7 @@ def _module(thread: threading.Thread) -> str:
     own = type(thread).__module__
     if own != "threading":
         return own
-    return getattr(getattr(thread, upstream.THREAD_TARGET, None), "__module__", None) or ""
+    return getattr(getattr(thread, python_threads.THREAD_TARGET, None), "__module__", None) or ""
 
 
 def _place(frame: FrameType) -> str:

@@ -26,7 +26,6 @@ from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.headroom import is_full
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
-from grpo_run.trainers import upstream
 from grpo_run.trainers.capture.copying import copy_threads
 from grpo_run.trainers.capture.interception import capture_saves
 from grpo_run.trainers.rank.session import Session
@@ -38,6 +37,7 @@ from grpo_run.trainers.saving.reservation import (
     Reservation,
     Reserver,
 )
+from grpo_run.trainers.upstream import tensor_files
 
 MINIMUM_PREPARED_BYTES = 64 << 20
 """The first snapshot allocates less memory than this within some tens of milliseconds."""
@@ -122,7 +122,7 @@ class Snapshots:
                 write(folder)
             slot.index_path(session.rank).write_bytes(index.to_json())
             lacks_memory = False
-        except (Exception, upstream.collective_save_error()) as error:
+        except (Exception, tensor_files.collective_save_error()) as error:
             # files that are not captured are written to the slot, which can be full too
             if not _is_lack_of_memory(error, slot.path):
                 raise
@@ -210,5 +210,5 @@ class Snapshots:
 
 
 def _is_lack_of_memory(error: BaseException, folder: Path) -> bool:
-    causes = upstream.save_errors(error)
+    causes = tensor_files.save_errors(error)
     return any(isinstance(cause, NoHeadroomError) or is_full(cause, folder) for cause in causes)

@@ -14,7 +14,6 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.staging.headroom import is_full
-from grpo_run.trainers import upstream
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
@@ -22,6 +21,7 @@ from grpo_run.trainers.saving import description
 from grpo_run.trainers.saving.contents import CheckpointContents
 from grpo_run.trainers.saving.save_mode import SaveMode, save_mode
 from grpo_run.trainers.saving.saver import Saver
+from grpo_run.trainers.upstream import trainer_names
 
 
 class TrainerContents(CheckpointContents):
@@ -41,7 +41,7 @@ class TrainerContents(CheckpointContents):
         )
         self._trainer = trainer
         self._exact = exact
-        self._save_checkpoint = getattr(trainer, upstream.SAVE_CHECKPOINT)
+        self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
 
     @property
     def step(self) -> int:
@@ -112,7 +112,9 @@ class TrainerContents(CheckpointContents):
         if directory == Path(self.call.output_dir):
             yield
             return
-        with override_attributes(self._trainer, **{upstream.OUTPUT_DIR: lambda trial=None: str(directory)}):
+        with override_attributes(
+            self._trainer, **{trainer_names.OUTPUT_DIR: lambda trial=None: str(directory)}
+        ):
             yield
 
     def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
@@ -190,8 +192,8 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Iterator[None]:
     """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
-    save_checkpoint = getattr(trainer, upstream.SAVE_CHECKPOINT)
-    after_step = getattr(trainer, upstream.AFTER_STEP)
+    save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
+    after_step = getattr(trainer, trainer_names.AFTER_STEP)
 
     @functools.wraps(save_checkpoint)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -203,5 +205,7 @@ def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Itera
         saver.after_step()
         return result
 
-    with override_attributes(trainer, **{upstream.SAVE_CHECKPOINT: save, upstream.AFTER_STEP: after}):
+    with override_attributes(
+        trainer, **{trainer_names.SAVE_CHECKPOINT: save, trainer_names.AFTER_STEP: after}
+    ):
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.trainers import upstream
+from grpo_run.trainers.upstream import tensor_files
 
 
 def has_non_finite_weights(parameters: Iterable[Any]) -> bool:
@@ -19,7 +19,7 @@ def has_non_finite_weights(parameters: Iterable[Any]) -> bool:
     for parameter in parameters:
         if not parameter.requires_grad:
             continue  # unchanged since it was loaded
-        local = upstream.local_part(parameter)
+        local = tensor_files.local_part(parameter)
         if local.numel() and local.is_floating_point():
             if local.element_size() == 1:
                 local = local.float()  # torch defines no norm for 8-bit types

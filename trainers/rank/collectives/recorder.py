@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from grpo_run.runtime.board import futex
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.collectives.call_descriptions import CallDescriptions
 from grpo_run.trainers.rank.collectives.group_facts import GroupFacts, examine
+from grpo_run.trainers.upstream import torch_groups
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 
 MAX_TRACKED = 256
@@ -76,10 +76,10 @@ class Recorder:
         Args:
             c10d: the module `torch._C._distributed_c10d`.
         """
-        for name in upstream.COLLECTIVE_METHODS:
+        for name in torch_groups.COLLECTIVE_METHODS:
             if hasattr(c10d.ProcessGroup, name):
                 setattr(c10d.ProcessGroup, name, self._logging(getattr(c10d.ProcessGroup, name), name))
-        for name in upstream.UNRECORDED_METHODS:
+        for name in torch_groups.UNRECORDED_METHODS:
             if hasattr(c10d.ProcessGroup, name):
                 setattr(c10d.ProcessGroup, name, self._counting(getattr(c10d.ProcessGroup, name), name))
         if hasattr(c10d.Work, "get_future"):
@@ -126,7 +126,7 @@ class Recorder:
         for name, facts in list(self._groups.items()):
             group = facts.reference()
             if group is not None:
-                found[name] = upstream.sequence_number(group) - facts.uncounted
+                found[name] = torch_groups.sequence_number(group) - facts.uncounted
         return found
 
     def _logging(self, original: Any, name: str) -> Any:
@@ -169,7 +169,7 @@ class Recorder:
             with self._counting_lock:
                 facts.counting -= 1
                 if facts.on_host:
-                    facts.uncounted += upstream.uncounted_numbers(name, group.rank(), len(facts.ranks))
+                    facts.uncounted += torch_groups.uncounted_numbers(name, group.rank(), len(facts.ranks))
             return result
 
         return issue
@@ -180,7 +180,7 @@ class Recorder:
         They differ if another thread has issued one at the same time; then the entry is excluded from proof.
         Gloo issues a `reduce_scatter` of a list as one collective per rank.
         """
-        issued = upstream.sequence_number(group) - call.facts.uncounted - call.sequence + 1
+        issued = torch_groups.sequence_number(group) - call.facts.uncounted - call.sequence + 1
         if issued == len(call.facts.ranks) and call.operation == "reduce_scatter":
             self._log.amend(call.number, count=issued)
         elif issued != 1:
@@ -235,7 +235,7 @@ class Recorder:
         """
         facts, reused = self._facts(group)
         on_host = facts.on_host
-        inputs = 1 if operation in upstream.OUTPUT_FIRST else 0
+        inputs = 1 if operation in torch_groups.OUTPUT_FIRST else 0
         tensors = _tensors(args[inputs]) if len(args) > inputs else ()
         if tensors:
             on_host = tensors[0].is_cpu
@@ -244,7 +244,7 @@ class Recorder:
             limited = limited or _is_limit(option)
             if operation in ROOTED_OPERATIONS and hasattr(option, "rootRank"):
                 root = facts.ranks[option.rootRank]
-        sequence = upstream.sequence_number(group) + 1 - facts.uncounted
+        sequence = torch_groups.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
             facts.name,
             sequence,
@@ -350,7 +350,7 @@ class Recorder:
         finally:
             self.in_backward.discard(thread)
             if call is not None:
-                issued = upstream.sequence_number(model.process_group) - call.facts.uncounted
+                issued = torch_groups.sequence_number(model.process_group) - call.facts.uncounted
                 self._log.amend(call.number, count=issued - call.sequence + 1)
                 self._log.mark(call.number, CollectiveProgress.completed)
 

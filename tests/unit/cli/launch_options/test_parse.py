@@ -385,9 +385,9 @@ def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.Monkey
     """`--allow-untested` accepts them."""
     from packaging.specifiers import SpecifierSet
 
-    from grpo_run.trainers import upstream
+    from grpo_run.trainers.upstream import versions
 
-    monkeypatch.setattr(upstream, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
+    monkeypatch.setattr(versions, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
     assert "--allow-untested" in error("train.py")
     assert parse(["--allow-untested", "train.py"]).config.allow_untested
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers import upstream
 from grpo_run.trainers.rank import worker_server
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.worker_server import report_threads
+from grpo_run.trainers.upstream import torch_groups
 from grpo_run.watchdog.deadlocks.threads import ThreadReport
 
 
@@ -140,4 +140,4 @@ def test_the_function_that_runs_a_backward_is_found() -> None:
     """A private function of torch."""
     code = worker_server._backward_code()
     assert code is not None
-    assert code.co_name == upstream.RUN_BACKWARD
+    assert code.co_name == torch_groups.RUN_BACKWARD

@@ -24,10 +24,10 @@ from torch._C import _distributed_c10d as c10d
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.detection import flight_recorder
-from grpo_run.trainers import upstream
 from grpo_run.trainers.rank.collectives.call_descriptions import MAX_TENSORS
 from grpo_run.trainers.rank.collectives.recorder import MAX_TRACKED, Recorder
 from grpo_run.trainers.rank.worker_server import start_worker_server
+from grpo_run.trainers.upstream import torch_groups
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
@@ -60,7 +60,7 @@ def recorder(slot: SlotWriter, warnings: list[str]) -> Recorder:
 @pytest.fixture
 def installed(recorder: Recorder, group: None, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The recorder, installed in torch's classes, whose methods are restored."""
-    for name in upstream.COLLECTIVE_METHODS:
+    for name in torch_groups.COLLECTIVE_METHODS:
         monkeypatch.setattr(c10d.ProcessGroup, name, getattr(c10d.ProcessGroup, name))
     monkeypatch.setattr(c10d.Work, "wait", c10d.Work.wait)
     recorder.install(c10d)
@@ -210,7 +210,7 @@ def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None
 
 def test_sequence_numbers_equal_those_of_torch(installed: Recorder, board: Board) -> None:
     """Entries and Flight Recorder records are joined by them."""
-    before = upstream.sequence_number(dist.group.WORLD)
+    before = torch_groups.sequence_number(dist.group.WORLD)
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     dist.all_gather([torch.ones(2)], tensor)
@@ -233,7 +233,7 @@ def test_sequence_numbers_equal_those_of_torch(installed: Recorder, board: Board
         "gather",
     ]
     assert [entry.operation for entry in made] == expected
-    assert upstream.sequence_number(dist.group.WORLD) == before + 8
+    assert torch_groups.sequence_number(dist.group.WORLD) == before + 8
 
 
 def test_input_sizes_are_logged_if_outputs_come_first(installed: Recorder, board: Board) -> None:
@@ -372,7 +372,7 @@ def test_symbolic_sizes_are_no_reason_to_lose_an_entry(
     assert warnings == []
 
 
-@pytest.mark.parametrize("name", upstream.COLLECTIVE_METHODS)
+@pytest.mark.parametrize("name", torch_groups.COLLECTIVE_METHODS)
 def test_every_method_name_fits_an_entry(board: Board, slot: SlotWriter, name: str) -> None:
     """A truncated name would be another operation."""
     add_entry(slot.collective_log, operation=name)
@@ -432,7 +432,7 @@ def test_a_vote_is_logged_under_its_own_group(recorder: Recorder, board: Board) 
 
 def test_a_backward_is_logged_from_start_to_end(recorder: Recorder, board: Board, group: None) -> None:
     """With the sequence number of its first all-reduce. No thread counts as waiting."""
-    expected = upstream.sequence_number(dist.group.WORLD) + 1
+    expected = torch_groups.sequence_number(dist.group.WORLD) + 1
     with recorder.backward(DistributedDataParallel()):
         (entry,) = entries(board)
         assert (entry.operation, entry.sequence, entry.progress) == (

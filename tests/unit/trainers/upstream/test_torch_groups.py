@@ -1,0 +1,66 @@
+"""What recording collectives relies on in torch."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from torch._C import _distributed_c10d
+
+from grpo_run.trainers.upstream import torch_groups
+
+
+@functools.cache
+def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
+    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(
+    "name", [*torch_groups.COLLECTIVE_METHODS, torch_groups.GROUP_SEQUENCE, "group_name"]
+)
+def test_the_process_group_has_the_method(name: str) -> None:
+    """A missing method would not be wrapped, and its collectives would have no source line."""
+    assert hasattr(_distributed_c10d.ProcessGroup, name)
+
+
+def test_every_collective_method_is_listed() -> None:
+    """A method that is not listed would not be logged.
+
+    `monitored_barrier` consists of point-to-point sends.
+    """
+    words = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "barrier")
+    found = {
+        name
+        for name in dir(_distributed_c10d.ProcessGroup)
+        if not name.startswith("__") and any(word in name for word in words)
+    }
+    assert found - {"monitored_barrier"} == set(torch_groups.COLLECTIVE_METHODS)
+
+
+def test_methods_with_outputs_first_are_listed() -> None:
+    """All other methods change their tensors in place."""
+    assert set(torch_groups.COLLECTIVE_METHODS) > torch_groups.OUTPUT_FIRST
+    in_place = {name for name in torch_groups.COLLECTIVE_METHODS if name not in torch_groups.OUTPUT_FIRST}
+    assert in_place == {"allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce"}
+
+
+@pytest.mark.parametrize("name", ["wait", "is_completed"])
+def test_work_has_the_method(name: str) -> None:
+    """It is wrapped to see which thread waits."""
+    assert callable(getattr(_distributed_c10d.Work, name))
+
+
+def test_torch_has_a_worker_server() -> None:
+    """It takes a path and can be shut down."""
+    server = getattr(_distributed_c10d, torch_groups.WORKER_SERVER)
+    assert callable(server.shutdown)
+    assert "host_or_file: str" in (server.__init__.__doc__ or "")

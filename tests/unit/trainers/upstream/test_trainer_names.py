@@ -1,0 +1,143 @@
+"""What transformers' and TRL's trainers still have."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_run.trainers.upstream import trainer_names
+
+
+@functools.cache
+def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
+    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    """Return the names of the positional parameters."""
+    return [argument.arg for argument in function.args.args]
+
+
+def assigned(function: ast.FunctionDef) -> set[str]:
+    """Return the attributes of `self` that a method sets."""
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+@pytest.mark.parametrize("name", [*trainer_names.TRAINER_METHODS, "train", "evaluate", "training_step"])
+def test_the_trainer_has_the_method(name: str) -> None:
+    """The guard wraps or replaces it."""
+    assert name in methods("transformers", "trainer.py", "Trainer")
+
+
+def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
+    """An optimizer step runs a hook, and accelerate saves a state and returns its directory."""
+    assert "register_optimizer_step_pre_hook" in sys.modules["torch.optim.optimizer"].__all__
+    assert callable(torch.compiler.is_compiling)
+    save = methods("accelerate", "accelerator.py", "Accelerator")["save_state"]
+    assert parameters(save)[:2] == ["self", "output_dir"]
+    assert any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(save))
+
+
+def test_the_checkpoint_method_takes_model_and_trial() -> None:
+    """The guard calls it to save the last step."""
+    save = methods("transformers", "trainer.py", "Trainer")[trainer_names.SAVE_CHECKPOINT]
+    assert parameters(save) == ["self", "model", "trial"]
+
+
+def test_train_takes_checkpoint_and_trial_by_position() -> None:
+    """The guard passes both on."""
+    train = methods("transformers", "trainer.py", "Trainer")["train"]
+    assert parameters(train)[:3] == ["self", "resume_from_checkpoint", "trial"]
+
+
+def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
+    """The guard defers rotation until the new checkpoint is published."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / "trainer_utils.py").read_text(encoding="utf-8"))
+    (rotate,) = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "rotate_checkpoints"
+    ]
+    assert {"output_dir", "save_total_limit", "best_model_checkpoint", "use_mtime"} <= set(parameters(rotate))
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize("method", trainer_names.ROLLOUT_METHODS)
+def test_trl_trainers_have_the_method(file: str, name: str, method: str) -> None:
+    """The guard marks it as generation, scoring or reward."""
+    assert method in methods("trl", f"trainer/{file}.py", name)
+
+
+@pytest.mark.parametrize("name", [trainer_names.LOAD_RNG, trainer_names.FINALIZE])
+def test_the_trainer_has_the_methods_of_the_exact_state(name: str) -> None:
+    """One is called, the other is wrapped to add up the training time of all attempts."""
+    expected = {trainer_names.LOAD_RNG: "checkpoint", trainer_names.FINALIZE: "start_time"}[name]
+    assert parameters(methods("transformers", "trainer.py", "Trainer")[name])[-1] == expected
+
+
+@pytest.mark.parametrize("name", trainer_names.TRAINER_ATTRIBUTES)
+def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
+    """Before `on_train_begin`, where the guard restores it."""
+    loop = methods("transformers", "trainer.py", "Trainer")["_inner_training_loop"]
+    assert name in assigned(loop)
+    lines = {
+        node.attr: node.lineno
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Attribute) and node.attr in (name, "on_train_begin")
+    }
+    assert lines[name] < lines["on_train_begin"]
+
+
+def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
+    """They are loaded before the first batch, or after the skipped batches of a resumed epoch.
+
+    After reading the batches if it is resumed inside.
+    """
+    source = ast.unparse(methods("transformers", "trainer.py", "Trainer")["_run_epoch"])
+    at_the_beginning, after_the_batches = (
+        source.index(f"self.{trainer_names.LOAD_RNG}("),
+        source.rindex(f"self.{trainer_names.LOAD_RNG}("),
+    )
+    assert at_the_beginning < source.index("iter(train_dataloader)")
+    assert source.index("get_batch_samples(") < after_the_batches < source.index("on_step_begin(")
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize(
+    "attribute", [trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES]
+)
+def test_trl_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
+    """TRL does not save it; the exact state does."""
+    assert attribute in assigned(methods("trl", f"trainer/{file}.py", name)["__init__"])
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+def test_a_rollout_is_generated_when_the_last_one_is_used_up(file: str, name: str) -> None:
+    """The exact state uses the same condition to omit a rollout that is used up."""
+    source = ast.unparse(methods("trl", f"trainer/{file}.py", name)["_prepare_inputs"])
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
+    assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
+
+
+def test_sft_collects_metrics_under_the_same_name() -> None:
+    """It has no rollouts, and counts the tokens it has trained on."""
+    found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
+    assert {trainer_names.METRICS, trainer_names.TRAIN_TOKENS} <= found

@@ -1,0 +1,42 @@
+"""Private methods and attributes of transformers' and TRL's trainers.
+
+Used by `hooks`, `exact`, `saving` and `resuming`.
+"""
+
+from __future__ import annotations
+
+SAVE_CHECKPOINT = "_save_checkpoint"
+"""Trainer method (model, trial): write one checkpoint. Collective under DeepSpeed and FSDP."""
+OUTPUT_DIR = "_get_output_dir"
+"""Trainer method (trial): return the parent directory of checkpoint directories."""
+AFTER_STEP = "_maybe_log_save_evaluate"
+"""Trainer method, called after each optimizer step and at the end of an epoch: log, evaluate, save."""
+RUN_EPOCH = "_run_epoch"
+"""Trainer method: train one epoch. Replaced to restore a finished call without training."""
+GENERATE_AND_SCORE = "_generate_and_score_completions"
+GENERATE = "_generate"
+CALCULATE_REWARDS = "_calculate_rewards"
+"""GRPO and RLOO methods; wrapped to mark their phases."""
+LOAD_RNG = "_load_rng_state"
+"""Trainer method (checkpoint): load the state of this rank's random number generators."""
+FINALIZE = "_finalize_training"
+"""Trainer method (trial, num_train_samples, start_time): compute the average loss and speed of a call."""
+PENDING_LOSS = "_tr_loss"
+TOTAL_LOSS = "_total_loss_scalar"
+LAST_LOGGED_STEP = "_globalstep_last_logged"
+FIRST_STEP = "_initial_global_step"
+"""Trainer attributes that are reset when training starts; the next log line and the final average use them.
+"""
+TRAINER_ATTRIBUTES = (PENDING_LOSS, TOTAL_LOSS, LAST_LOGGED_STEP, FIRST_STEP)
+MICRO_STEP = "_step"
+BUFFERED_INPUTS = "_buffered_inputs"
+"""GRPO and RLOO attributes: the number of forward passes so far, and the micro-batches of the current
+rollout."""
+METRICS = "_metrics"
+COMPLETION_LOGS = "_logs"
+TABLES = (METRICS, COMPLETION_LOGS, "_pending_extra_logs", "_pending_metrics")
+"""GRPO and RLOO attributes that collect values for the next log line. SFT has the first."""
+TRAIN_TOKENS = "_total_train_tokens"
+"""SFT, GRPO and RLOO attribute: a running count of tokens, which SFT logs."""
+TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
+ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
