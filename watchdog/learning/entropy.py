@@ -1,0 +1,56 @@
+"""Guard: the policy has become deterministic, or as good as random.
+
+Pure; called by `judging.py`.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from grpo_run.watchdog.learning.alarm import Alarm
+from grpo_run.watchdog.learning.observations import Series
+from grpo_run.watchdog.learning.rules import Guard
+
+LEAST_NATS = 0.001
+"""Per token. Sampling cannot explore below; vLLM was seen to fail at 0.0004. Late GRPO runs are at 0.05 and above."""
+LEAST_OF_BEGINNING = 0.1
+"""A model that begins with less is allowed this share of it."""
+MORE_NATS = 3.0
+"""Rise above the beginning: from a usual 0.5 nats to a perplexity of 33 per token."""
+BEGINNING = 16
+"""Observations that show where the run, or the last part of it, began."""
+STEPS = 3
+
+
+def find(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if the entropy was out of bounds in each of the last `STEPS` steps.
+
+    Args:
+        series: mean entropy in nats per token.
+        limit: the smallest allowed; None for `LEAST_NATS`, or less if the run began with less.
+    """
+    last, earlier = series[-STEPS:], series[:-STEPS]
+    if len(last) < STEPS:
+        return None
+    began = median(one.value for one in earlier[:BEGINNING]) if len(earlier) >= BEGINNING else None
+    if limit is not None:
+        least = limit
+    elif began is not None:
+        least = min(LEAST_NATS, LEAST_OF_BEGINNING * began)
+    else:
+        return None
+    if all(one.value < least for one in last):
+        return _alarm(series, f"below {least:g}")
+    if began is not None and all(one.value > began + max(MORE_NATS, MORE_NATS * began) for one in last):
+        return _alarm(series, f"far above the {began:.3g} of the beginning")
+    return None
+
+
+def _alarm(series: Series, where: str) -> Alarm:
+    first, last = series[-STEPS], series[-1]
+    return Alarm(
+        guard=Guard.entropy,
+        step=last.step,
+        onset=first.step,
+        sentence=f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per token.",
+    )
