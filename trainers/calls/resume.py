@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.catalog.duplicates import refuse_duplicate
+from grpo_run.runtime.catalog.registry import registered, registry_folder
 from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
@@ -73,7 +75,8 @@ def agree_on_resume(
 
     Raises:
         Stopped: the user requested a stop before the call.
-        UsageError: on rank 0, if the requested checkpoint cannot be used.
+        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live launch of this run trains
+            into the same output directory.
         ConfigError: a rank cannot see the chosen checkpoint.
         ResumeMismatchError: on rank 0, if the call repeats or leaves out work of this run although the user
             has asked for none (`--require-resume`).
@@ -101,6 +104,10 @@ def agree_on_resume(
         in_memory=snapshot.checkpoint if snapshot is not None else None,
     )
     if session.is_main:
+        if session.world_size == session.local_world_size:  # each node of a run has a run directory
+            refuse_duplicate(
+                config.run_id, config.run_directory, call.output_dir, registered(registry_folder())
+            )
         # restores the name of a checkpoint whose writer was killed between two renames
         for folder in directories_of_run(config.run_id, Path(call.output_dir)):
             clean_partial_directories(folder)
