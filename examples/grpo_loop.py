@@ -3,7 +3,7 @@
     grpo-run launch --nproc-per-node 2 --inject kill@rank1:step9 examples/grpo_loop.py
     torchrun --nproc-per-node 2 examples/grpo_loop.py
 
-Both end with the same weights. It takes seconds on a CPU, and the reward rises from about 0.4 towards 1.
+Both write the same model to `grpo-loop`. It takes seconds on a CPU, and the reward rises from about 0.4 towards 1.
 """
 
 import argparse
@@ -12,13 +12,15 @@ import os
 import torch
 import torch.distributed as dist
 from tiny import tiny
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from grpo_run.trainers import loop
 
-PROMPTS, GROUP, NEW_TOKENS = 4, 8, 12
-"""Prompts per rank and step, completions per prompt, and tokens per completion."""
+PROMPTS, BATCH, GROUP, NEW_TOKENS = 32, 4, 8, 12
+"""Prompts in all, prompts per rank and step, completions per prompt, and tokens per completion."""
 
 
 @torch.no_grad()
@@ -42,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output-dir", default="grpo-loop")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--fsdp2", action="store_true")
     arguments = parser.parse_args()
 
@@ -60,14 +63,17 @@ def main() -> None:
     elif ranks > 1:
         model = DistributedDataParallel(policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    questions = torch.randint(2, len(tokenizer), (PROMPTS, 4))  # equal on all ranks, as the model is
+    sampler = DistributedSampler(questions, num_replicas=ranks, rank=rank)
+    loader = DataLoader(questions, batch_size=BATCH, sampler=sampler)
     torch.manual_seed(rank)
 
     state = {"model": model, "optimizer": optimizer, "mean_reward": 0.0}
-    for step in loop.steps(arguments.steps, state=state, output_dir=arguments.output_dir):
-        prompts = torch.randint(2, len(tokenizer), (PROMPTS, 4)).repeat_interleave(GROUP, dim=0)
-        tokens = generate(policy, prompts)
+    output = arguments.output_dir
+    for step, prompts in loop.steps(arguments.steps, state=state, output_dir=output, data=loader):
+        tokens = generate(policy, prompts.repeat_interleave(GROUP, dim=0))
         rewards = even[tokens[:, -NEW_TOKENS:]].float().mean(dim=1)
-        groups = rewards.view(PROMPTS, GROUP)
+        groups = rewards.view(-1, GROUP)
         advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).view(
             -1, 1
         )
@@ -79,9 +85,12 @@ def main() -> None:
         optimizer.step()
 
         state["mean_reward"] += 0.2 * (rewards.mean().item() - state["mean_reward"])
-        if rank == 0 and (step + 1) % 10 == 0:
+        if rank == 0 and (step + 1) % arguments.log_every == 0:
             print(f"step {step + 1}: mean reward {state['mean_reward']:.4f}", flush=True)
 
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if rank == 0:
+        policy.save_pretrained(output, state_dict=weights)
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pydantic
 
+from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file, verify_digests
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
@@ -63,6 +64,14 @@ class StagedSnapshot(Identity):
     def must_reach_disk(self) -> bool:
         """Whether the snapshot may not be dropped for a newer one before it is on disk."""
         return self.scheduled or self.urgent
+
+    @property
+    def loads_by_rank(self) -> bool:
+        """Whether each rank loads its part with functions that can be served from memory.
+
+        A loop does, however its state is spread over ranks. Trainers of sharded state load with functions of their own.
+        """
+        return self.layout == "ddp" or self.train_call.trainer_class == LOOP
 
     @property
     def order(self) -> tuple[int, int, int, float]:

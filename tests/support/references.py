@@ -75,11 +75,12 @@ def torchrun(
     *,
     environment: dict[str, str] | None = None,
     timeout_seconds: float = DEADLINE_SECONDS,
-) -> None:
-    """Run a command line under the real torchrun."""
+) -> str:
+    """Run a command line under the real torchrun, and return what it printed."""
     answer = subprocess.run(
         [str(BIN / "torchrun"), *arguments],
         cwd=folder, env={**os.environ, **QUIET, **(environment or {})}, capture_output=True, text=True,
         timeout=timeout_seconds, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+    return answer.stdout

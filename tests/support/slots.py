@@ -20,7 +20,8 @@ PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a
 
 def snapshot(output: Path, step: int = 5, **changes: Any) -> StagedSnapshot:
     """Describe `checkpoint-<step>` in `output`: scheduled, of the first call and attempt."""
-    what = identity(output, step, versions={"torch": "2.13.0"}, ordinal=changes.pop("ordinal", 1))
+    call = {key: changes.pop(key) for key in ("ordinal", "trainer_class") if key in changes}
+    what = identity(output, step, versions={"torch": "2.13.0"}, **call)
     fields = {"attempt": 0, "output_dir": str(output), "staged_at": 1000.0}
     return StagedSnapshot(**(dict(what) | fields | changes))
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.slots import fill, snapshot
 
+from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.staging.area import StagingArea
@@ -448,6 +449,14 @@ def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_firs
     assert world.durable == ["checkpoint-5", "snapshot-9"]
 
 
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "per-rank"])
+def test_a_snapshot_of_a_loop_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
+    """Each rank of a loop loads its own files with `torch.load`."""
+    world.take(0, 5, layout=layout, recorded=True, trainer_class=LOOP, world_size=2)
+    assert world.scheduler.prepare_attempt(2) is not None
+    assert world.requests == []
+
+
 def test_drains_are_not_held_for_ever(world: World) -> None:
     """A script may prepare its data for hours before it trains."""
     world.take(0, 5, layout="ddp", recorded=True)
@@ -459,13 +468,19 @@ def test_drains_are_not_held_for_ever(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "changes"),
-    [(2, {}), (1, {"layout": "deepspeed-zero2"}), (1, {"recorded": False})],
-    ids=["other ranks", "sharded", "without digests"],
+    [
+        (2, {}),
+        (1, {"layout": "deepspeed-zero2"}),
+        (1, {"layout": "fsdp2"}),
+        (2, {"layout": "fsdp2", "trainer_class": LOOP}),
+        (1, {"recorded": False}),
+    ],
+    ids=["other ranks", "sharded", "FSDP2 of a Trainer", "a loop of other ranks", "without digests"],
 )
 def test_a_snapshot_that_cannot_be_loaded_from_memory_is_drained_first(
     world: World, ranks: int, changes: dict[str, Any]
 ) -> None:
-    """As many ranks as wrote it load replicated state; everything else is loaded from disk."""
+    """As many ranks as wrote it load what each loads by itself; everything else is loaded from disk."""
     world.take(0, 5, **({"layout": "ddp", "recorded": True} | changes))
     assert world.scheduler.prepare_attempt(ranks) is None
     assert world.durable == ["checkpoint-5"]
