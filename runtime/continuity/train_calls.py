@@ -50,6 +50,7 @@ class KnownCall:
         finished: it ran to its end.
         interrupted: it was running when its last attempt ended.
         replaces: the call that was lost when this one began from step 0 in its place; 0 for none.
+        left: pairs of a rank and the number of steps after which the script left the loop there by `break`.
     """
 
     ordinal: int
@@ -64,6 +65,7 @@ class KnownCall:
     finished: bool = False
     interrupted: bool = False
     replaces: int = 0
+    left: tuple[tuple[int, int], ...] = ()
 
     @property
     def place(self) -> str:
@@ -150,6 +152,7 @@ class TrainCalls:
             saved=step,
             checkpoint=self._chosen if step else None,
             replaces=int(record.get("replaces") or (known.replaces if known is not None else 0)),
+            left=() if known is None else known.left,
         )
         self._running = ordinal
 
@@ -166,6 +169,14 @@ class TrainCalls:
         self._change(ordinal, finished=True)
         if self._running == ordinal:
             self._running = None
+
+    def apply_loop_left(self, record: Mapping[str, Any]) -> None:
+        """A rank has left a loop without its end, or goes on with it after all."""
+        call = self._calls.get(int(record["train_call"]))
+        if call is not None:
+            left = {**dict(call.left), int(record["rank"]): record["ends_after"]}
+            kept = tuple((rank, int(steps)) for rank, steps in sorted(left.items()) if steps is not None)
+            self._change(call.ordinal, left=kept)
 
     def apply_step_committed(self, ordinal: int, step: int) -> None:
         """All ranks have voted on a step."""

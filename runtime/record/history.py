@@ -153,6 +153,9 @@ class History:
     def _on_train_restored(self, record: dict[str, Any], time: float) -> None:
         self.calls.apply_train_restored(record)
 
+    def _on_loop_left(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_loop_left(record)
+
     def _on_train_ended(self, record: dict[str, Any], time: float) -> None:
         self.calls.apply_train_ended(record)
 

@@ -53,6 +53,7 @@ EVENTS = frozenset(
         "train_started",
         "train_ended",
         "train_restored",
+        "loop_left",
         "rank_completed",
         "warning",
         "state_changed",

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--accumulate", type=int, default=1, help="steps of the loop for one of the optimizer"
     )
-    parser.add_argument("--leave-at", type=int, help="leave the loop at this step by `break`")
+    parser.add_argument(
+        "--leave-after", type=int, help="leave the loop by `break` after as many steps of this process"
+    )
+    parser.add_argument(
+        "--kill-behind", action="store_true", help="the last rank kills itself behind the loop, once"
+    )
     parser.add_argument("--end-at", type=int, help="end the loop after this step")
     parser.add_argument("--twice", action="store_true", help="a second loop follows")
     return parser.parse_args()
@@ -148,14 +154,27 @@ def iterate(training: Training, arguments: argparse.Namespace, folder: Path) -> 
         return
     data = training.loader() if arguments.form == "data" else None
     steps: Any = loop.steps(arguments.steps, **settings, **({"data": data} if data is not None else {}))
-    for item in steps:
+    for taken, item in enumerate(steps, 1):  # not in `state`, as the patience of many scripts
         step, batch = item if data is not None else (item, training.batch())
         training.step(step, batch)
         if step == arguments.end_at:
             steps.end()
-        if step == arguments.leave_at:
+        if taken == arguments.leave_after:
             break
         yield step
+
+
+def kill_once(training: Training) -> None:
+    """Kill the last rank, when all ranks have left the loop."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if world_size > 1:
+        dist.barrier()
+    marker = training.arguments.output_dir / "killed"
+    if training.rank == world_size - 1 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if world_size > 1:
+        dist.barrier()
 
 
 def main() -> None:
@@ -166,6 +185,8 @@ def main() -> None:
     training = Training(arguments)
     for _ in iterate(training, arguments, arguments.output_dir):
         pass
+    if arguments.kill_behind:
+        kill_once(training)
     if arguments.twice:
         for _ in iterate(training, arguments, arguments.output_dir / "second"):
             pass

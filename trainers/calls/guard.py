@@ -7,6 +7,7 @@ a single call is not kept here, and neither is the rank's identity (`rank/sessio
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
@@ -28,6 +29,8 @@ class Guard:
         """Numbers of the calls of the run that were recognized in this attempt."""
         self.running: str | None = None
         """What is running: a `train()` call or a loop, as messages name it; None if nothing is."""
+        self.left: ExitStack | None = None
+        """What a loop has set up that the script has left by `break`: it may go on until another call begins."""
         self._train_calls = 0
         self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
@@ -39,6 +42,9 @@ class Guard:
         Args:
             trainer_class: name of the trainer's class; `call_names.LOOP` for a loop.
         """
+        if self.left is not None:
+            self.left.close()
+            self.left = None
         self._train_calls += 1
         call = TrainCall(
             ordinal=self._train_calls, trainer_class=trainer_class, output_dir=os.fspath(output_dir)

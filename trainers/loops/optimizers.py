@@ -65,6 +65,11 @@ class OptimizerSteps:
         self._taken = True
         self._after()
 
+    @property
+    def taken(self) -> bool:
+        """Whether an optimizer has taken a step in the present step of the loop."""
+        return self._taken
+
     def take_pending(self) -> bool:
         """Return whether gradients were added since the last optimizer step, and begin the next step of the loop.
 

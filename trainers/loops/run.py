@@ -32,7 +32,7 @@ from grpo_run.trainers.loops.state import LoopState
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.resuming.request import ResumeChoice
 from grpo_run.trainers.saving.saver import Saver
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, RankState
 
 
 class SupervisedLoop:
@@ -60,7 +60,7 @@ class SupervisedLoop:
         save_total_limit: int | None = None,
     ) -> None:
         self._session = session
-        self._total = total
+        self._total = self._last_step = total
         self._data = data
         self._save_every = save_every
         self._guard = guard_of(session)
@@ -75,6 +75,8 @@ class SupervisedLoop:
         }
         self._loaded: LoadedRankState | None = None
         self._leaves_early = False
+        self._left = False
+        """The script has left the loop by `break`, and may go on with it."""
         self._voting = False
         """A vote was started that is not known to be collected."""
         self._hooks = ExitStack()
@@ -117,14 +119,32 @@ class SupervisedLoop:
         if over:
             self._ended()
             return
+        if (left_after := self._agree_left_after()) is not None:
+            self._last_step = left_after
+            session.notify(
+                f"{self._call.title} ends after step {left_after}: the script left it there before the restart"
+            )
         self._optimizers.install()
         self._hooks.callback(self._optimizers.remove)
         for module in self._state.modules.values():
             if getattr(module, "_compiled_call_impl", None) is None:  # a hook would break the graph
                 handle = module.register_forward_pre_hook(lambda *arguments: session.slot.record_work())
                 self._hooks.callback(handle.remove)
-        if self._total is not None and self.step >= self._total:
+        if self._last_step is not None and self.step >= self._last_step:
             self._finish()  # a rank was killed between the last step and the end
+
+    def _agree_left_after(self) -> int | None:
+        """Return after how many steps the script left this loop in an earlier attempt, or None. Collective.
+
+        What the script decides this by may be lost: a variable outside `state`, or the time.
+        """
+        session, steps = self._session, set[int]()
+        for known in session.settings.known_calls if session.is_main else ():
+            if (known.ordinal, known.settings) == (self._call.ordinal, self._digest()):
+                all_left = len(known.left) == session.local_world_size
+                steps = {after for _, after in known.left} if all_left else set()
+        agreed = session.votes.maximum(steps.pop() + 1 if len(steps) == 1 else 0)
+        return agreed - 1 if agreed else None
 
     def _load(self, resume: ResumeChoice) -> None:
         """Load the checkpoint that all ranks have agreed on, from memory or from disk."""
@@ -183,7 +203,7 @@ class SupervisedLoop:
             )
         self._contents.step += 1
         step = self._contents.step
-        self._contents.call_ends |= self._total is not None and step >= self._total
+        self._contents.call_ends |= self._last_step is not None and step >= self._last_step
         self._steps.finished(step, collected=not self._voting)
         self._voting = True
         if self._save_every and step % self._save_every == 0:
@@ -218,22 +238,67 @@ class SupervisedLoop:
 
     def leave(self) -> None:
         """Abandon the loop, and publish that no call is running."""
-        if not self.ended:
+        if self._left:  # already published; another call may be running
+            self._hooks.close()
+        elif not self.ended:
             self.abandon()
             leave(self._session)
+
+    def pause(self) -> None:
+        """The script has left the loop by `break`: another call may begin, or this loop may go on. Not collective."""
+        session, guard = self._session, self._guard
+        if self.ended or self._left or not session.is_rank:
+            return
+        self._left = True
+        guard.running, guard.left = None, self._hooks
+        leave(session)
+        self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
+
+    def go_on(self) -> None:
+        """Go on with the loop if the script has left it by `break`.
+
+        Raises:
+            ConfigError: another call has begun since.
+        """
+        if not self._left:
+            return
+        if self._guard.left is not self._hooks:
+            raise ConfigError(
+                "a loop that was left by `break` goes on after another call has begun: call its `end()` before"
+            )
+        self._left = False
+        self._guard.running, self._guard.left = LOOP, None
+        slot = self._session.slot
+        slot.state = RankState.training
+        slot.replace(Phase.data)
+        slot.publish()
+        self._record_left(None)
+
+    def _record_left(self, ends_after: int | None) -> None:
+        session = self._session
+        session.journal.write(
+            "loop_left",
+            rank=session.rank,
+            step=self.step,
+            train_call=self._call.ordinal,
+            ends_after=ends_after,
+        )
 
     def _leave_early(self) -> None:
         """Injected: stop iterating after the present step, on this rank alone."""
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:
+        if self._left:
+            return
         if self._voting:
             self._voting = False
             self._step_vote.collect()
         self._session.slot.replace(Phase.optimizer)
 
     def _after_optimizer(self) -> None:
-        self._session.slot.replace(Phase.forward_backward)
+        if not self._left:
+            self._session.slot.replace(Phase.forward_backward)
 
     def _write_rank_state(self, folder: Path) -> None:
         orders = {key: order.order for key, order in self._orders.items()}
@@ -299,4 +364,10 @@ class PlainLoop:
         self.ended = True
 
     def leave(self) -> None:
+        """Do nothing."""
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def go_on(self) -> None:
         """Do nothing."""

@@ -5,6 +5,7 @@ Made by `trainers/loop.py`. The loop itself is in `run.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -13,6 +14,7 @@ from typing_extensions import Self
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.loops.data_position import DataPosition
+from grpo_run.trainers.loops.leaving import discarded_on_purpose
 from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -27,12 +29,14 @@ class Steps(Iterator[Item_co], Generic[Item_co]):
         self._data = data
         self._in_step = False
 
-    def __iter__(self) -> Steps[Item_co]:
-        return self
+    def __iter__(self) -> _Iteration[Item_co]:
+        # an object of its own: a `for` discards it, also if the script has a name for the steps
+        return _Iteration(self)
 
     def __next__(self) -> Item_co:
         """Finish the step in progress and begin the next one. Collective."""
         run = self._run
+        run.go_on()
         if self._in_step:
             self._in_step = False
             run.commit()
@@ -54,17 +58,37 @@ class Steps(Iterator[Item_co], Generic[Item_co]):
     def end(self) -> None:
         """Finish the step in progress and end the loop: no further step is yielded. Collective.
 
-        `break` instead leaves a step that does not count.
+        `break` instead leaves the step in progress without a vote.
         """
+        self._run.go_on()
         if self._in_step:
             self._in_step = False
             self._run.commit()
         self._run.end()
 
+    def _pause(self) -> None:
+        """The script has left a `for` over the steps by `break` or `return`. Not collective."""
+        if self._in_step:
+            self._run.pause()
+
     def __del__(self) -> None:
-        # after `break`: what the script does next is not a step
+        # after an exception, too: what the script does next is not a step
         if self._in_step:
             self._run.leave()
+
+
+class _Iteration(Iterator[Item_co]):
+    """One `for` over the steps of a loop."""
+
+    def __init__(self, steps: Steps[Item_co]) -> None:
+        self._steps = steps
+
+    def __next__(self) -> Item_co:
+        return next(self._steps)
+
+    def __del__(self) -> None:
+        if discarded_on_purpose(sys._getframe(1)):
+            self._steps._pause()
 
 
 class Run:

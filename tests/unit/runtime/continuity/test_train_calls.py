@@ -84,6 +84,20 @@ def test_a_call_that_is_restored_is_no_longer_interrupted() -> None:
     assert history.calls.to_pass()[0].finished
 
 
+def test_where_ranks_left_a_loop_is_passed_until_they_go_on() -> None:
+    """A resumed loop does not forget it: it may be killed before it is there again."""
+
+    def left(rank: int, after: int | None) -> dict[str, Any]:
+        return {"event": "loop_left", "rank": rank, "train_call": 1, "step": 6, "ends_after": after}
+
+    loop = started(1, trainer_class="loop")
+    history = History.of([attempt(0), loop, left(1, 7), left(0, 7), attempt(1), loop])
+    assert history.calls.to_pass()[0].left == ((0, 7), (1, 7))
+    assert history.calls.to_pass()[0].interrupted
+    history.apply(left(1, None))
+    assert history.calls.to_pass()[0].left == ((0, 7),)
+
+
 def test_the_calls_fit_into_an_environment_variable() -> None:
     """A long loop passes its newest ones."""
     records = [attempt(0), *(started(number) for number in range(1, 200))]

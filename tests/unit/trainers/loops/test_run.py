@@ -11,6 +11,7 @@ import torch
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import ConfigError, Stopped
+from grpo_run.runtime.record.history import History
 from grpo_run.trainers import loop
 from grpo_run.trainers.calls import guard as guard_module
 from grpo_run.trainers.calls.guard import guard_of
@@ -141,6 +142,100 @@ def test_a_loop_ends_early(rank: Any, again: Callable[[], None], tmp_path: Path)
     second = Script(tmp_path)
     assert second.train(9) == []
     assert second.state["total"] == first.state["total"]
+
+
+def marks(events: Events) -> list[int | None]:
+    """After how many steps the loop was left, in the order of the journal."""
+    return [record["ends_after"] for record in events() if record["event"] == "loop_left"]
+
+
+@pytest.mark.parametrize(("before_training", "last"), [(False, 3), (True, 2)])
+def test_a_loop_that_was_left_by_break_ends_there_after_a_restart(
+    before_training: bool,
+    last: int,
+    rank: Any,
+    again: Callable[[], None],
+    tmp_path: Path,
+    events: Events,
+    reading: Callable[[], Slot],
+) -> None:
+    """Although the script would go on then. A step that has trained belongs to the loop, another one does not."""
+    expected = Script(tmp_path / "plain").train(last + 1)
+    number = float(torch.rand(()))
+    first = Script(tmp_path)
+    for step in first.steps(9, save_every=2):
+        if before_training and step == 3:
+            break
+        first.step(step)
+        if step == 3:
+            break
+    assert (reading().state, reading().phase) == (RankState.between, Phase.idle)
+    assert first.lines == expected
+    assert float(torch.rand(())) == number
+    assert marks(events) == [last + 1]
+    again()
+    known = History.of(events()).calls.to_pass()
+    rank.settings = rank.settings.model_copy(update={"attempt": 1, "known_calls": known})
+    second = Script(tmp_path)
+    assert second.train(9, save_every=2) == expected[2:]
+    assert float(torch.rand(())) == number
+    assert f"loop 2 ends after step {last + 1}: the script left it there before the restart" in rank.notified
+
+
+def test_a_loop_that_an_exception_ends_goes_on_after_a_restart(
+    rank: Any, tmp_path: Path, events: Events
+) -> None:
+    """Also if the script handles it."""
+    script = Script(tmp_path)
+
+    def train() -> None:
+        for step in script.steps(9):
+            script.step(step)
+            if step == 3:
+                raise ValueError("no break")
+
+    with pytest.raises(ValueError, match="no break"):
+        train()
+    assert marks(events) == []
+
+
+def test_a_loop_with_a_name_may_go_on_after_a_break(
+    rank: Any, tmp_path: Path, events: Events, reading: Callable[[], Slot]
+) -> None:
+    """The step in progress counts when the next one is asked for."""
+    expected = Script(tmp_path / "plain").train(5)
+    script = Script(tmp_path)
+    steps = script.steps(5)
+    for step in steps:
+        script.step(step)
+        if step == 1:
+            break
+    assert reading().state is RankState.between
+    for step in steps:
+        assert (reading().state, reading().step) == (RankState.training, step)
+        script.step(step)
+    assert script.lines == expected
+    assert marks(events) == [2, None]
+    assert reading().committed_step == 5
+
+
+def test_another_loop_may_begin_after_a_break(rank: Any, tmp_path: Path, events: Events) -> None:
+    """Also while the script has a name for the first, which cannot go on then."""
+    script, other = Script(tmp_path), Script(tmp_path / "second")
+    steps = script.steps(5)
+    for step in steps:
+        script.step(step)
+        break
+    inside = other.steps(3)
+    for step in inside:
+        other.step(step)
+        if step == 0:
+            with pytest.raises(ConfigError, match="after another call has begun"):
+                next(steps)
+            del steps
+            assert guard_of(rank).running == "loop"
+    assert [line[0] for line in other.lines] == [0, 1, 2]
+    assert [record["event"] for record in events()].count("train_ended") == 1
 
 
 def test_the_scripts_own_checkpoints_are_kept_to_their_limit(rank: Any, tmp_path: Path) -> None:
