@@ -365,6 +365,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
         injections_fired=tuple(supervisor.history.injections_fired),
+        moved_rewards=tuple(supervisor.history.rewards.moved),
     )
     environment = settings.to_environment()
     if FLIGHT_RECORDER not in config.environment:

@@ -73,6 +73,8 @@ def launch_arguments(command: TrainCommand) -> list[str]:
     given = {option.partition("=")[0].replace("_", "-") for option in options}
     if "--run-id" not in given:
         options += ["--run-id", default_run_id(Path(command.recipe).stem, recipe)]
+    if "--reward-workers" not in given:
+        options += ["--reward-workers", "1"]
     if not given & {"--nproc-per-node", "--accelerate-config"}:
         options += ["--nproc-per-node", _default_ranks()]
     return [*options, "-m", MODULE, *recipe]

@@ -48,6 +48,12 @@ def main() -> NoReturn:
     inherited = None
     if settings.preloaded:
         redirect_output(settings.log)
+    if settings.uses_reward_workers:
+        # now: the process has one thread, no accelerator, and all libraries that it was forked with
+        from grpo_run.trainers.rewards.workers.host import start
+
+        start()
+    if settings.preloaded:
         inherited = _hide_inherited_modules(settings)
     elif not settings.fresh_because:  # else the fork has done it
         die_with_parent(settings.parent_pid)
@@ -204,7 +210,14 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     if not session.is_rank:
         _leave(code)  # forked by an exit handler
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
+    _end_reward_workers()
     _leave(code)
+
+
+def _end_reward_workers() -> None:
+    served = sys.modules.get("grpo_run.trainers.rewards.served")
+    if served is not None:
+        with_deadline(served.close_rewards, TEARDOWN_SECONDS)
 
 
 def _exit_as_child(code: int) -> NoReturn:

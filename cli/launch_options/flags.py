@@ -143,6 +143,21 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         metavar="KEY=VALUE",
         help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated, or followed by several KEY=VALUE",
     )
+    group.add_argument(
+        "--reward-workers",
+        type=int,
+        default=RunConfig.reward_workers,
+        metavar="N",
+        help="run the reward functions of each rank in N worker processes, where a call that hangs is ended, and only"
+        " the samples that it fails on are excluded (default: %(default)s; a function that has hung twice at one step"
+        " is moved to a worker in any case)",
+    )
+    group.add_argument(
+        "--reward-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="longest time of one call of a reward function in a worker (default: learned, below the hang detector's)",
+    )
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:

@@ -102,6 +102,8 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         hygiene_every=options.hygiene_every,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
+        reward_workers=options.reward_workers,
+        reward_timeout_seconds=options.reward_timeout,
         resume_from=options.resume_from,
         fresh=options.fresh,
         require_resume=options.require_resume,

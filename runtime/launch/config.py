@@ -115,6 +115,10 @@ class RunConfig:
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
+    reward_workers: int = 0
+    """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
+    reward_timeout_seconds: float | None = None
+    """Longest time of one call of a reward function in a worker; None to learn it."""
     resume_from: str | None = None
     """Run id, run directory or checkpoint directory to start from."""
     fresh: bool = False
@@ -137,6 +141,10 @@ class RunConfig:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
+        if self.reward_workers < 0:
+            raise ConfigError(f"--reward-workers must be 0 (none) or more, not {self.reward_workers}")
+        if self.reward_timeout_seconds is not None and not 0 < self.reward_timeout_seconds < float("inf"):
+            raise ConfigError(f"--reward-timeout {self.reward_timeout_seconds:g}: must be above 0 seconds")
         # otherwise the hang detector would kill ranks that are about to report their own timeout
         if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
             raise ConfigError(

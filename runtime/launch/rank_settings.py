@@ -11,6 +11,7 @@ import os
 
 import pydantic
 
+from grpo_run.runtime.continuity.rewards import MovedReward
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
@@ -54,6 +55,14 @@ class RankSettings(pydantic.BaseModel):
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
+
+    moved_rewards: tuple[MovedReward, ...] = ()
+    """Reward functions that run in workers because they have hung."""
+
+    @property
+    def uses_reward_workers(self) -> bool:
+        """Whether reward functions of this rank may run in workers."""
+        return self.config.reward_workers > 0 or bool(self.moved_rewards)
 
     @property
     def first_attempt(self) -> bool:

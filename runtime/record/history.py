@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
+from grpo_run.runtime.continuity.rewards import RewardRecord
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
@@ -76,6 +77,8 @@ class History:
     """The run's `train()` calls."""
     own: OwnTraining = field(default_factory=OwnTraining)
     """What the script trains by itself, with no Trainer and no loop."""
+    rewards: RewardRecord = field(default_factory=RewardRecord)
+    """The run's reward functions."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     snapshot_interval: int | None = None
@@ -259,7 +262,20 @@ class History:
                 also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
             )
         )
+        self.rewards.apply_incident(record)
         self.failures_without_progress += 1
+
+    def _on_reward_moved(self, record: dict[str, Any], time: float) -> None:
+        self.rewards.apply_moved(record)
+
+    def _on_reward_failed(self, record: dict[str, Any], time: float) -> None:
+        self.rewards.apply_failed(record)
+
+    def _on_reward_latency(self, record: dict[str, Any], time: float) -> None:
+        self.rewards.apply_latency(record)
+
+    def _on_reward_worker_replaced(self, record: dict[str, Any], time: float) -> None:
+        self.rewards.replaced += 1
 
     def _on_action(self, record: dict[str, Any], time: float) -> None:
         if self.recoveries and not self.recoveries[-1].action:

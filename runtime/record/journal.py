@@ -63,6 +63,10 @@ EVENTS = frozenset(
         "state_saved",
         "own_checkpoint",
         "hygiene",
+        "reward_moved",
+        "reward_failed",
+        "reward_latency",
+        "reward_worker_replaced",
     ]
 )
 

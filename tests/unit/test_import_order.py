@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("unguarded", "saving"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("hooks", "loops"), ("calls",), ("unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -99,7 +99,11 @@ PURE = (
     "runtime.supervision.policy",
     "runtime.continuity.own_training",
     "runtime.continuity.recovery",
+    "runtime.continuity.rewards",
     "runtime.continuity.train_calls",
+    "trainers.rewards.bisection",
+    "trainers.rewards.deadlines",
+    "trainers.rewards.workers.output",
     "runtime.supervision.unguarded.means",
     "runtime.supervision.unguarded.own_saves",
     "runtime.continuity.expected",

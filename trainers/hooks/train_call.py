@@ -22,6 +22,7 @@ from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
+from grpo_run.trainers.rewards.served import rewards_of
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
@@ -56,6 +57,7 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
+        hooks.enter_context(rewards_of(session).served(trainer))
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(watch_loss(trainer, step_vote))
         hooks.enter_context(record_model_activity(trainer, session))

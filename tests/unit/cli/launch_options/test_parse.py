@@ -20,7 +20,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--require-resume",
+    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--reward-timeout", "--reward-workers", "--require-resume",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
@@ -127,8 +127,14 @@ def error(*words: str) -> str:
         ),
         (["--deadline-first", "-1", "train.py"], "--deadline-first -1: must be a number of seconds above 0"),
         (["--deadline-exit", "nan", "train.py"], "--deadline-exit nan"),
-        (["--resume-from", "nope", "train.py"], "--resume-from nope: no such run"),
-        (["--resume-from", ".", "train.py"], "--resume-from .: not a checkpoint directory"),
+        (
+            ["--resume-from", "nope", "train.py"],
+            "--resume-from nope: no such run",
+        ),
+        (
+            ["--resume-from", ".", "train.py"],
+            "--resume-from .: not a checkpoint directory",
+        ),
         (["--run-id", "a/b", "train.py"], "--run-id"),
         (["--run-id", "..", "train.py"], "--run-id"),
         (["--no-python", "train.py"], "--no-python is not supported"),

@@ -1,0 +1,119 @@
+"""What the journal says about reward functions: which have hung, which run in workers because of it, and their failures.
+
+A function that has hung twice at one step runs in a worker process from the next attempt on, where a call can be ended
+without its rank. Replayed as part of `runtime.record.history`; read by the recovery policy, by the settings of the ranks and
+by the metrics. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EVERY_FUNCTION = "*"
+"""Stands for all functions, if it is not known which one has hung."""
+HANGS_TO_MOVE = 2
+"""Hangs of one function at one step. The first may have been a server that was away."""
+PHASE = "reward"
+CAUSES = frozenset({"reward_stall", "interpreter_stuck", "no_progress"})
+"""Causes of an incident in a reward that mean a hang. An exception of the type `TimeoutError` is one, too: it says that
+the function's own time limit has expired, which a restart alone does not help."""
+TIMEOUT_ERRORS = frozenset({"TimeoutError"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedReward:
+    """A reward function by the place of its code: the source file, and the name after `def`."""
+
+    file: str
+    function: str
+
+    @property
+    def name(self) -> str:
+        """How the user is told of it."""
+        return (
+            "every reward function" if self.function == EVERY_FUNCTION else f"reward function {self.function}"
+        )
+
+
+ALL = MovedReward(file="", function=EVERY_FUNCTION)
+
+
+@dataclass(kw_only=True)
+class RewardLatency:
+    """The calls of one function in one rank and attempt so far."""
+
+    calls: int = 0
+    total_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class RewardRecord:
+    """The reward functions of one run.
+
+    Attributes:
+        moved: those that run in workers, in the order in which they were moved.
+        failures: failed calls by kind.
+        excluded: samples that got no reward.
+        replaced: workers that were replaced between two calls.
+        latencies: by (attempt, rank, function).
+    """
+
+    moved: list[MovedReward] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    excluded: int = 0
+    replaced: int = 0
+    latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
+    _hangs: dict[tuple[int, int, MovedReward], int] = field(default_factory=dict)
+    _last: tuple[int, int, MovedReward] | None = None
+
+    @property
+    def due(self) -> MovedReward | None:
+        """The function that is to be moved after the last incident; None if there is none."""
+        if self._last is None or self._hangs.get(self._last, 0) < HANGS_TO_MOVE:
+            return None
+        found = self._last[2]
+        return None if found in self.moved or ALL in self.moved else found
+
+    def apply_incident(self, record: Mapping[str, Any]) -> None:
+        """A fault; `hung_reward` is set if a reward function has hung."""
+        self._last = None
+        hung = record.get("hung_reward")
+        if not hung:
+            return
+        place = MovedReward(file=str(hung.get("file", "")), function=str(hung["function"]))
+        self._last = (int(record.get("train_call") or 0), int(record.get("step") or 0), place)
+        self._hangs[self._last] = self._hangs.get(self._last, 0) + 1
+
+    def apply_moved(self, record: Mapping[str, Any]) -> None:
+        """A function runs in workers from the next attempt on."""
+        place = MovedReward(file=str(record.get("file", "")), function=str(record["function"]))
+        if place not in self.moved:
+            self.moved.append(place)
+
+    def apply_failed(self, record: Mapping[str, Any]) -> None:
+        """A call in a worker has failed."""
+        kind = str(record["kind"])
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.excluded += int(record.get("excluded") or 0)
+
+    def apply_latency(self, record: Mapping[str, Any]) -> None:
+        """The calls of one function so far."""
+        key = (int(record.get("attempt") or 0), int(record.get("rank") or 0), str(record["function"]))
+        self.latencies[key] = RewardLatency(
+            calls=int(record["calls"]),
+            total_seconds=float(record["total_seconds"]),
+            longest_seconds=float(record["longest_seconds"]),
+        )
+
+    def by_function(self) -> dict[str, RewardLatency]:
+        """Return the calls of each function over ranks and attempts."""
+        found: dict[str, RewardLatency] = {}
+        for (_, _, function), one in sorted(self.latencies.items()):
+            total = found.setdefault(function, RewardLatency())
+            total.calls += one.calls
+            total.total_seconds += one.total_seconds
+            total.longest_seconds = max(total.longest_seconds, one.longest_seconds)
+        return found

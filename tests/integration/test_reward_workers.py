@@ -1,0 +1,197 @@
+"""Workers as real processes: what a reward function can do to one, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from grpo_run.trainers.rewards.deadlines import CallClock, Learned
+from grpo_run.trainers.rewards.workers import host as hosts
+from grpo_run.trainers.rewards.workers import packing
+from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
+from grpo_run.trainers.rewards.workers.messages import FailureKind, Reply, Task
+from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+PROMPTS = ["a", "bb", "ccc"]
+
+
+class Workers:
+    """A pool of one worker, and functions by the order in which they are called first."""
+
+    def __init__(self) -> None:
+        self.replaced: list[str] = []
+        self.host = hosts.start()
+        self.host.prepare(hosts.surroundings(frozenset({"numpy"})))
+        self.pool = WorkerPool(
+            self.host, size=1, memory_limit_bytes=400 * 2**20, on_replaced=self.replaced.append
+        )
+        self._keys: dict[Any, int] = {}
+
+    def call(self, function: Callable[..., Any], seconds: float = 30.0, **columns: Any) -> Reply:
+        key = self._keys.setdefault(function, len(self._keys))
+        arguments = packing.pack_arguments({"prompts": PROMPTS, "log_metric": None, **columns})
+        task = Task(key=key, function=None, arguments=arguments, generators=read_generators())
+        clock = CallClock(Learned(DeadlineSettings(), seconds), seconds)
+        packed = packing.pack_function(function)
+        return self.pool.call(Call(key=key, function=packed.content, task=task, clock=clock))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    made = Workers()
+    below = {process.pid for process in psutil.Process(made.host.pid).children(recursive=True)}
+    yield made
+    below |= {process.pid for process in psutil.Process(made.host.pid).children(recursive=True)}
+    made.pool.close()
+    deadline = time.monotonic() + 10
+    while (
+        left := [pid for pid in {*below, made.host.pid} if psutil.pid_exists(pid)]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+
+
+def lengths(prompts: list[str], **columns: Any) -> list[int]:
+    return [len(prompt) for prompt in prompts]
+
+
+def draws(prompts: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    log_metric("mean", 0.5)
+    return [random.random() + np.random.rand() + float(torch.rand(())) for _ in prompts]
+
+
+def blocks_signals(prompts: list[str], **columns: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    time.sleep(1e6)
+
+
+def holds_the_gil(prompts: list[str], **columns: Any) -> None:
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def takes_memory(prompts: list[str], **columns: Any) -> None:
+    kept = []
+    while True:
+        kept.append(os.urandom(2**20))
+
+
+def dies(prompts: list[str], **columns: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def raises(prompts: list[str], **columns: Any) -> None:
+    raise LookupError(f"no answer to {prompts[1]}")
+
+
+def returns_too_few(prompts: list[str], **columns: Any) -> list[float]:
+    return [1.0]
+
+
+def test_a_worker_returns_what_the_rank_would_and_draws_the_same(workers: Workers) -> None:
+    """The next draws in the rank continue those of the worker."""
+    reply = workers.call(draws)
+    assert reply.values == draws(PROMPTS, log_metric=lambda *_: None)
+    assert reply.generators == read_generators()
+    assert reply.records == [("log_metric", ("mean", 0.5), {})]
+    write_generators(reply.generators)
+    assert reply.generators == read_generators()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        (blocks_signals, FailureKind.timeout, "did not return within 0.5 s"),
+        (holds_the_gil, FailureKind.timeout, "did not return within 0.5 s"),
+        (takes_memory, FailureKind.memory, "used .* GiB of memory, more than the limit of 0.4 GiB"),
+        (dies, FailureKind.died, "ended its worker process by SIGSEGV"),
+        (raises, FailureKind.exception, "LookupError: no answer to bb"),
+        (returns_too_few, FailureKind.output, "returned 1 rewards, but 3 were expected"),
+    ],
+)
+def test_a_function_that_misbehaves_costs_its_call_only(
+    workers: Workers, function: Any, kind: FailureKind, message: str
+) -> None:
+    reply = workers.call(function, 0.5 if kind is FailureKind.timeout else 30.0)
+    assert reply.failure is not None
+    assert reply.failure.kind is kind
+    assert re.match(message, reply.failure.message)
+    assert workers.call(lengths).values == [1, 2, 3]
+
+
+def test_an_exception_keeps_its_traceback_and_its_type(workers: Workers) -> None:
+    failure = workers.call(raises).failure
+    assert failure is not None
+    assert failure.error is not None
+    assert "in raises\n" in failure.traceback
+    assert isinstance(packing.load(failure.error), LookupError)
+
+
+def test_an_async_function_runs_in_a_worker_too(workers: Workers) -> None:
+    async def judge(prompts: list[str], **columns: Any) -> list[float]:
+        await asyncio.sleep(0.001)
+        return [0.5 for _ in prompts]
+
+    assert workers.call(judge).values == [0.5] * 3
+
+
+def test_a_function_that_changes_what_it_holds_is_found_out(workers: Workers) -> None:
+    seen: list[str] = []
+
+    def remembers(prompts: list[str], **columns: Any) -> list[float]:
+        seen.extend(prompts)
+        return [0.0 for _ in prompts]
+
+    reply = workers.call(remembers)
+    assert (reply.values, reply.stays) == (None, "changes what it holds")
+
+
+def test_processes_that_a_function_leaves_are_ended_with_its_worker(workers: Workers) -> None:
+    """Also one that has left its session and its parent, and one that ignores SIGTERM."""
+    workers.pool.refresh()
+
+    def leaves(prompts: list[str], **columns: Any) -> list[int]:
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            orphan = os.fork()
+            if orphan:
+                os.write(write, str(orphan).encode())
+                os._exit(0)
+            time.sleep(1000)
+        return [child.pid, int(os.read(read, 20)), 0]
+
+    reply = workers.call(leaves)
+    assert reply.values is not None
+    pids = reply.values[:2]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    assert reply.left_processes >= 2
+    workers.pool.refresh()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_worker_that_collects_processes_is_replaced(workers: Workers) -> None:
+    def forks(prompts: list[str], **columns: Any) -> list[int]:
+        for _ in range(5):
+            if os.fork() == 0:
+                time.sleep(1000)
+        return [0, 0, 0]
+
+    workers.pool.refresh()
+    for _ in range(2):
+        workers.call(forks)
+    assert workers.replaced[-1:] == ["left 10 processes"]

@@ -1,0 +1,341 @@
+"""The reward service of one rank: calls its functions in workers, and decides what a failed call means.
+
+A failed batch is searched for the samples that the function fails on; each of them gets `-inf`, and the others keep their
+rewards. A function that cannot run in a worker stays in the rank, with one warning. Called by the wrappers of `served.py`.
+Starts no process itself (`workers/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.trainers.rewards.bisection import Bisection
+from grpo_run.trainers.rewards.deadlines import CallClock, Learned
+from grpo_run.trainers.rewards.failures import FailureLog, Sample
+from grpo_run.trainers.rewards.whole_batch import needs_whole_batch
+from grpo_run.trainers.rewards.workers import packing
+from grpo_run.trainers.rewards.workers.generators import GeneratorStates, read_generators, write_generators
+from grpo_run.trainers.rewards.workers.host import Host, surroundings
+from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind, Reply, Task
+from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
+from grpo_run.trainers.rewards.workers.worker import RECORDED
+
+EXCLUDED = -math.inf
+"""The reward of a sample that its function failed on."""
+NOT_PER_SAMPLE = frozenset({"trainer_state", *RECORDED})
+ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
+"""Modules of what every call is given."""
+
+
+class MovedFunction:
+    """A reward function that runs in workers.
+
+    Args:
+        function: of the script.
+        name: as TRL logs it.
+        key: its number among the functions of this rank.
+        learned: how long its calls take.
+
+    Attributes:
+        stays: why it runs in the rank after all; empty while it runs in workers.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, key: int, learned: Learned) -> None:
+        self.function = function
+        self.name = name
+        self.key = key
+        self.learned = learned
+        self.stays = ""
+        self.packed: packing.Packed | None = None
+        self.has_succeeded = False
+
+
+class RewardService:
+    """Runs the functions of one rank in workers.
+
+    Args:
+        host: forks the workers.
+        config: of the run.
+        workers: how many calls may run at the same time.
+        memory_limit_bytes: of one worker.
+        log: of failures.
+        warn: shows the user a sentence, once for each subject.
+        on_waiting: is called about once per second while a call is within its limits.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        config: RunConfig,
+        *,
+        workers: int,
+        memory_limit_bytes: int,
+        log: FailureLog,
+        warn: Callable[[str], None],
+        on_waiting: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._warn = warn
+        self._host = host
+        self._pool = WorkerPool(
+            host,
+            size=workers,
+            memory_limit_bytes=memory_limit_bytes,
+            on_replaced=log.replaced,
+            on_waiting=on_waiting,
+        )
+        self._preparing: threading.Thread | None = None
+        self._functions: list[MovedFunction] = []
+
+    def add(self, functions: list[tuple[Callable[..., Any], str]]) -> list[MovedFunction]:
+        """Move functions to the workers, and let the host import what they need, in the background.
+
+        Args:
+            functions: with their names.
+        """
+        added = []
+        needed = set(ALWAYS_NEEDED)
+        for function, name in functions:
+            moved = MovedFunction(function, name, len(self._functions), self.learned())
+            self._functions.append(moved)
+            added.append(moved)
+            try:
+                moved.packed = packing.pack_function(function)
+                needed |= moved.packed.modules
+            except packing.StaysInRankError as error:
+                self._keep_in_rank(moved, str(error))
+        self._join_preparation()
+        found = surroundings(frozenset(needed))
+        self._preparing = threading.Thread(
+            target=self._prepare, args=(found,), daemon=True, name="grpo-run-rewards"
+        )
+        self._preparing.start()
+        return added
+
+    def learned(self) -> Learned:
+        """Return what is known of a new function's calls: nothing but the bounds."""
+        return Learned(self._config.deadlines, self._config.reward_timeout_seconds)
+
+    def score(self, moved: MovedFunction, arguments: dict[str, Any]) -> list[Any] | None:
+        """Return the rewards of one call; None if the function stays in the rank, where the caller must call it.
+
+        Raises:
+            BaseException: what the function raised, if it has never returned for any sample.
+        """
+        self._join_preparation()
+        if moved.stays:
+            return None
+        if arguments.get("environments") is not None:
+            self._keep_in_rank(moved, "gets environments, which live in the rank")
+            return None
+        batch = _Batch(arguments)
+        try:
+            reply = self._call(
+                moved, batch.all, batch, read_generators(), moved.learned.longest_call_seconds()
+            )
+        except packing.StaysInRankError as error:
+            self._keep_in_rank(moved, str(error))
+            return None
+        if reply.stays:
+            self._keep_in_rank(moved, reply.stays)
+            return None
+        if reply.failure is None:
+            moved.has_succeeded = True
+            moved.learned.add(reply.seconds)
+            self._accept(reply.generators)
+            batch.replay([(batch.all, reply)])
+            return reply.values
+        if _needs_device(reply.failure):
+            self._keep_in_rank(moved, "needs an accelerator")
+            return None
+        return self._search(moved, batch, reply.failure)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._join_preparation()
+        self._pool.close()
+
+    def _prepare(self, found: Any) -> None:
+        try:
+            self._host.prepare(found)
+        except OSError as error:
+            for moved in self._functions:
+                self._keep_in_rank(moved, f"has no worker ({error})")
+
+    def _join_preparation(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+
+    def _keep_in_rank(self, moved: MovedFunction, reason: str) -> None:
+        if not moved.stays:
+            moved.stays = reason
+            self._warn(f"reward function {moved.name} stays in the rank: it {reason}")
+
+    def _call(
+        self, moved: MovedFunction, part: range, batch: _Batch, generators: GeneratorStates, seconds: float
+    ) -> Reply:
+        assert moved.packed is not None
+        task = Task(
+            key=moved.key,
+            function=None,
+            arguments=packing.pack_arguments(batch.arguments(part)),
+            generators=generators,
+        )
+        clock = CallClock(moved.learned, seconds)
+        return self._pool.call(Call(key=moved.key, function=moved.packed.content, task=task, clock=clock))
+
+    def _search(self, moved: MovedFunction, batch: _Batch, failure: Failure) -> list[Any]:
+        """Find the samples that the function fails on, and return the rewards."""
+        search: Bisection[Failure] = Bisection(batch.size, failure)
+        passed: list[tuple[range, Reply]] = []
+        if needs_whole_batch(moved.function):
+            search.give_up(failure)
+        else:
+            self._pool.refresh()
+            self._bisect(moved, batch, search, passed)
+        if not passed:
+            if all(one.kind is FailureKind.timeout for one in (failure, *search.failed.values())):
+                moved.learned.note_slow(moved.learned.longest_call_seconds())
+            raises = (FailureKind.exception, FailureKind.output)
+            if not moved.has_succeeded and all(one.kind in raises for one in search.failed.values()):
+                raise _as_exception(moved.name, failure)
+        else:
+            moved.has_succeeded = True
+            self._accept(passed[-1][1].generators)
+        samples = [
+            Sample(index=index, failure=one, prompt=batch.prompts[index], completion=batch.completions[index])
+            for index, one in sorted(search.failed.items())
+        ]
+        self._log.failed(moved.name, failure, samples, batch.size)
+        batch.replay(passed)
+        values: list[Any] = [EXCLUDED] * batch.size
+        for part, reply in passed:
+            assert reply.values is not None
+            values[part.start : part.stop] = reply.values
+        return values
+
+    def _bisect(
+        self,
+        moved: MovedFunction,
+        batch: _Batch,
+        search: Bisection[Failure],
+        passed: list[tuple[range, Reply]],
+    ) -> None:
+        ends_at = time.monotonic() + moved.learned.bisection_seconds()
+        generators = read_generators()
+        while (part := search.next()) is not None:
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                text = "was not called again: the search for the samples took too long"
+                search.give_up(Failure(kind=FailureKind.not_tried, message=text))
+                return
+            seconds = moved.learned.part_seconds(left, max(0, (len(part) - 1).bit_length()))
+            reply = self._call(moved, part, batch, generators, seconds)
+            failure = reply.failure
+            if reply.stays:
+                failure = Failure(kind=FailureKind.exception, message=reply.stays)
+            if failure is not None:
+                search.fail_part(failure)
+                continue
+            assert reply.generators is not None
+            generators = reply.generators
+            passed.append((part, reply))
+            search.pass_part()
+
+    def _accept(self, generators: GeneratorStates | None) -> None:
+        assert generators is not None
+        write_generators(generators)
+
+
+class _Batch:
+    """The arguments of one call, by sample."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = dict(arguments)
+        self._functions = {name: self._arguments.pop(name) for name in RECORDED if name in arguments}
+        state: Any = self._arguments.get("trainer_state")
+        if hasattr(state, "log_history"):
+            state = copy.copy(state)  # it grows with the run
+            state.log_history = []
+            self._arguments["trainer_state"] = state
+        self.prompts = arguments["prompts"]
+        self.completions = arguments["completions"]
+        self.size = len(self.prompts)
+        self.all = range(self.size)
+
+    def arguments(self, part: range) -> dict[str, Any]:
+        """Return the keyword arguments for a part of the batch; those that are recorded are None."""
+        chosen = {
+            name: value[part.start : part.stop]
+            if name not in NOT_PER_SAMPLE and isinstance(value, (list, tuple)) and len(value) == self.size
+            else value
+            for name, value in self._arguments.items()
+        }
+        return chosen | dict.fromkeys(self._functions)
+
+    def replay(self, passed: list[tuple[range, Reply]]) -> None:
+        """Make the recorded calls. Columns of parts are joined, with None for samples that failed."""
+        whole = len(passed) == 1 and len(passed[0][0]) == self.size
+        columns: dict[str, list[Any]] = {}
+        for part, reply in passed:
+            extra: dict[str, list[Any]] = {}
+            for name, args, kwargs in reply.records:
+                if name == "log_extra" and not whole:
+                    column, values = _column(*args, **kwargs)
+                    extra.setdefault(column, []).extend(values)
+                else:
+                    self._functions[name](*args, **kwargs)
+            for column, values in extra.items():
+                joined = columns.setdefault(column, [None] * self.size)
+                if len(values) == len(part):
+                    joined[part.start : part.stop] = values
+        for column, values in columns.items():
+            self._functions["log_extra"](column, values)
+
+
+def _column(column: str, values: list[Any]) -> tuple[str, list[Any]]:
+    """The arguments of TRL's `log_extra`."""
+    return column, list(values)
+
+
+def _needs_device(failure: Failure) -> bool:
+    """Whether a call failed because a worker sees no accelerator, where the rank has one."""
+    if failure.kind is not FailureKind.exception:
+        return False
+    import torch
+
+    words = ("CUDA", "No HIP GPUs", "NVIDIA driver", "XPU")
+    return torch.accelerator.is_available() and any(word in failure.message for word in words)
+
+
+def _as_exception(name: str, failure: Failure) -> BaseException:
+    """Return the exception that a function raised in a worker, with the worker's traceback as its cause."""
+    error: BaseException | None = None
+    if failure.error is not None:
+        with contextlib.suppress(Exception):
+            error = packing.load(failure.error)
+    if not isinstance(error, BaseException):
+        error = RuntimeError(failure.message)
+    if failure.kind is FailureKind.output:
+        error = ValueError(f"the reward function {name!r} {failure.message}")
+    error.__cause__ = RemoteTraceback(failure.traceback)
+    return error
+
+
+class RemoteTraceback(Exception):
+    """Shows where an exception was raised in a worker."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"

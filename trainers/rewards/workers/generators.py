@@ -1,0 +1,49 @@
+"""States of the global random generators of Python, NumPy and torch, which travel to a worker and back.
+
+A reward function in a worker thus draws what it would have drawn in the rank, and the rank's next draws are those after it.
+Called by `service.py` in the rank and by `worker.py`. Generators that are not loaded here are left alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratorStates:
+    """One state of each generator; None for a library that is not loaded. The state of torch is that of its CPU generator."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...] | None
+    torch: bytes | None
+
+
+def read_generators() -> GeneratorStates:
+    """Return the present states in this process."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy_state = None
+    if numpy is not None:
+        name, keys, position, has_gauss, gauss = numpy.random.get_state()
+        numpy_state = (name, keys.tobytes(), position, has_gauss, gauss)
+    return GeneratorStates(
+        python=random.getstate(),
+        numpy=numpy_state,
+        torch=torch.get_rng_state().numpy().tobytes() if torch is not None else None,
+    )
+
+
+def write_generators(states: GeneratorStates) -> None:
+    """Set the generators of this process. A library that is not loaded here is loaded first."""
+    random.setstate(states.python)
+    if states.numpy is not None:
+        import numpy
+
+        name, keys, position, has_gauss, gauss = states.numpy
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss))
+    if states.torch is not None:
+        import torch
+
+        torch.set_rng_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))

@@ -1,0 +1,218 @@
+"""The host of a rank's workers: a process that has imported what they need, and forks one in milliseconds.
+
+Forked from the rank before its script runs, while the rank has no threads and has not opened an accelerator; it shares the
+memory of the libraries that the rank was forked with. Starts keepers when the rank asks for it. Dies with the rank.
+`start` is called by the bootstrap; `Host` is the rank's side, used by `pool.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from grpo_run.runtime.processes.parent_death import die_with_parent
+
+PREPARE_SECONDS = 300.0
+"""How long the host may take to import libraries."""
+HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_MESSAGE = struct.Struct("<BQ")
+_PREPARE, _START = 1, 2
+_REAP_MILLISECONDS = 500
+_started: Host | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What of the rank a worker must find again.
+
+    Attributes:
+        environment: of the rank.
+        directory: its working directory.
+        path: its import path.
+        modules: to import before workers are forked, with those that cannot be imported left out.
+        torch_threads: number of torch's threads, on which sums of floats depend.
+        torch_dtype: name of torch's default dtype, such as `float32`.
+        recursion_limit: of the interpreter.
+    """
+
+    environment: dict[str, str]
+    directory: str
+    path: tuple[str, ...]
+    modules: tuple[str, ...]
+    torch_threads: int
+    torch_dtype: str
+    recursion_limit: int
+
+
+class Host:
+    """The rank's side of its host. One thread uses it at a time.
+
+    Args:
+        connection: to the host.
+        pid: of the host.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._rank = os.getpid()
+        self.pid = pid
+
+    def prepare(self, surroundings: Surroundings) -> None:
+        """Give the host the rank's surroundings and wait until it has imported the modules.
+
+        Raises:
+            OSError: the host has ended, or it took too long.
+        """
+        content = pickle.dumps(surroundings)
+        self._connection.settimeout(PREPARE_SECONDS)
+        self._connection.sendall(_MESSAGE.pack(_PREPARE, len(content)) + content)
+        if not self._connection.recv(1):
+            raise ConnectionError("the host of the reward workers has ended")
+
+    def start_worker(self, control: socket.socket, tasks: socket.socket) -> None:
+        """Start a keeper with its worker.
+
+        Args:
+            control, tasks: their ends of the connections; the caller closes its own copies.
+
+        Raises:
+            OSError: the host has ended.
+        """
+        self._connection.settimeout(PREPARE_SECONDS)
+        socket.send_fds(self._connection, [_MESSAGE.pack(_START, 0)], [control.fileno(), tasks.fileno()])
+
+    def close(self) -> None:
+        """End the host. Its workers must have been ended before."""
+        if os.getpid() != self._rank:
+            return
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def start() -> Host:
+    """Fork the host from this process, which must have one thread only."""
+    global _started
+    ours, theirs = socket.socketpair()
+    rank = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            die_with_parent(rank)
+            _serve(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    _started = Host(ours, pid)
+    return _started
+
+
+def started() -> Host | None:
+    """Return the host that this process has started."""
+    return _started
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the rank decides
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle("grpo-run reward workers")
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while True:
+        ready = poll.poll(_REAP_MILLISECONDS)
+        _reap_keepers()
+        if not ready:
+            continue
+        header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 2)
+        while header and len(header) < _MESSAGE.size:
+            header += connection.recv(_MESSAGE.size - len(header))
+        if not header:
+            os._exit(0)  # the rank has closed
+        kind, size = _MESSAGE.unpack(header)
+        if kind == _PREPARE:
+            _prepare(pickle.loads(_receive(connection, size)))
+            connection.sendall(b"\1")
+        else:
+            _start_keeper(connection, descriptors)
+
+
+def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
+    control, tasks = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+    host = os.getpid()
+    if os.fork() == 0:
+        try:
+            connection.close()
+            die_with_parent(host)
+            from grpo_run.trainers.rewards.workers.keeper import keep
+
+            keep(control, tasks)
+        finally:
+            os._exit(1)
+    control.close()
+    tasks.close()
+
+
+def _prepare(surroundings: Surroundings) -> None:
+    os.environ.clear()
+    os.environ.update(surroundings.environment)
+    os.environ.update(dict.fromkeys(HIDDEN_DEVICES, ""))
+    with contextlib.suppress(OSError):  # it may be gone
+        os.chdir(surroundings.directory)
+    sys.path[:] = surroundings.path
+    sys.setrecursionlimit(surroundings.recursion_limit)
+    import torch
+
+    torch.set_num_threads(surroundings.torch_threads)
+    torch.set_default_dtype(getattr(torch, surroundings.torch_dtype))
+    # the worker's own modules first, so that a fork has nothing left to import
+    for name in ("grpo_run.trainers.rewards.workers.keeper", *surroundings.modules):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        chunk = connection.recv(size - len(parts))
+        if not chunk:
+            os._exit(0)
+        parts += chunk
+    return bytes(parts)
+
+
+def _reap_keepers() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def surroundings(modules: frozenset[str]) -> Surroundings:
+    """Return those of this process.
+
+    Args:
+        modules: that the functions need.
+    """
+    torch: Any = sys.modules["torch"]
+    return Surroundings(
+        environment=dict(os.environ),
+        directory=os.getcwd(),
+        path=tuple(sys.path),
+        modules=tuple(sorted(modules)),
+        torch_threads=torch.get_num_threads(),
+        torch_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+        recursion_limit=sys.getrecursionlimit(),
+    )

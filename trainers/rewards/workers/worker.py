@@ -1,0 +1,174 @@
+"""A worker: runs reward functions of one rank, one call at a time, in a process that may be killed.
+
+Forked by a keeper. It sees no accelerator. The function runs in its main thread, so timeouts by SIGALRM work as in a
+script. After each call the function is pickled again: one that has changed what it holds must stay in the rank. Does not
+limit its own time or memory; the rank does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+import types
+from typing import Any, NoReturn
+
+from grpo_run.trainers.rewards.workers import output, packing
+from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
+from grpo_run.trainers.rewards.workers.messages import (
+    Failure,
+    FailureKind,
+    Reply,
+    Task,
+    receive_frame,
+    send_frame,
+)
+
+RECORDED = ("log_extra", "log_metric")
+"""Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
+MAX_TRACEBACK_CHARACTERS = 16 * 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def work(tasks: socket.socket) -> NoReturn:
+    """Run tasks until the rank closes the connection."""
+    # a function may start processes that look up its helpers by name; they must not run a script again
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    faulthandler.enable()  # a crash shows its line in the rank's output
+    worker = _Worker()
+    process = os.getpid()
+    while (frame := receive_frame(tasks)) is not None:
+        reply = worker.run(pickle.loads(frame))
+        if os.getpid() != process:
+            os._exit(0)  # forked by the function, and returned from it
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        send_frame(tasks, _pickled(reply))
+    os._exit(0)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._functions: dict[int, tuple[Any, bytes]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, task: Task) -> Reply:
+        records: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        try:
+            function, before = self._function(task)
+            arguments = packing.load(task.arguments)
+        except Exception as error:  # noqa: BLE001 - loading imports libraries
+            return Reply(stays=f"cannot be loaded in another process ({_line(error)})", records=records)
+        for name in RECORDED:
+            if name in arguments:
+                arguments[name] = _recorder(name, records)
+        write_generators(task.generators)
+        began = time.monotonic()
+        try:
+            values = output.checked(self._call(function, arguments), len(arguments["prompts"]))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
+            kind = FailureKind.output if isinstance(error, output.OutputError) else FailureKind.exception
+            return self._reply(began, records=records, failure=_failure(kind, error))
+        if packing.dump(function).content != before:
+            return self._reply(began, records=[], stays="changes what it holds")
+        return self._reply(began, values=values, records=records, generators=read_generators())
+
+    def _function(self, task: Task) -> tuple[Any, bytes]:
+        if task.function is not None:
+            function = packing.load(task.function)
+            _name_helpers(function)
+            before = packing.dump(function).content
+            if packing.dump(function).content != before:
+                raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
+            self._functions[task.key] = function, before
+        return self._functions[task.key]
+
+    def _call(self, function: Any, arguments: dict[str, Any]) -> Any:
+        result = function(**arguments)
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(result)
+
+    def _reply(self, began: float, **fields: Any) -> Reply:
+        return Reply(
+            seconds=time.monotonic() - began,
+            anonymous_bytes=own_memory_bytes(),
+            left_processes=count_left_processes(),
+            **fields,
+        )
+
+
+def own_memory_bytes(pid: int | str = "self") -> int:
+    """Return how much memory a process has that it shares with no file and no other process; 0 if it has exited."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def count_left_processes() -> int:
+    """Return how many processes this one has started that still exist, also as orphans or zombies."""
+    keeper = os.getppid()
+    lists = [f"/proc/self/task/{thread}/children" for thread in os.listdir("/proc/self/task")]
+    count = -1  # the keeper's children include this process
+    for path in (*lists, f"/proc/{keeper}/task/{keeper}/children"):
+        try:
+            with open(path, "rb") as file:
+                count += len(file.read().split())
+        except OSError:  # a thread has ended, or the kernel does not tell
+            continue
+    return max(0, count)
+
+
+def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Any:
+    def record(*args: Any, **kwargs: Any) -> None:
+        records.append((name, args, kwargs))
+
+    return record
+
+
+def _name_helpers(function: Any) -> None:
+    """Let the helpers of a function be found by name, as a pool of processes does that is started by it."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    space = getattr(inner, "__globals__", {})
+    main = sys.modules["__main__"].__dict__
+    for name, value in space.items():
+        if not name.startswith("__"):
+            main.setdefault(name, value)
+
+
+def _failure(kind: FailureKind, error: BaseException) -> Failure:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        pickled: bytes | None = packing.dump(error).content
+        assert pickled is not None
+        packing.load(pickled)  # some exceptions cannot be made again from their arguments
+    except Exception:  # noqa: BLE001 - the rank raises one of its own then
+        pickled = None
+    message = _line(error) if kind is FailureKind.exception else str(error)
+    return Failure(kind=kind, message=message, traceback=text[-MAX_TRACEBACK_CHARACTERS:], error=pickled)
+
+
+def _pickled(reply: Reply) -> bytes:
+    try:
+        return packing.dump(reply).content
+    except Exception as error:  # noqa: BLE001 - of what the function has logged
+        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})", records=[]))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
