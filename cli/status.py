@@ -38,7 +38,7 @@ def print_text(status: RunStatus) -> None:
 
     # no markup, because sentences quote the script; no folding, so that a pipe gets the summary in one line
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    fields = status.as_json()
+    fields, history = status.as_json(), status.history
     console.print(status.summary, style="bold")
     goodput = fields["goodput"]
     checkpoint = fields["checkpoint"]
@@ -58,6 +58,8 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("snapshot", f"step {fields['snapshot_step']}")
     if fields["checkpoint_trouble"] is not None:
         facts.add_row("disk", fields["checkpoint_trouble"])
+    if history.exclusions:
+        facts.add_row("excluded", history.exclusions.summary)
     console.print(facts)
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")

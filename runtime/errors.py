@@ -7,6 +7,7 @@
     │   └── UntestedVersionError      a library is outside the version range tested with this release
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
+    ├── RewardError                   reward functions have given no valid reward since the attempt began
     ├── ResumeMismatchError           a restarted script does not continue its train() calls (--require-resume)
     ├── NoHeadroomError               not enough memory for a snapshot (names the limit); the caller writes to disk
     ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
@@ -58,6 +59,10 @@ class ConsensusError(GrpoRunError):
 
 class CheckpointError(GrpoRunError):
     """A checkpoint is incomplete or does not match its manifest."""
+
+
+class RewardError(GrpoRunError):
+    """The reward functions have given no valid reward since the attempt began."""
 
 
 class ResumeMismatchError(GrpoRunError):

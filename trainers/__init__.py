@@ -2,7 +2,7 @@
 
 May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
 `hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes`, `consensus` and `loop`; `hooks` and `loops`; `calls`;
-`saving`; `resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports
+`exclusion`, `saving`; `resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports
 neither torch nor TRL.
 """
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from grpo_run.cli.launch_options.help import LaunchParser
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import RunConfig, Timeouts
+from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text
 from grpo_run.trainers.hooks import caps
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -157,6 +157,21 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="SECONDS",
         help="longest time of one call of a reward function in a worker (default: learned, below the hang detector's)",
+    )
+    group.add_argument(
+        "--mask-capped",
+        default=",".join(Exclusion.masked_ends),
+        metavar="ENDS|none",
+        help=f"completions to leave out of baseline and loss, by how a cap has ended them: {', '.join(CAPPED_ENDS)}"
+        " (default: %(default)s)",
+    )
+    group.add_argument(
+        "--repeat-rewards-above",
+        type=float,
+        default=Exclusion.repeat_rewards_above,
+        metavar="SHARE",
+        help="compute the rewards of a rollout once more if more than this share of its samples has no valid reward; 1 for"
+        " never (default: %(default)g)",
     )
 
 

@@ -104,6 +104,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         generation=generation,
         reward_workers=options.reward_workers,
         reward_timeout_seconds=options.reward_timeout,
+        exclusion=values.exclusion(options),
         resume_from=options.resume_from,
         fresh=options.fresh,
         require_resume=options.require_resume,

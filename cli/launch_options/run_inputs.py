@@ -11,6 +11,7 @@ from pathlib import Path
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch.config import Exclusion
 from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
 from grpo_run.runtime.launch.sources.local_modules import local_modules
 from grpo_run.runtime.record.history import History
@@ -24,7 +25,14 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 def inputs_of(launch: LaunchCommand) -> Inputs:
     """Read what the result of the run depends on besides its command."""
     config = launch.config
-    settings = {f"--generation {name}": value for name, value in config.generation.items()}
+    settings: dict[str, object] = {f"--generation {name}": value for name, value in config.generation.items()}
+    exclusion, usual = config.exclusion, Exclusion()
+    if (
+        exclusion.masked_ends != usual.masked_ends
+    ):  # a run that an earlier version has begun has no such setting
+        settings["--mask-capped"] = ",".join(exclusion.masked_ends) or "none"
+    if exclusion.repeat_rewards_above != usual.repeat_rewards_above:
+        settings["--repeat-rewards-above"] = exclusion.repeat_rewards_above
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect(launch.sources, config.arguments, os.environ, {**settings, **parallelism})
 

@@ -1,4 +1,4 @@
-"""Checks of single option values: snapshots, deadlines and the ranks to show. Called by `parse.py`."""
+"""Checks of single option values: exclusion, snapshots, deadlines and the ranks to show. Called by `parse.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.launch.config import Exclusion, Timeouts
 from grpo_run.runtime.staging.ownership.folder import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -26,6 +26,17 @@ def timeouts(options: argparse.Namespace) -> Timeouts:
         return Timeouts(vote_seconds=options.vote_timeout)
     seconds = options.stop_timeout
     return Timeouts(vote_seconds=options.vote_timeout, stop_seconds=seconds, handler_seconds=seconds)
+
+
+def exclusion(options: argparse.Namespace) -> Exclusion:
+    """Return which samples are excluded.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    text = options.mask_capped
+    ends = () if text == "none" else tuple(word.strip() for word in text.split(","))
+    return Exclusion(repeat_rewards_above=options.repeat_rewards_above, masked_ends=ends)
 
 
 def snapshot_every(text: str) -> int | None:

@@ -42,7 +42,8 @@ class Report:
 
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
     wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
-    rank in bytes. `timeline` is the content of `timeline.json`.
+    rank in bytes. `timeline` is the content of `timeline.json`. `excluded` sums up the samples that the run has left out of
+    the loss.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Report:
     gpus: tuple[Mapping[str, Any], ...] | None = None
     collectives: Mapping[int, tuple[CollectiveCall, ...]] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
+    excluded: str = ""
 
 
 def find_incident(run: RunDirectory, wanted: str | None) -> Path:
@@ -111,6 +113,7 @@ def read_report(run: RunDirectory, incident: Path) -> Report:
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
         events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
+        excluded=record.history.exclusions.summary,
     )
 
 

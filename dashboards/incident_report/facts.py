@@ -82,6 +82,7 @@ def facts_of(report: Report) -> tuple[Fact, ...]:
         Fact(name="Time to detect", text=duration(recovery.detection_seconds) if recovery else ""),
         Fact(name="Time to recover", text=duration(recovery.recovery_seconds) if recovery else ""),
         Fact(name="Repeated steps", text=_repeated_steps(report)),
+        Fact(name="Excluded from the loss", text=report.excluded),
         Fact(name="Not resumed", text=recovery.mismatch if recovery else ""),
         Fact(name="Tried before", items=tuple(map(str, verdict.get("tried") or ()))),
     )

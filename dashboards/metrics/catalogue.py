@@ -16,6 +16,7 @@ from grpo_run.dashboards.metrics.labels import (
     AWAITED_RANK,
     CAUSE,
     CULPRIT,
+    EXCLUSION,
     LAST_ACTION,
     LAST_CAUSE,
     PHASE,
@@ -47,6 +48,7 @@ from grpo_run.dashboards.metrics.readings import (
     run_info,
     run_state,
     run_value,
+    samples_excluded,
     snapshot_step,
 )
 
@@ -169,6 +171,25 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_resume_mismatches_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.resume_mismatches)),
         help="Restarts that repeated or left out work of which the run had a checkpoint.",
+    ),
+    Metric(
+        name="grpo_samples_excluded_total", kind="counter", unit="count", labels=(EXCLUSION,), read=samples_excluded,
+        help="Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
+    ),
+    Metric(
+        name="grpo_groups_excluded_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.exclusions.groups)),
+        help="Groups of completions of which no sample was left.",
+    ),
+    Metric(
+        name="grpo_steps_without_samples_total", kind="counter", unit="steps",
+        read=run_value(lambda run: float(run.status.history.exclusions.steps_without_samples)),
+        help="Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved the weights.",
+    ),
+    Metric(
+        name="grpo_rewards_repeated_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.exclusions.repeated_rewards)),
+        help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
     ),
     Metric(
         name="grpo_warnings_total", kind="counter", unit="count",

@@ -8,6 +8,7 @@ with the sources. Used by `catalogue.py` and `readings.py`.
 from __future__ import annotations
 
 from grpo_run.dashboards.metrics.metric import Label
+from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.runtime.supervision.policy import RESTARTS, Action
 from grpo_run.watchdog.causes import Cause
@@ -55,4 +56,5 @@ LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)
 CULPRIT = Label(name="culprit", values=None, exclusive=True)
 AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
 AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
+EXCLUSION = Label(name="reason", values=tuple(reason.value for reason in Reason))
 VERSION = Label(name="version", values=None, exclusive=True)

@@ -24,6 +24,7 @@ from grpo_run.dashboards.metrics.labels import (
 from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.status import WAITING_STATES
+from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -146,6 +147,13 @@ def last_incident(observation: Observation) -> Iterator[Sample]:
 def lost_steps(observation: Observation) -> float:
     """The number of committed steps that recoveries repeated."""
     return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
+
+
+def samples_excluded(observation: Observation) -> Iterator[Sample]:
+    """The number of samples excluded from the loss, by reason."""
+    counts = observation.status.history.exclusions.samples
+    for reason in Reason:
+        yield (reason.value,), float(counts[reason.value])
 
 
 def last_known(

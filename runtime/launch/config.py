@@ -24,6 +24,8 @@ InjectionText = Annotated[
 ]
 """An injection, encoded as its canonical text."""
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
+CAPPED_ENDS = ("length", "repetition", "deadline")
+"""How a cap ends a completion."""
 RankSet = Annotated[frozenset[int], pydantic.PlainSerializer(sorted, return_type=list[int])]
 
 
@@ -75,6 +77,32 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are repeated.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    repeat_rewards_above: float = 0.5
+    """Share of a rollout's samples without a valid reward above which its rewards are computed once more
+    (`--repeat-rewards-above`); 1 for never."""
+    masked_ends: tuple[str, ...] = ("repetition", "deadline")
+    """Completions that a cap has cut for these reasons are masked (`--mask-capped`)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.repeat_rewards_above <= 1:
+            raise ConfigError(
+                f"--repeat-rewards-above {self.repeat_rewards_above:g}: must be a share from 0 to 1 (never)"
+            )
+        unknown = [end for end in self.masked_ends if end not in CAPPED_ENDS]
+        if unknown:
+            raise ConfigError(
+                f"--mask-capped {','.join(unknown)}: give none, or some of {', '.join(CAPPED_ENDS)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Configuration of a run.
 
@@ -119,6 +147,8 @@ class RunConfig:
     """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
     reward_timeout_seconds: float | None = None
     """Longest time of one call of a reward function in a worker; None to learn it."""
+    exclusion: Exclusion = field(default_factory=Exclusion)
+    """Which samples leave baseline and loss."""
     resume_from: str | None = None
     """Run id, run directory or checkpoint directory to start from."""
     fresh: bool = False

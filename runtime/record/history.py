@@ -19,6 +19,7 @@ from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
 from grpo_run.runtime.record.step_times import StepTimes
+from grpo_run.runtime.rollouts.exclusions import Exclusions
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -75,6 +76,8 @@ class History:
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
+    exclusions: Exclusions = field(default_factory=Exclusions)
+    """Samples that were excluded from the loss."""
     own: OwnTraining = field(default_factory=OwnTraining)
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
@@ -209,6 +212,15 @@ class History:
             self.reward = float(record["reward"])
         if record.get("loss") is not None:
             self.loss = float(record["loss"])
+
+    def _on_sample_excluded(self, record: dict[str, Any], time: float) -> None:
+        self.exclusions.apply_sample_excluded(record)
+
+    def _on_group_excluded(self, record: dict[str, Any], time: float) -> None:
+        self.exclusions.apply_group_excluded(record)
+
+    def _on_rewards_repeated(self, record: dict[str, Any], time: float) -> None:
+        self.exclusions.apply_rewards_repeated()
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])

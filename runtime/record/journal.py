@@ -45,6 +45,8 @@ EVENTS = frozenset(
         "processes_ended",
         "plan_changed",
         "sample_excluded",
+        "group_excluded",
+        "rewards_repeated",
         "prompt_quarantined",
         "guard_tripped",
         "run_ended",

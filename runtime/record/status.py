@@ -105,6 +105,7 @@ class RunStatus:
             "sentence": self.summary,
             "exit_code": history.exit_code,
             "warnings": history.warnings,
+            "excluded": history.exclusions.as_json(),
         }
 
     def _waiting_as_json(self) -> dict[str, Any] | None:

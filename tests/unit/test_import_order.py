@@ -25,12 +25,12 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learning",),
     ),
     "runtime": (
-        ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity",), ("checkpoints",),
+        ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity", "rollouts"), ("checkpoints",),
         ("processes",), ("board",), ("process_identity",), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -91,6 +91,7 @@ PURE = (
     "watchdog.waits.system_calls",
     "runtime.call_names",
     "runtime.record.commits",
+    "runtime.rollouts.exclusions",
     "runtime.launch.injection",
     "runtime.record.failure_rate",
     "runtime.record.step_times",
@@ -130,6 +131,8 @@ OUTSIDE_WORLD = frozenset(
 READS_THE_SCRIPT = {"runtime.launch.script": {"os"}, "runtime.launch.sources.import_path": {"os"}}
 """The first finds the files of modules, the second evaluates `os.path` in a source."""
 LIGHT = (
+    "trainers.exclusion.outputs",
+    "trainers.exclusion.selection",
     "trainers.hooks.attach",
     "trainers",
     "runtime.launch.rank_settings",

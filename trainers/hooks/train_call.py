@@ -18,6 +18,7 @@ from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory, s
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
+from grpo_run.trainers.exclusion.attach import SampleExclusion
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
@@ -58,7 +59,10 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rewards_of(session).served(trainer))
+        exclusion = SampleExclusion(trainer, session)
+        hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
+        hooks.enter_context(exclusion.rewarding())
         hooks.enter_context(watch_loss(trainer, step_vote))
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)

@@ -90,7 +90,10 @@ class RunEnd:
         if left_out and left_out not in sentence:
             sentence = f"{sentence} {left_out}"
             self._reporter.write("warning", text=left_out)
-        sentence = " ".join(filter(None, (sentence, missed)))
+        excluded = self._live.history.exclusions.summary
+        sentence = " ".join(
+            filter(None, (sentence, missed, excluded and f"Excluded from the loss: {excluded}."))
+        )
         if missed:
             self._reporter.write("warning", text=missed)
         self._reporter.write(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
     "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--reward-timeout", "--reward-workers", "--require-resume",
+    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--mask-capped", "--repeat-rewards-above", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--reward-timeout", "--reward-workers", "--require-resume",
     "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
@@ -465,3 +467,31 @@ def test_an_unusable_named_directory_is_refused() -> None:
     assert "--snapshot-dir /proc: a folder that only this user can access" in error(
         "--snapshot-dir", "/proc", "train.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "ends", "share"),
+    [
+        ((), ("repetition", "deadline"), 0.5),
+        (("--mask-capped", "none", "--repeat-rewards-above", "1"), (), 1.0),
+        (("--mask-capped", "length,deadline"), ("length", "deadline"), 0.5),
+    ],
+)
+def test_exclusion(at_home: Path, words: Sequence[str], ends: tuple[str, ...], share: float) -> None:
+    """Which completions leave the loss, and when rewards are computed once more."""
+    exclusion = parse([*words, "train.py"]).config.exclusion
+    assert (exclusion.masked_ends, exclusion.repeat_rewards_above) == (ends, share)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mask-capped", "eos"), "--mask-capped eos: give none, or some of length, repetition, deadline"),
+        (("--repeat-rewards-above", "2"), "--repeat-rewards-above 2: must be a share from 0 to 1"),
+        (("--repeat-rewards-above", "nan"), "--repeat-rewards-above nan: must be a share from 0 to 1"),
+    ],
+)
+def test_exclusion_that_cannot_be(at_home: Path, words: Sequence[str], said: str) -> None:
+    """The line names the option and what it may be."""
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse([*words, "train.py"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_run.trainers.upstream import trainer_names
+from grpo_run.trainers.upstream import rollout_names, trainer_names
 
 
 @functools.cache
@@ -141,3 +141,57 @@ def test_sft_collects_metrics_under_the_same_name() -> None:
     """It has no rollouts, and counts the tokens it has trained on."""
     found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
     assert {trainer_names.METRICS, trainer_names.TRAIN_TOKENS} <= found
+
+
+def returned_keys(function: ast.FunctionDef) -> set[str]:
+    """The keys of the dictionary `output` that a method builds."""
+    return {
+        key.value
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if isinstance(key, ast.Constant)
+    } | {
+        node.slice.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.slice, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "keys"),
+    [
+        ("grpo_trainer", "GRPOTrainer", {rollout_names.TOOL_MASK, rollout_names.ITEMS}),
+        ("rloo_trainer", "RLOOTrainer", {rollout_names.OLD_LOGPS}),
+    ],
+)
+def test_a_rollout_has_the_keys_that_are_masked(file: str, name: str, keys: set[str]) -> None:
+    """Both trainers' rollouts, and which of the two a rollout is."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    keys = keys | {rollout_names.COMPLETION_MASK, rollout_names.ADVANTAGES}
+    assert keys <= returned_keys(found[trainer_names.GENERATE_AND_SCORE])
+    loss = ast.unparse(found["_compute_loss"])
+    assert all(f"inputs['{key}']" in loss for key in keys)
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) -> None:
+    """Functions are called with keywords; the table is gathered last, and rows of NaN leave the baseline."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    rewards = ast.unparse(found[trainer_names.CALCULATE_REWARDS])
+    assert f"{rollout_names.REWARD_FUNCTION_ARGUMENT}=completions" in rewards
+    assert rewards.rstrip().endswith(
+        "rewards_per_func = gather(rewards_per_func)\n    return rewards_per_func"
+    )
+    scoring = ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
+    assert "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)" in scoring
+    assert "rewards[unscorable_mask] = torch.nan" in scoring
+    assert f"['{rollout_names.ZERO_STD}'].append(is_std_zero.float().mean().item())" in scoring
+
+
+@pytest.mark.parametrize("attribute", rollout_names.PENDING_TABLES)
+def test_what_functions_have_logged_is_in_tables(attribute: str) -> None:
+    """They are put back when rewards are computed again."""
+    assert attribute in trainer_names.TABLES

@@ -1,0 +1,178 @@
+"""Counts, messages and repeated rewards, with real trainers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.trainers.exclusion.attach import ROLLOUTS_WITHOUT_REWARD, SampleExclusion
+from grpo_run.trainers.exclusion.outputs import failed
+
+NAN = math.nan
+REWARDS = [1.0, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
+INPUTS = [{"prompt": prompt} for prompt in ["ab12cd"] * 4 + ["xy34zw"] * 4]
+
+
+@pytest.fixture
+def events(session: Any, tmp_path: Path) -> Callable[[str], list[dict[str, Any]]]:
+    """Read the journal's events of one name."""
+    return lambda name: [
+        {key: value for key, value in record.items() if key not in ("time", "monotonic", "run", "attempt")}
+        for record in read_journal(Path(session.config.run_directory) / "journal.jsonl")
+        if record["event"] == name
+    ]
+
+
+def test_each_exclusion_is_accounted_for(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any, capsys: Any
+) -> None:
+    """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
+    ends = ["eos"] * 7 + ["deadline"]
+    rollout(either, session, [NAN, *REWARDS[1:]], [failed(Reason.timeout), 1.0, failed(Reason.exception), math.inf, *REWARDS[4:]], ends=ends)  # fmt: skip
+    excluded = [
+        (record["function"], record["reason"], record["samples"]) for record in events("sample_excluded")
+    ]
+    assert excluded == [
+        ("reward_0", "nan", [0]), (None, "small_group", [1]), ("reward_1", "exception", [2]),
+        ("reward_1", "infinite", [3]), (None, "deadline", [7]),
+    ]  # fmt: skip
+    (group,) = events("group_excluded")
+    assert (group["groups"], group["of"], group["step"], group["steps_without_samples"]) == ([0], 2, 1, 0)
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("grpo-run:")] == [
+        (
+            "grpo-run: step 1: sample 0 of the rollout is excluded from baseline and loss: reward function reward_0 returned"
+            " NaN for it. Further ones are counted in grpo_samples_excluded_total and by `grpo-run status`"
+        )
+    ]
+    history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
+    assert history.exclusions.samples == dict.fromkeys(
+        ("nan", "small_group", "exception", "infinite", "deadline"), 1
+    )
+    assert history.exclusions.groups == 1
+
+
+def test_steps_without_samples_are_counted(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+) -> None:
+    """AdamW moves the weights in them all the same."""
+    either.args.steps_per_generation, before = 4, either.args.steps_per_generation
+    either.num_iterations = 2
+    try:
+        rollout(either, session, [NAN] * 8)
+    finally:
+        either.args.steps_per_generation = before
+    (group,) = events("group_excluded")
+    assert group["steps_without_samples"] == 8
+
+
+class Improving:
+    """A reward function that fails for some samples the first time; it logs, as TRL lets it."""
+
+    __name__ = "improving"
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self.answers = list(answers)
+        self.calls = 0
+
+    def __call__(self, completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[Any]:
+        self.calls += 1
+        log_extra("call", [self.calls] * len(completions))
+        log_metric("calls", self.calls)
+        return self.answers.pop(0)
+
+
+def test_rewards_are_computed_again_past_the_share(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+) -> None:
+    """The second answer counts, what it has logged is logged once, and nothing is excluded."""
+    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], REWARDS)
+    found = rollout(either, session, function)
+    assert function.calls == 2
+    assert found["advantages"].ne(0).all()
+    assert list(either._logs["extra"]["call"]) == [2] * 8
+    assert either._metrics["train"]["calls"] == [2]
+    (event,) = events("rewards_repeated")
+    assert (event["share"], event["left"], event["step"]) == (0.625, 0, 1)
+    assert not events("sample_excluded")
+
+
+def test_rewards_that_are_no_better_the_second_time_are_not_used(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+) -> None:
+    """Nor is what was logged with them; there is no third time."""
+    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], [failed(Reason.killed)] * 8)
+    rollout(either, session, function)
+    assert function.calls == 2
+    assert list(either._logs["extra"]["call"]) == [1] * 8
+    assert [record["reason"] for record in events("sample_excluded")] == ["timeout"]
+
+
+def test_half_of_the_samples_may_fail_without_computing_again(
+    either: Any, session: Any, rollout: Callable[..., Any]
+) -> None:
+    """The share is a bound that must be passed."""
+    function = Improving([failed(Reason.timeout)] * 4 + REWARDS[4:])
+    rollout(either, session, function)
+    assert function.calls == 1
+
+
+def attached(trainer: Any, session: Any, function: Any) -> SampleExclusion:
+    """Exclusion for a trainer with one function."""
+    trainer.reward_funcs, trainer.reward_func_names = [function], ["broken"]
+    trainer.reward_weights = trainer.reward_weights[:1]
+    trainer.reward_processing_classes = [None]
+    return SampleExclusion(trainer, session)
+
+
+def test_functions_that_never_give_a_reward_end_the_run(either: Any, session: Any) -> None:
+    """A script whose reward function is broken must not train on nothing all night."""
+    exclusion = attached(either, session, lambda **_: [])
+    with exclusion.scoring(), exclusion.rewarding():
+        for _ in range(ROLLOUTS_WITHOUT_REWARD - 1):
+            either._generate_and_score_completions(INPUTS)
+        with pytest.raises(RewardError, match="broken"):
+            either._generate_and_score_completions(INPUTS)
+
+
+def test_one_valid_rollout_shows_that_functions_work(either: Any, session: Any) -> None:
+    """From then on failures are counted, and end nothing."""
+    answers = [REWARDS] + [[]] * (4 * ROLLOUTS_WITHOUT_REWARD)
+    exclusion = attached(either, session, lambda **_: answers.pop(0))
+    with exclusion.scoring(), exclusion.rewarding():
+        for _ in range(ROLLOUTS_WITHOUT_REWARD + 2):
+            either._generate_and_score_completions(INPUTS)
+
+
+def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
+    """Functions that the script calls itself are never checked."""
+    function = lambda **_: [NAN] * 8
+    exclusion = attached(either, session, function)
+    functions = either.reward_funcs
+    with exclusion.scoring(), exclusion.rewarding():
+        either._generate_and_score_completions(INPUTS)
+        assert either.reward_funcs is functions
+    assert "_calculate_rewards" not in vars(either)
+    assert "_generate_and_score_completions" not in vars(either)
+
+
+def test_an_evaluation_with_one_completion_loses_only_what_failed(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+) -> None:
+    """There is no group to compare with, so there is none to lose."""
+    either.model.eval()
+    either.num_generations_eval = 1
+    try:
+        rollout(either, session, [NAN, *REWARDS[1:]])
+    finally:
+        either.model.train()
+    (record,) = events("sample_excluded")
+    assert (record["samples"], record["evaluating"]) == ([0], True)

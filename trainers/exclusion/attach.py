@@ -1,0 +1,230 @@
+"""Attaches exclusion to a GRPO or RLOO trainer for the length of a `train()` call.
+
+Called by `hooks/train_call.py`. TRL's own code computes baselines and advantages: it leaves out a row of its table of
+rewards in which every column is NaN, so an excluded sample becomes such a row. The table is gathered over the ranks by TRL,
+so every rank finds the same, and nothing is sent unless a sample is excluded. Then the rows are masked in what TRL
+returns. A rollout without exclusions is returned as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.trainers.exclusion import masking
+from grpo_run.trainers.exclusion.logged import PendingTables, correct_zero_std
+from grpo_run.trainers.exclusion.outputs import RETURNED_NAN
+from grpo_run.trainers.exclusion.reporting import Reporter
+from grpo_run.trainers.exclusion.reward_functions import RowFaults, checked, is_model
+from grpo_run.trainers.exclusion.selection import Kind, Selection, select
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.upstream import trainer_names
+
+ROLLOUTS_WITHOUT_REWARD = 8
+"""So many rollouts at the begin of an attempt may have no valid reward at all; then the reward functions are taken to be
+broken. Eight cost minutes; fewer could all be bad luck where a rollout is small."""
+
+EndReasons = Callable[[], Sequence[str] | None]
+"""Why each completion of this rank's last rollout ended, a row each; None while no cap is set on any rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """One computation of a rollout's rewards: the table of all ranks, what leaves it, and this rank's faults."""
+
+    table: Any
+    selection: Selection
+    faults: RowFaults
+
+
+class SampleExclusion:
+    """Excludes samples of one trainer's rollouts.
+
+    Args:
+        end_reasons: of the completions, if caps are set.
+    """
+
+    def __init__(self, trainer: Any, session: Session, end_reasons: EndReasons = lambda: None) -> None:
+        self._trainer = trainer
+        self._config = session.config.exclusion
+        self._end_reasons = end_reasons
+        self._cut: list[str] = []
+        self._selection: Selection | None = None
+        self._functions = list(getattr(trainer, "reward_func_names", ()))
+        self._reporter = Reporter(session, self._functions)
+        self._rollouts_without_reward: int | None = 0
+        """At the begin of this attempt; None once there was a valid reward."""
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Mask the excluded samples of each rollout for the length of the block. Enter it before phases are marked."""
+        with self._wrapped(trainer_names.GENERATE_AND_SCORE, self._score):
+            yield
+
+    @contextmanager
+    def rewarding(self) -> Iterator[None]:
+        """Exclude samples from each table of rewards for the length of the block. Enter it after phases are marked.
+
+        Rewards that are computed again then count as a phase of their own in the vote's fingerprint.
+        """
+        with self._wrapped(trainer_names.CALCULATE_REWARDS, self._reward):
+            yield
+
+    @contextmanager
+    def _wrapped(self, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
+        original = getattr(self._trainer, name, None)
+        if original is None:
+            yield
+            return
+        with override_attributes(
+            self._trainer, **{name: functools.wraps(original)(functools.partial(wrapper, original))}
+        ):
+            yield
+
+    def _score(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._selection = None
+        rollout = original(*args, **kwargs)
+        selection = self._selection
+        if selection is None or not selection.samples:
+            return rollout
+        if masking.can_mask(rollout):
+            first, end = self._own_rows(len(rollout[masking.COMPLETION_MASK]))
+            rows = [number - first for number in selection.samples if first <= number < end]
+            masking.mask(rollout, rows, self._trainer.accelerator.gather)
+        correct_zero_std(self._trainer, selection, training=self._is_training)
+        return rollout
+
+    def _reward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        pending = PendingTables(self._trainer)
+        scored = self._compute(original, args, kwargs)
+        share = scored.selection.failed_share
+        if share > self._config.repeat_rewards_above:
+            after_first = PendingTables(self._trainer)
+            pending.restore()
+            again = self._compute(original, args, kwargs)
+            self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
+            if again.selection.failed_share < share:
+                scored = again
+            else:
+                after_first.restore()
+        self._selection = scored.selection
+        if not scored.selection.samples and not scored.selection.not_applicable:
+            self._rollouts_without_reward = None
+            return scored.table
+        self._report(scored)
+        self._raise_if_broken(scored)
+        return _without(scored.table, scored.selection)
+
+    def _compute(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Scored:
+        """Let TRL compute and gather the rewards, and decide what leaves. Collective."""
+        faults = RowFaults()
+        functions = self._trainer.reward_funcs
+        examined = [checked(function, column, faults) for column, function in enumerate(functions)]
+        with override_attributes(self._trainer, reward_funcs=examined):
+            table = original(*args, **kwargs)
+        cut = self._cut_rows(table)
+        if not cut and bool(table.isfinite().all()):
+            return _Scored(table=table, selection=Selection(samples={}), faults=faults)
+        models = [column for column, function in enumerate(functions) if is_model(function)]
+        selection = select(table.tolist(), self._generations, models, cut)
+        return _Scored(table=table, selection=selection, faults=faults)
+
+    def _cut_rows(self, table: Any) -> set[int]:
+        """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every rank alike."""
+        reasons = self._end_reasons()
+        if reasons is None:
+            return set()
+        self._cut = list(reasons)
+        flags = table.new_tensor([float(reason in self._config.masked_ends) for reason in self._cut])
+        gathered = self._trainer.accelerator.gather(flags)
+        return {row for row, masked in enumerate(gathered.tolist()) if masked}
+
+    def _report(self, scored: _Scored) -> None:
+        selection = scored.selection
+        if selection.not_applicable:
+            self._reporter.not_applicable(sorted(selection.not_applicable))
+        if not selection.samples:
+            return
+        first, end = self._own_rows(len(scored.table) // self._trainer.accelerator.num_processes)
+        reasons = {
+            number: self._reason(scored, number, number - first)
+            for number in selection.samples
+            if first <= number < end
+        }
+        nothing_left = self._is_training and len(selection.groups) == selection.group_count
+        self._reporter.excluded(
+            selection,
+            reasons,
+            step=self._step,
+            evaluating=not self._is_training,
+            steps_without_samples=self._steps_of_a_rollout if nothing_left else 0,
+        )
+
+    def _reason(self, scored: _Scored, number: int, row: int) -> Reason:
+        excluded = scored.selection.samples[number]
+        if excluded.kind is Kind.small_group:
+            return Reason.small_group
+        if excluded.kind is Kind.cut:
+            return Reason(self._cut[row])
+        assert excluded.column is not None
+        default = Reason.nan if excluded.kind is Kind.nan else Reason.failed
+        if is_model(self._trainer.reward_funcs[excluded.column]) and default is Reason.failed:
+            default = Reason.infinite
+        return scored.faults.reason(row, excluded.column, default)
+
+    def _raise_if_broken(self, scored: _Scored) -> None:
+        """Raise on every rank if no reward has been valid since the attempt began."""
+        if not scored.selection.all_failed:
+            self._rollouts_without_reward = None
+        if self._rollouts_without_reward is None:
+            return
+        self._rollouts_without_reward += 1
+        if self._rollouts_without_reward >= ROLLOUTS_WITHOUT_REWARD:
+            excluded = scored.selection.samples.values()
+            columns = {sample.column for sample in excluded if sample.column is not None}
+            names = ", ".join(self._functions[column] for column in sorted(columns))
+            raise RewardError(
+                f"reward function {names}: no sample of the first {ROLLOUTS_WITHOUT_REWARD} rollouts has a valid reward;"
+                " `sample_excluded` in the journal names the reasons"
+            )
+
+    @property
+    def _is_training(self) -> bool:
+        return bool(self._trainer.model.training)
+
+    @property
+    def _generations(self) -> int:
+        name = "num_generations" if self._is_training else "num_generations_eval"
+        return int(getattr(self._trainer, name, None) or 1)
+
+    @property
+    def _step(self) -> int:
+        """The optimizer step that is being computed."""
+        return int(self._trainer.state.global_step) + 1
+
+    @property
+    def _steps_of_a_rollout(self) -> int:
+        arguments = self._trainer.args
+        micro_steps = arguments.steps_per_generation * self._trainer.num_iterations
+        return max(1, int(micro_steps) // int(arguments.gradient_accumulation_steps))
+
+    def _own_rows(self, count: int) -> tuple[int, int]:
+        """The first of this rank's samples in the rollout of all ranks, and the first of the next rank's."""
+        first = int(self._trainer.accelerator.process_index) * count
+        return first, first + count
+
+
+def _without(table: Any, selection: Selection) -> Any:
+    """The table with NaN in the rows that leave, and where NaN was returned by a function that does not apply."""
+    without = table.masked_fill(table == RETURNED_NAN, math.nan)
+    without[list(selection.samples)] = math.nan
+    return without

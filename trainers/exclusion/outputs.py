@@ -1,0 +1,83 @@
+"""What a reward function returned: checked, and its failures marked.
+
+A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and its gather over
+the ranks; `None` keeps TRL's meaning. Called by `reward_functions.py` around every function; code that calls a
+function on its own, for example in another process, returns `failed(reason)`. Does not decide what becomes of
+the sample (`selection.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from grpo_run.runtime.rollouts.exclusions import Reason
+
+RETURNED_NAN = math.inf
+"""Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
+LARGEST = 3.4028234663852886e38
+"""The largest number of torch.float32, the type of TRL's table of rewards."""
+
+
+class Failed(float):
+    """A reward that could not be computed, made by `failed`. TRL sees minus infinity."""
+
+    reason: Reason
+
+
+def failed(reason: Reason) -> Failed:
+    """Return the reward of a sample for which a function has failed."""
+    made = Failed(-math.inf)
+    made.reason = reason
+    return made
+
+
+def check(returned: Any, expected: int) -> tuple[Any, dict[int, Reason]]:
+    """Check what a reward function returned.
+
+    Args:
+        expected: the number of completions that it was given.
+
+    Returns:
+        What TRL is given instead, and the reason of each reward that is not valid, by position. If all are valid, this is
+        what the function returned, unchanged.
+    """
+    if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, dict)):
+        return _all_failed(expected)
+    values: Any = returned if hasattr(returned, "__len__") else list(returned)
+    if len(values) != expected:
+        return _all_failed(expected)
+    reasons = {position: reason for position, value in enumerate(values) if (reason := fault_of(value))}
+    if not reasons:
+        return values, {}
+    replaced = [
+        value
+        if position not in reasons
+        else (RETURNED_NAN if reasons[position] is Reason.nan else failed(reasons[position]))
+        for position, value in enumerate(values)
+    ]
+    return replaced, reasons
+
+
+def fault_of(value: Any) -> Reason | None:
+    """Return why one reward is not valid; None if it is, or if it is `None`."""
+    if value is None:
+        return None
+    if isinstance(value, Failed):
+        return value.reason
+    if isinstance(value, (str, bytes)):
+        return Reason.not_a_number  # float() would read some of them, torch none
+    try:
+        number = float(value)
+    except OverflowError:
+        return Reason.infinite
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises, it is no number
+        return Reason.not_a_number
+    if math.isnan(number):
+        return Reason.nan
+    return None if abs(number) <= LARGEST else Reason.infinite
+
+
+def _all_failed(expected: int) -> tuple[list[Failed], dict[int, Reason]]:
+    return [failed(Reason.wrong_length)] * expected, dict.fromkeys(range(expected), Reason.wrong_length)

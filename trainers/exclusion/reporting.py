@@ -1,0 +1,132 @@
+"""Tells the user and the journal which samples were excluded.
+
+Called by `attach.py` once for each rollout with exclusions. A rank writes the events of its own samples, rank 0 those of groups
+and rollouts. The first sample of an attempt is a line on the terminal; then the counts tell the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.trainers.exclusion.selection import Excluded, Selection
+from grpo_run.trainers.rank.session import Session
+
+MOST_NUMBERS = 64
+"""Numbers of samples or groups in one event."""
+SENTENCES = {
+    Reason.nan: "returned NaN for it",
+    Reason.infinite: "returned a reward that is not finite in 32 bits",
+    Reason.not_a_number: "returned something that is no number",
+    Reason.wrong_length: "returned another number of rewards than it was given completions",
+    Reason.exception: "raised an exception",
+    Reason.timeout: "did not return in time",
+    Reason.killed: "was killed",
+    Reason.failed: "failed",
+}
+"""What a reward function did, after its name."""
+
+
+class Reporter:
+    """Reports the exclusions of one call.
+
+    Args:
+        functions: names of the reward functions, as TRL logs them.
+    """
+
+    def __init__(self, session: Session, functions: Sequence[str]) -> None:
+        self._session = session
+        self._functions = functions
+        self._said = False
+        self._said_not_applicable = False
+
+    def excluded(
+        self,
+        selection: Selection,
+        reasons: Mapping[int, Reason],
+        *,
+        step: int,
+        evaluating: bool,
+        steps_without_samples: int,
+    ) -> None:
+        """Report the exclusions of a rollout.
+
+        Args:
+            reasons: why each excluded sample of this rank leaves, by its number in the rollout of all ranks.
+            step: the optimizer step that is being computed.
+            steps_without_samples: optimizer steps to which the rollout gives no sample.
+        """
+        by_cause: dict[tuple[str | None, Reason], list[int]] = {}
+        for number, reason in sorted(reasons.items()):
+            by_cause.setdefault((self._function(selection.samples[number]), reason), []).append(number)
+        for (function, reason), numbers in by_cause.items():
+            self._session.journal.write(
+                "sample_excluded",
+                rank=self._session.rank,
+                step=step,
+                function=function,
+                reason=reason.value,
+                samples=numbers[:MOST_NUMBERS],
+                count=len(numbers),
+                evaluating=evaluating,
+            )
+        if selection.groups and self._session.is_main:
+            self._session.journal.write(
+                "group_excluded",
+                rank=self._session.rank,
+                step=step,
+                groups=list(selection.groups[:MOST_NUMBERS]),
+                count=len(selection.groups),
+                of=selection.group_count,
+                steps_without_samples=steps_without_samples,
+                evaluating=evaluating,
+            )
+        first = min(selection.samples)
+        if not self._said and first in reasons:
+            self._say(self._sentence(selection, first, reasons[first], step))
+        self._said = True
+
+    def not_applicable(self, columns: Sequence[int]) -> None:
+        """Say once that NaN was read as None."""
+        if not self._said_not_applicable:
+            self._said_not_applicable = True
+            names = ", ".join(self._functions[column] for column in columns)
+            self._session.warn(
+                f"reward function {names} returned NaN for every completion of a prompt: read as not applicable, as TRL"
+                " does. None says the same; NaN for a single completion excludes it"
+            )
+
+    def repeated(self, *, step: int, share: float, left: float) -> None:
+        """Journal that the rewards of a rollout were computed once more.
+
+        Args:
+            share: samples without a valid reward after the first time, 0 to 1.
+            left: the same after the second time.
+        """
+        if self._session.is_main:
+            self._session.journal.write("rewards_repeated", rank=0, step=step, share=share, left=left)
+            self._session.notify(
+                f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%} have none"
+            )
+
+    def _function(self, excluded: Excluded) -> str | None:
+        return None if excluded.column is None else self._functions[excluded.column]
+
+    def _sentence(self, selection: Selection, number: int, reason: Reason, step: int) -> str:
+        function = self._function(selection.samples[number])
+        cause = (
+            f"its completion was cut ({reason.value})"
+            if function is None
+            else f"reward function {function} {SENTENCES[reason]}"
+        )
+        return (
+            f"step {step}: sample {number} of the rollout is excluded from baseline and loss: {cause}. Further ones are"
+            " counted in grpo_samples_excluded_total and by `grpo-run status`"
+        )
+
+    def _say(self, text: str) -> None:
+        """Print and journal a warning on the rank that knows the reason, which may be another than rank 0."""
+        if self._session.is_rank:
+            print(f"grpo-run: {text}", file=sys.stderr, flush=True)
+            self._session.warn_in_journal(text)

@@ -1,0 +1,22 @@
+"""Keys of the dictionary that GRPO's and RLOO's `_generate_and_score_completions` return, and of their tables.
+
+Used by `exclusion`. TRL has no documentation of them.
+"""
+
+from __future__ import annotations
+
+COMPLETION_MASK = "completion_mask"
+"""1 for each token of a completion, 0 for padding."""
+TOOL_MASK = "tool_mask"
+"""GRPO only, and only with tools: 0 for tokens that the policy has not written. The loss is multiplied by it."""
+ITEMS = "num_items_in_batch"
+"""GRPO only: tokens in the loss, summed over the ranks."""
+OLD_LOGPS = "old_logps"
+"""RLOO only: log-probability of each completion under the policy that generated it."""
+ADVANTAGES = "advantages"
+REWARD_FUNCTION_ARGUMENT = "completions"
+"""Keyword under which a reward function is given the completions."""
+PENDING_TABLES = ("_pending_extra_logs", "_pending_metrics")
+"""Trainer attributes: what reward functions have logged for the rollout that is being scored."""
+ZERO_STD = "frac_reward_zero_std"
+"""Metric: share of groups whose samples all have the same reward."""
