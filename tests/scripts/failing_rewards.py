@@ -1,0 +1,71 @@
+"""A GRPO or RLOO script with two reward functions, of which one fails for some completions.
+
+What fails depends on the completion only. Rank 0 writes each step's completions and advantages, gathered over the ranks
+as TRL logs them, to `steps.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from typing import Any
+
+import tiny
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+TRAINERS = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
+FAULTS = {0: math.nan, 1: math.inf}
+
+
+def overlap(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Letters of the prompt, but for two completions of seven."""
+    return [
+        FAULTS.get(zlib.crc32(completion.encode()) % 7, float(len(set(prompt) & set(completion))))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+def variety(completions: list[str], **_: Any) -> list[float]:
+    """Different letters."""
+    return [0.1 * len(set(completion)) for completion in completions]
+
+
+class RecordSteps(TrainerCallback):
+    """Writes what TRL has logged of each step's rollout."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.is_world_process_zero():
+            logs = self.trainer._logs
+            record = {"step": state.global_step, **{name: list(logs[name]) for name in ("prompt", "completion", "advantages")}}  # fmt: skip
+            with open("steps.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def main() -> None:
+    parser = tiny.argument_parser(__doc__)
+    tiny.rollout_arguments(parser)
+    parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
+    arguments = parser.parse_args()
+    configuration, trainer_class = TRAINERS[arguments.algorithm]
+    tokenizer = tiny.tokenizer()
+    recorder = RecordSteps()
+    trainer = trainer_class(
+        model=tiny.policy(len(tokenizer), arguments),
+        reward_funcs=[overlap, variety],
+        args=configuration(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
+        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
+        processing_class=tokenizer,
+        callbacks=[recorder],
+    )
+    recorder.trainer = trainer
+    tiny.train(trainer, arguments)
+    tiny.write_digest(trainer, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
