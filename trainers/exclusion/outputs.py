@@ -67,17 +67,17 @@ def fault_of(value: Any) -> Reason | None:
     if isinstance(value, Failed):
         return value.reason
     if isinstance(value, (str, bytes)):
-        return Reason.not_a_number  # float() would read some of them, torch none
+        return Reason.output  # float() would read some of them, torch none
     try:
         number = float(value)
     except OverflowError:
         return Reason.infinite
     except Exception:  # noqa: BLE001 - whatever a foreign type raises, it is no number
-        return Reason.not_a_number
+        return Reason.output
     if math.isnan(number):
         return Reason.nan
     return None if abs(number) <= LARGEST else Reason.infinite
 
 
 def _all_failed(expected: int) -> tuple[list[Failed], dict[int, Reason]]:
-    return [failed(Reason.wrong_length)] * expected, dict.fromkeys(range(expected), Reason.wrong_length)
+    return [failed(Reason.output)] * expected, dict.fromkeys(range(expected), Reason.output)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from grpo_run.runtime.rollouts.exclusions import Reason
-from grpo_run.trainers.exclusion.selection import Excluded, Selection
+from grpo_run.trainers.exclusion.selection import Excluded, Kind, Selection
 from grpo_run.trainers.rank.session import Session
 
 MOST_NUMBERS = 64
@@ -18,14 +18,10 @@ MOST_NUMBERS = 64
 SENTENCES = {
     Reason.nan: "returned NaN for it",
     Reason.infinite: "returned a reward that is not finite in 32 bits",
-    Reason.not_a_number: "returned something that is no number",
-    Reason.wrong_length: "returned another number of rewards than it was given completions",
-    Reason.exception: "raised an exception",
-    Reason.timeout: "did not return in time",
-    Reason.killed: "was killed",
-    Reason.failed: "failed",
+    Reason.output: "returned something else than one number or None for each completion",
+    Reason.failed: "failed on it",
 }
-"""What a reward function did, after its name."""
+"""What a reward function did, after its name. Other failures are those of the reward service, which says more of them."""
 
 
 class Reporter:
@@ -82,10 +78,7 @@ class Reporter:
                 steps_without_samples=steps_without_samples,
                 evaluating=evaluating,
             )
-        first = min(selection.samples)
-        if not self._said and first in reasons:
-            self._say(self._sentence(selection, first, reasons[first], step))
-        self._said = True
+        self._say_first(selection, reasons, step)
 
     def not_applicable(self, columns: Sequence[int]) -> None:
         """Say once that NaN was read as None."""
@@ -110,6 +103,18 @@ class Reporter:
                 f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%} have none"
             )
 
+    def _say_first(self, selection: Selection, reasons: Mapping[int, Reason], step: int) -> None:
+        """Say the first exclusion once, on the rank that has the sample, because only this one knows the reason."""
+        first = min(number for number, why in selection.samples.items() if why.kind is not Kind.small_group)
+        if self._said:
+            return
+        if first not in reasons:
+            # of a failure, other ranks do not know whether the reward service has said it
+            self._said = selection.samples[first].kind is not Kind.failed
+        elif _is_said_here(reasons[first]):
+            self._said = True
+            self._say(self._sentence(selection, first, reasons[first], step))
+
     def _function(self, excluded: Excluded) -> str | None:
         return None if excluded.column is None else self._functions[excluded.column]
 
@@ -130,3 +135,8 @@ class Reporter:
         if self._session.is_rank:
             print(f"grpo-run: {text}", file=sys.stderr, flush=True)
             self._session.warn_in_journal(text)
+
+
+def _is_said_here(reason: Reason) -> bool:
+    """Whether nobody else says it."""
+    return reason in SENTENCES or reason in (Reason.length, Reason.repetition, Reason.deadline)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.continuity.rewards import ALL, MovedReward
+from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.staging.headroom import least_headroom
+from grpo_run.trainers.exclusion.outputs import failed
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rewards.failures import FailureLog, Sample
 from grpo_run.trainers.rewards.latencies import LatencyLog
-from grpo_run.trainers.rewards.service import EXCLUDED, MovedFunction, RewardService
+from grpo_run.trainers.rewards.service import MovedFunction, RewardService
 from grpo_run.trainers.rewards.workers import host
 from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind
 from grpo_run.trainers.rewards.workers.pool import memory_limit_bytes
@@ -187,7 +189,7 @@ class Rewards:
             for index, prompt in enumerate(prompts)
         ]
         self._log.failed(moved.name, failure, samples, len(prompts))
-        return [EXCLUDED] * len(prompts)
+        return [failed(Reason.timeout)] * len(prompts)
 
     def _write(self, event: str, **fields: Any) -> None:
         session = self._session

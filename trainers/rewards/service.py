@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.trainers.exclusion.outputs import failed
 from grpo_run.trainers.rewards.bisection import Bisection
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
 from grpo_run.trainers.rewards.failures import FailureLog, Sample
@@ -27,8 +28,6 @@ from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind, Rep
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
 from grpo_run.trainers.rewards.workers.worker import RECORDED
 
-EXCLUDED = -math.inf
-"""The reward of a sample that its function failed on."""
 NOT_PER_SAMPLE = frozenset({"trainer_state", *RECORDED})
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
 """Modules of what every call is given."""
@@ -216,7 +215,9 @@ class RewardService:
         ]
         self._log.failed(moved.name, failure, samples, batch.size)
         batch.replay(passed)
-        values: list[Any] = [EXCLUDED] * batch.size
+        values: list[Any] = [None] * batch.size
+        for sample in samples:
+            values[sample.index] = failed(Reason(sample.failure.kind.value))
         for part, reply in passed:
             assert reply.values is not None
             values[part.start : part.stop] = reply.values

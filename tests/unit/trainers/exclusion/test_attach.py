@@ -109,7 +109,7 @@ def test_rewards_that_are_no_better_the_second_time_are_not_used(
     either: Any, session: Any, rollout: Callable[..., Any], events: Any
 ) -> None:
     """Nor is what was logged with them; there is no third time."""
-    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], [failed(Reason.killed)] * 8)
+    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], [failed(Reason.died)] * 8)
     rollout(either, session, function)
     assert function.calls == 2
     assert list(either._logs["extra"]["call"]) == [1] * 8

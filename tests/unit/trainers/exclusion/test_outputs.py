@@ -39,7 +39,7 @@ def test_a_generator_is_read_once() -> None:
     [
         (math.nan, Reason.nan), (torch.tensor(math.nan), Reason.nan), (math.inf, Reason.infinite),
         (-math.inf, Reason.infinite), (1e39, Reason.infinite), (10**400, Reason.infinite),
-        ("0.5", Reason.not_a_number), ([0.5, 1.0], Reason.not_a_number), (1j, Reason.not_a_number),
+        ("0.5", Reason.output), ([0.5, 1.0], Reason.output), (1j, Reason.output),
         (failed(Reason.timeout), Reason.timeout),
     ],
 )  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_fault_is_marked_and_the_others_are_kept(value: Any, reason: Reason) -
 def test_a_wrong_number_of_rewards_fails_them_all(returned: Any) -> None:
     """Also no list at all: nobody knows which sample a reward belongs to."""
     values, reasons = check(returned, 3)
-    assert [value.reason for value in values] == [Reason.wrong_length] * 3
+    assert [value.reason for value in values] == [Reason.output] * 3
     assert set(reasons) == {0, 1, 2}
 
 
