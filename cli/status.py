@@ -10,6 +10,7 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.record.status import RunStatus, read_status
+from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.duration_text import duration_text, step_time_text
 
 
@@ -108,11 +109,8 @@ def _rank_line(rank: Mapping[str, Any], state: str) -> str:
         return f"local rank {rank['local_rank']}: {why}"
     phase = rank["phase"]
     if rank["callback"] is not None:
-        phase = (
-            f"callback {rank['callback']}"
-            if phase == "callback"
-            else f"{phase} in callback {rank['callback']}"
-        )
+        place = place_name(rank["callback"])
+        phase = place if phase == "callback" else f"{phase} in {place}"
     if rank["trains_alone"]:
         return f"rank {rank['rank']}: trains with no Trainer and no loop, pid {rank['pid']}"
     where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"

@@ -202,6 +202,14 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="time that ranks have to save and exit after a stop request (default:"
         f" {Timeouts.stop_seconds:g}; {Timeouts.handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
     )
+    group.add_argument(
+        "--tool-timeout",
+        type=float,
+        default=Timeouts.tool_seconds,
+        metavar="SECONDS",
+        help="time after which an asynchronous tool of an agent is cancelled; the model is shown the error (default:"
+        " %(default)g)",
+    )
 
 
 def _add_display(group: argparse._ArgumentGroup) -> None:

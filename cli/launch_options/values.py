@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
@@ -22,10 +23,10 @@ DEADLINE_FIELDS = {
 
 def timeouts(options: argparse.Namespace) -> Timeouts:
     """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by itself."""
+    limits = Timeouts(vote_seconds=options.vote_timeout, tool_seconds=options.tool_timeout)
     if options.stop_timeout is None:
-        return Timeouts(vote_seconds=options.vote_timeout)
-    seconds = options.stop_timeout
-    return Timeouts(vote_seconds=options.vote_timeout, stop_seconds=seconds, handler_seconds=seconds)
+        return limits
+    return replace(limits, stop_seconds=options.stop_timeout, handler_seconds=options.stop_timeout)
 
 
 def exclusion(options: argparse.Namespace) -> Exclusion:

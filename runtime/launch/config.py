@@ -44,6 +44,9 @@ class Timeouts:
     handler_seconds: float = 30.0
     """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested; torchrun grants
     as much (`--stop-timeout`, if it is given)."""
+    tool_seconds: float = 240.0
+    """An asynchronous tool of an agent is cancelled after this time, which is less than a rank may wait for a process
+    outside the job (`--tool-timeout`)."""
     term_seconds: float = 1.0
     """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
@@ -52,6 +55,7 @@ class Timeouts:
             "vote_seconds": "--vote-timeout",
             "stop_seconds": "--stop-timeout",
             "handler_seconds": "--stop-timeout",
+            "tool_seconds": "--tool-timeout",
             "term_seconds": "term_seconds",
         }
         for name, flag in names.items():

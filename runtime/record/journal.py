@@ -61,6 +61,7 @@ EVENTS = frozenset(
         "state_changed",
         "stop_requested",
         "generation_capped",
+        "tool_cancelled",
         "own_training",
         "state_saved",
         "own_checkpoint",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_names import rank_names
@@ -62,7 +63,7 @@ def find_wait(
 
 def waiting_text(awaited: AwaitedRank, now: float) -> str:
     """Return who is waited for, where, for how long and until when."""
-    where = f"callback {awaited.callback}" if awaited.callback else _name(awaited.phase)
+    where = place_name(awaited.callback) if awaited.callback else _name(awaited.phase)
     if awaited.exiting:
         where = "exit after its last line"
     deadline = _deadline_seconds(awaited)

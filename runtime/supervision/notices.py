@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -75,7 +76,7 @@ def warn_of_busy_rank(
     waited = now - awaited.since_seconds
     if waited < max(BUSY_SECONDS, BUSY_FACTOR * usual):
         return
-    place = f"callback {awaited.callback}" if awaited.callback else awaited.phase.name
+    place = place_name(awaited.callback) if awaited.callback else awaited.phase.name
     verb = "waits" if len(awaited.waiters) == 1 else "wait"
     deadline = awaited.deadline_at_seconds - awaited.since_seconds
     warn_once(

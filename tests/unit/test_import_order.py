@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
             "causes", "cgroups", "observation", "origins", "processes", "socket_tables",
-            "rank_names", "verdict",
+            "rank_names", "callback_names", "verdict",
         ),
         ("learning",),
     ),
@@ -80,6 +80,7 @@ PURE = (
     "watchdog.deadlocks.history",
     "watchdog.deadlocks.positions",
     "watchdog.deadlocks.recording",
+    "watchdog.callback_names",
     "watchdog.rank_names",
     "watchdog.duration_text",
     "watchdog.evidence.timeline",

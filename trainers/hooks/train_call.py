@@ -23,6 +23,7 @@ from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
+from grpo_run.trainers.hooks.tools import mark_tools
 from grpo_run.trainers.rewards.served import rewards_of
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
@@ -63,6 +64,7 @@ def run_train_call(
         hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(exclusion.rewarding())
+        hooks.enter_context(mark_tools(trainer, session))
         hooks.enter_context(watch_loss(trainer, step_vote))
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)

@@ -38,5 +38,12 @@ TABLES = (METRICS, COMPLETION_LOGS, "_pending_extra_logs", "_pending_metrics")
 """GRPO and RLOO attributes that collect values for the next log line. SFT has the first."""
 TRAIN_TOKENS = "_total_train_tokens"
 """SFT, GRPO and RLOO attribute: a running count of tokens, which SFT logs."""
+TOOL_CALLS = "_tool_call_loop"
+"""GRPO method that calls the tools of a rollout. RLOO has none."""
+SYNC_TOOLS = "_sync_tool_dicts"
+ASYNC_TOOLS = "_async_tool_dicts"
+"""GRPO attributes: the tools of each row by name, made anew for each rollout."""
+ENVIRONMENTS = "_environment_pool"
+"""GRPO attribute: the environments by name, of which each has at least one instance. Missing without environments."""
 TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)

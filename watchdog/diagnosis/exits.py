@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
+from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
 from grpo_run.watchdog.origins import origin_of
@@ -29,6 +30,8 @@ _ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
 """The line of a traceback that names the exception: it is not indented."""
 _STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
 """Phases that only the computation of a step has. A callback at the end of the step runs inside them."""
+_ROLLOUT = frozenset({Phase.score, Phase.generate})
+"""Phases in which tools run, for the next step or for an evaluation."""
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
@@ -200,7 +203,9 @@ def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
     phases = _phases_of(culprit, slot)
     raised = culprit.error is not None and culprit.error.phases is not None
     callback = culprit.error.callback if raised and culprit.error is not None else slot.callback
-    inside_step = bool(_STEP_ITSELF & set(phases[:-1])) or callback.endswith(".on_step_begin")
+    outer = set(phases[:-1])
+    rolls_out = bool(_ROLLOUT & outer) and Phase.eval not in outer
+    inside_step = bool(_STEP_ITSELF & outer) or rolls_out or callback.endswith(".on_step_begin")
     place = position(
         slot.step, phases[-1].name if phases else None, callback=callback, inside_step=inside_step
     )
@@ -221,7 +226,7 @@ def position(step: int, phase: str | None, *, callback: str = "", inside_step: b
     where = f"in step {step + 1}"
     if Phase[phase] in PHASES_AFTER_STEP and not inside_step:
         where = f"after step {step}" if step else "before the first step"
-    return f"{where} (callback {callback})" if callback else f"{where} (phase {phase})"
+    return f"{where} ({place_name(callback)})" if callback else f"{where} (phase {phase})"
 
 
 def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:

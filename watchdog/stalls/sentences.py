@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.rank_names import rank_names
@@ -42,7 +43,7 @@ def describe_culprits(
     first = culprits[0]
     facts = processes.get(first.rank)
     cause = cause_of(first.phase)
-    place = f"in callback {first.callback}" if first.callback else f"in {first.phase.name}"
+    place = f"in {place_name(first.callback)}" if first.callback else f"in {first.phase.name}"
     if first.phase is Phase.idle:
         place = "outside train()"
     silence = f"{place} for {_seconds(first.silent_seconds)} without progress"

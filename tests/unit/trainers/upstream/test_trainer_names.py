@@ -195,3 +195,15 @@ def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) 
 def test_what_functions_have_logged_is_in_tables(attribute: str) -> None:
     """They are put back when rewards are computed again."""
     assert attribute in trainer_names.TABLES
+
+
+def test_the_trainer_calls_tools_where_they_are_marked() -> None:
+    """One method calls all tools of a rollout, from two lists of dictionaries by name."""
+    called = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")[trainer_names.TOOL_CALLS])
+    for name in (trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS):
+        assert f"self.{name}[idx_with_tool]" in called
+    made = ast.unparse(
+        methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")[trainer_names.GENERATE_AND_SCORE]
+    )
+    assert f"self.{trainer_names.ENVIRONMENTS}[name]" in made
+    assert "environment.reset(" in made

@@ -1,0 +1,138 @@
+"""Marks on the board which tool of an agent runs, and cancels an asynchronous tool that is late.
+
+TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's callback, so
+that a tool that hangs is named and has a deadline of its own. Called by `train_call.py`. Does not change arguments or
+results, and does not end a synchronous tool: nothing in the process can, and the hang detector does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.upstream import trainer_names
+from grpo_run.watchdog.callback_names import reset_name, tool_name
+from grpo_run.watchdog.observation import Phase
+
+_MARKED = "_grpo_run_tool"
+
+
+@contextmanager
+def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
+    """Mark the tools and environments of a trainer for the length of the block; a trainer without them is left alone."""
+    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None)
+    asynchronous = _AsyncTools(session)
+    with ExitStack() as marks:
+        if call_tools is not None:
+            marks.enter_context(
+                override_attributes(
+                    trainer,
+                    **{
+                        trainer_names.TOOL_CALLS: _with_marked_tools(
+                            trainer, call_tools, session, asynchronous
+                        )
+                    },
+                )
+            )
+        pools = getattr(trainer, trainer_names.ENVIRONMENTS, {})
+        for kind in {type(environment) for pool in pools.values() for environment in pool}:
+            marks.enter_context(_marked_reset(kind, session))
+        yield
+
+
+class _AsyncTools:
+    """Marks and limits the asynchronous tools of one trainer.
+
+    They run beside each other in TRL's event loop, in another thread, while the main thread waits for all of them: the
+    phase lasts from the first one's start to the last one's end, and has the name of the first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running = 0
+
+    def mark(self, function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+        """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a tool."""
+
+        @functools.wraps(function)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            if not self._running:
+                session.slot.enter_callback(name)
+            self._running += 1
+            try:
+                return await self._limited(asyncio.ensure_future(function(*args, **kwargs)), name)
+            finally:
+                self._running -= 1
+                if not self._running:
+                    session.slot.leave(Phase.callback)
+
+        setattr(limited, _MARKED, True)
+        return limited
+
+    async def _limited(self, task: asyncio.Task[Any], name: str) -> Any:
+        limit_seconds = self._session.config.timeouts.tool_seconds
+        # not `wait_for`: it waits for a tool that suppresses its cancellation
+        done, _ = await asyncio.wait((task,), timeout=limit_seconds)
+        if done:
+            return task.result()
+        task.cancel()
+        session = self._session
+        session.journal.write("tool_cancelled", rank=session.rank, tool=name, seconds=limit_seconds)
+        text = (
+            f"{name} was cancelled after {limit_seconds:g} s (--tool-timeout): the model is shown the error"
+        )
+        session.notify(text)
+        session.warn_in_journal(text)
+        raise TimeoutError(f"no answer within {limit_seconds:g} s")
+
+
+def _with_marked_tools(
+    trainer: Any, call_tools: Callable[..., Any], session: Session, asynchronous: _AsyncTools
+) -> Callable[..., Any]:
+    @functools.wraps(call_tools)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        for attribute, mark in (
+            (trainer_names.SYNC_TOOLS, _sync),
+            (trainer_names.ASYNC_TOOLS, asynchronous.mark),
+        ):
+            for tools in getattr(trainer, attribute, ()):
+                for name, tool in tools.items():
+                    if not hasattr(tool, _MARKED):
+                        tools[name] = mark(tool, tool_name(name), session)
+        return call_tools(*args, **kwargs)
+
+    return marked
+
+
+def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            session.slot.enter_callback(name)
+            return function(*args, **kwargs)
+        finally:
+            session.slot.leave(Phase.callback)
+
+    setattr(marked, _MARKED, True)
+    return marked
+
+
+@contextmanager
+def _marked_reset(environment: type, session: Session) -> Iterator[None]:
+    """Mark `reset` on the class of an environment: its instances may be pickled, or have no attributes of their own."""
+    inherited = "reset" not in vars(environment)
+    original = environment.reset  # type: ignore[attr-defined]
+    marked = _sync(original, reset_name(environment.__qualname__), session)
+    environment.reset = marked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if inherited:
+            del environment.reset  # type: ignore[attr-defined]
+        else:
+            environment.reset = original  # type: ignore[attr-defined]
