@@ -84,7 +84,12 @@ def _run(
         from grpo_run.trainers.hooks.attach import install_guard
 
         install_guard(session)
-        _run_script(settings, inherited)
+        try:
+            _run_script(settings, inherited)
+        except BaseException as error:
+            session.script_raised(error)
+            raise
+        session.script_ended = True
     except Stopped:
         return EXIT_STOPPED, True
     except SystemExit as error:

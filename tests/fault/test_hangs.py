@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 from faults import fault, fired
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, alive, digest
-
-GRPO = str(SCRIPTS / "grpo.py")
+from support.trainer_and_loop import LOOP, loop_in_full
 
 
 def verdicts(run: Run) -> list[dict[str, Any]]:
@@ -32,11 +31,12 @@ def line_of(script: str, mark: str) -> int:
 
 
 @pytest.mark.timeout(400)
+@loop_in_full
 def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
-    runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Six kinds in one run: each is reported with rank, cause and line; the weights equal torchrun's."""
-    injected: Sequence[tuple[str, int, int, str | None, str, str]] = [
+    injected: list[tuple[str, int, int, str | None, str, str]] = [
         ("hang", 1, 22, None, "reward_stall", "_sleep"),
         ("stop", 0, 28, "generate", "interpreter_stuck", "_stop"),
         ("gil", 1, 34, "score", "interpreter_stuck", "_hold_interpreter"),
@@ -45,15 +45,18 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         ("checkpoint", 0, 52, None, "checkpoint_stall", "_sleep"),
     ]
     steps = ("--max-steps", "56", "--save-steps", "2")
+    if script == LOOP:  # the body of a step is one phase
+        injected[0] = ("hang", 1, 22, None, "no_progress", "_sleep")
+        injected[1] = ("stop", 0, 28, "forward_backward", "interpreter_stuck", "_stop")
     words = [
         w for kind, rank, step, phase, *_ in injected for w in fault(kind, rank=rank, step=step, phase=phase)
     ]
     run = runs(
-        *words, "--deadline-floor", "4", "--nproc-per-node", "2", GRPO, "--output-dir", "ours", *steps,
+        *words, "--deadline-floor", "4", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps,
         "--step-seconds", "0.03", "--save-total-limit", "3",
     ).start()  # fmt: skip
     assert run.wait(300) == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 56)
+    assert digest(tmp_path / "ours") == undisturbed(script, 56)
     assert sum(fired(run).values()) == len(injected)
     found = verdicts(run)
     for (kind, rank, _, _, cause, function), verdict in zip(injected, found, strict=True):
@@ -134,15 +137,16 @@ def test_a_callback_that_waits_for_nothing_is_ended_and_named(
     assert ended[-1] >= 6.0
 
 
+@loop_in_full
 def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
-    runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """After the script's last line, a hanging exit handler costs one warning and one incident.
 
     The run exits with 0.
     """
     run = runs(
-        *fault("exit-hang", rank=1, step=3), "--deadline-exit", "5", "--nproc-per-node", "2", GRPO, "--output-dir", "ours",
+        *fault("exit-hang", rank=1, step=3), "--deadline-exit", "5", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours",
         "--max-steps", "6", "--save-steps", "2",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, alive, digest
+from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 
 from grpo_run.watchdog.observation import Phase
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
+@pytest.mark.parametrize("script", [TRAINER, "rloo.py", pytest.param(LOOP, marks=pytest.mark.full)])
 def test_kill_between_checkpoints_changes_no_weight(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -39,19 +40,20 @@ def test_kill_between_checkpoints_changes_no_weight(
     assert recovery["cause"] == "signal"
     assert recovery["rank"] == 1
     assert recovery["action"] == "restart"
-    assert 2 <= recovery["lost_steps"] <= 4
+    assert recovery["lost_steps"] <= 4
     assert recovery["detection_seconds"] is not None
     assert recovery["recovery_seconds"] is not None
 
 
-def test_evidence_is_on_disk_before_the_kill(runs: Callable[..., Run], tmp_path: Path) -> None:
+@loop_in_full
+def test_evidence_is_on_disk_before_the_kill(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """The incident of a killed rank contains the surviving rank's stack with the line where it waited."""
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "out",
         "--max-steps", "6", "--save-steps", "2", "--step-seconds", "1.5",
     ).start()  # fmt: skip
     run.until_step(2)
-    run.until_phase(1, Phase.reward)
+    run.until_phase(1, Phase.reward if script == TRAINER else Phase.forward_backward)
     run.kill(0)
     assert run.wait() == 0, run.tail()
     (incident,) = (run.directory / "incidents").iterdir()
@@ -128,20 +130,35 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
 
 
-def test_deterministic_failure_stops_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+POISON = {
+    TRAINER: (
+        "    tiny.train(trainer, arguments)\n",
+        """
+    from transformers import TrainerCallback
+
+    class Poison(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 6:
+                raise ValueError('poisoned batch')
+
+    trainer.add_callback(Poison())
+    tiny.train(trainer, arguments)
+""",
+    ),
+    LOOP: (
+        "        optimizer.zero_grad()\n",
+        "        if step == 6:\n            raise ValueError('poisoned batch')\n        optimizer.zero_grad()\n",
+    ),
+}
+"""A line of each script, and what raises in step 7 of every attempt."""
+
+
+@loop_in_full
+def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """An exception that repeats at the same step stops the run after one retry, even with new checkpoints."""
-    source = (SCRIPTS / "grpo.py").read_text()
-    assert "tiny.train(trainer, arguments)" in source
-    poisoned = source.replace(
-        "    tiny.train(trainer, arguments)\n",
-        "    from transformers import TrainerCallback\n\n"
-        "    class Poison(TrainerCallback):\n"
-        "        def on_step_begin(self, args, state, control, **kwargs):\n"
-        "            if state.global_step == 6:\n"
-        "                raise ValueError('poisoned batch')\n\n"
-        "    trainer.add_callback(Poison())\n"
-        "    tiny.train(trainer, arguments)\n",
-    )
+    source, (line, poison) = (SCRIPTS / script).read_text(), POISON[script]
+    assert line in source
+    poisoned = source.replace(line, poison)
     (tmp_path / "poison.py").write_text(poisoned)
     run = runs(
         "--nproc-per-node", "2", "poison.py", "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
@@ -155,10 +172,11 @@ def test_deterministic_failure_stops_the_run(runs: Callable[..., Run], tmp_path:
     assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
 
 
-def test_failures_without_progress_stop_the_run(runs: Callable[..., Run]) -> None:
+@loop_in_full
+def test_failures_without_progress_stop_the_run(script: str, runs: Callable[..., Run]) -> None:
     """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
-        "--max-restarts", "2", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
+        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "out",
         "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
     ).start()  # fmt: skip
     for attempt in range(3):
@@ -187,7 +205,10 @@ def test_no_process_of_a_rank_outlives_the_run(runs: Callable[..., Run], tmp_pat
     assert alive(children) == []
 
 
-LEAVE = """
+LEAVE = {
+    TRAINER: (
+        "import tiny\n",
+        """
 import os, pathlib, sys, tiny, transformers
 
 class Leave(transformers.TrainerCallback):
@@ -195,19 +216,33 @@ class Leave(transformers.TrainerCallback):
         if state.global_step == 5 and not pathlib.Path("left").exists():
             pathlib.Path("left").touch()
             HOW
-"""
-"""Exits without an error in a callback, once."""
+
+tiny.callbacks = lambda arguments: [Leave()]
+""",
+    ),
+    LOOP: (
+        "        scheduler.step()\n",
+        """
+        scheduler.step()
+        import os, pathlib, sys
+        if step == 4 and not pathlib.Path("left").exists():
+            pathlib.Path("left").touch()
+            HOW
+""",
+    ),
+}
+"""A line of each script, and what exits without an error at the end of step 5, once."""
 
 
 @pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)"])
+@loop_in_full
 def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
-    how: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """It is a fault with its line or position, not "Finished at step 4 of 12"."""
-    source = (SCRIPTS / "grpo.py").read_text()
-    assert "tiny.callbacks(arguments)" in source
-    source = source.replace("tiny.callbacks(arguments)", "[Leave()]").replace("import tiny\n", LEAVE, 1)
-    (tmp_path / "leaves.py").write_text(source.replace("HOW", how))
+    source, (line, leave) = (SCRIPTS / script).read_text(), LEAVE[script]
+    assert line in source
+    (tmp_path / "leaves.py").write_text(source.replace(line, leave.replace("HOW", how), 1))
     run = runs(
         "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)}
     ).start()  # fmt: skip
@@ -215,4 +250,4 @@ def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
     (incident,) = run.events("incident")
     assert incident["cause"] == "rank_exited_early"
     assert "exited with code 0 in step 5" in incident["sentence"]
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 8, ranks=1)
+    assert digest(tmp_path / "ours") == undisturbed(script, 8, ranks=1)

@@ -15,6 +15,7 @@ import pytest
 from support import containers
 from support.references import undisturbed
 from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
+from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
@@ -23,18 +24,28 @@ STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.full), "command", "container"]
+    ("script", "how"),
+    [
+        (TRAINER, "SIGTERM"),
+        (TRAINER, "command"),
+        (TRAINER, "container"),
+        (LOOP, "SIGTERM"),
+        pytest.param(TRAINER, "SIGINT", marks=pytest.mark.full),
+        pytest.param(LOOP, "SIGINT", marks=pytest.mark.full),
+        pytest.param(LOOP, "command", marks=pytest.mark.full),
+        pytest.param(LOOP, "container", marks=pytest.mark.full),
+    ],
 )
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
-    how: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, how: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
     The same command resumes and ends with equal weights. The command of `--on-end` is told both ends.
     """
     run = runs(
-        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
-        cold=how == "SIGTERM" or None,
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
+        cold=(script, how) == (TRAINER, "SIGTERM") or None,
     ).start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
@@ -62,24 +73,30 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     assert status["step"] == stopped_at
     run.cold = None
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 24)
     resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
     assert resumed == [0, stopped_at]
     assert json.loads((tmp_path / "end.json").read_bytes())["state"] == "finished"
 
 
 @pytest.mark.parametrize(
-    "start", [(), pytest.param(("--no-preload",), marks=pytest.mark.full)], ids=["warm", "fresh"]
+    ("script", "start"),
+    [
+        pytest.param(TRAINER, (), id="trainer-warm"),
+        pytest.param(TRAINER, ("--no-preload",), marks=pytest.mark.full, id="trainer-fresh"),
+        pytest.param(LOOP, (), marks=pytest.mark.full, id="loop-warm"),
+        pytest.param(LOOP, ("--no-preload",), marks=pytest.mark.full, id="loop-fresh"),
+    ],
 )
 def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
-    start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    script: str, start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """After SIGKILL of the supervisor no rank is alive within 2 s.
 
     The same command resumes to equal weights.
     """
     run = runs(
-        *start, "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS,
+        *start, "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
         "--step-seconds", "0.05", cold=True,
     ).start()  # fmt: skip
     run.until_step(10, timeout_seconds=150)
@@ -95,19 +112,17 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     assert run.status()["state"] == "unknown"
     run.cold = None
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 24)
 
 
-SLOW = (
-    "--nproc-per-node", "1", str(SCRIPTS / "sft.py"), "--output-dir", "ours", "--max-steps", "4", "--save-steps", "4",
-    "--step-seconds", "10",
-)  # fmt: skip
+SLOW = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4", "--step-seconds", "10")
 """A run whose steps take longer than the test waits for a stop."""
 
 
-def test_second_signal_stops_at_once(runs: Callable[..., Run]) -> None:
+@loop_in_full
+def test_second_signal_stops_at_once(script: str, runs: Callable[..., Run]) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
-    run = runs(*SLOW).start()
+    run = runs("--nproc-per-node", "1", str(SCRIPTS / script), *SLOW).start()
     run.until_step(1)
     assert run.process is not None
     pid = run.pid(0)
@@ -119,9 +134,10 @@ def test_second_signal_stops_at_once(runs: Callable[..., Run]) -> None:
     assert alive([pid]) == []
 
 
-def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Callable[..., Run]) -> None:
+@loop_in_full
+def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Callable[..., Run]) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
-    run = runs("--stop-timeout", "0.5", *SLOW).start()
+    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / script), *SLOW).start()
     run.until_step(1)
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
@@ -159,13 +175,16 @@ def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Callable[..., R
     assert run.wait(20) == 75, run.tail()
 
 
-def test_save_request_makes_one_joint_checkpoint(runs: Callable[..., Run], tmp_path: Path) -> None:
+@loop_in_full
+def test_save_request_makes_one_joint_checkpoint(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues.
 
     With `--wait` it prints the path, and rotation leaves the checkpoint.
     """
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24",
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "24",
         "--save-steps", "4", "--save-total-limit", "1", "--step-seconds", "0.3",
     ).start()  # fmt: skip
     run.until_step(1)
@@ -204,9 +223,10 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
     assert os.listdir(tmp_path / "a" / "attempts") == ["000"]
 
 
-def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_path: Path) -> None:
+@loop_in_full
+def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """A signal to the process group reaches the supervisor alone: one checkpoint, code 75."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
     run.until_step(3)
     assert run.process is not None
     os.killpg(run.process.pid, signal.SIGTERM)
@@ -215,10 +235,13 @@ def test_signal_to_the_whole_group_still_saves(runs: Callable[..., Run], tmp_pat
     assert run.status()["checkpoint"]["step"] >= 3
 
 
-def test_a_closed_terminal_does_not_end_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+@loop_in_full
+def test_a_closed_terminal_does_not_end_the_run(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
-        "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, "--step-seconds", "0.02"
+        "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.02"
     )  # fmt: skip
     reader, writer = os.pipe()
     run.start(output=writer)

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
+from support.trainer_and_loop import TRAINER, loop_in_full
 
 FAILING = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "failing_launch.py"))
-GRPO = (
-    "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "24", "--save-steps", "8",
-    "--step-seconds", "0.05",
-)  # fmt: skip
+
+
+def grpo(script: str) -> tuple[str, ...]:
+    """Return the arguments of a run of a script."""
+    return (
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "24", "--save-steps", "8",
+        "--step-seconds", "0.05",
+    )  # fmt: skip
 
 
 def reported(run: Run) -> dict[str, str]:
@@ -26,12 +31,13 @@ def reported(run: Run) -> dict[str, str]:
     return report
 
 
+@loop_in_full
 def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
-    runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The ranks save at an agreed step: code 75, equal weights in the end."""
     run = runs(
-        "--on-end", "cat > end.json", *GRPO, program=FAILING, environment={"TEST_FAILURE": "poll"}
+        "--on-end", "cat > end.json", *grpo(script), program=FAILING, environment={"TEST_FAILURE": "poll"}
     ).start()
     run.until_step(3)
     (tmp_path / "fail").touch()
@@ -47,13 +53,13 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     assert end["sentence"].startswith("grpo-run itself failed")
     (tmp_path / "fail").unlink()
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 24)
 
 
 @pytest.mark.full
 def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Callable[..., Run]) -> None:
     """No rank is running: code 93, a report, and no traceback on the terminal."""
-    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "start"}).start()
+    run = runs(*grpo(TRAINER), program=FAILING, environment={"TEST_FAILURE": "start"}).start()
     run.until_step(3)
     run.kill(1)
     assert run.wait() == 93, run.tail()
@@ -76,11 +82,12 @@ def test_a_thread_that_fails_costs_its_function_only(runs: Callable[..., Run], t
     assert "in the thread grpo-run-output: MemoryError" in report["sentence"]
 
 
+@loop_in_full
 def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
-    runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The descriptors in reserve are enough for the evidence and the next attempt; equal weights."""
-    run = runs(*GRPO, program=FAILING, environment={"TEST_FAILURE": "descriptors"}).start()
+    run = runs(*grpo(script), program=FAILING, environment={"TEST_FAILURE": "descriptors"}).start()
     run.until_step(3)
     (tmp_path / "fail").touch()
     run.until(lambda events: "no descriptors" in run.output.read_text())
@@ -89,7 +96,7 @@ def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
     run.until_step(12)
     (tmp_path / "recover").touch()
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 24)
     (event,) = run.events("incident")
     assert (event["cause"], event["rank"]) == ("signal", 1)
     printed = [line.partition(" ")[2] for line in run.output.read_text().splitlines() if "WARN" in line]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
+from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 
 STEPS = ("--max-steps", "16", "--save-steps", "4")
 
@@ -20,36 +21,46 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _nodes(runs: Callable[..., Run], *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
+def _nodes(runs: Callable[..., Run], script: str, *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
     endpoint = f"127.0.0.1:{_free_port()}"
     shared = (
         "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint,
-        "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS, *extra,
+        "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, *extra,
     )  # fmt: skip
     first = runs(*shared, name="node0", cold=cold).start()
     second = runs(*shared, name="node1", cold=cold).start()
     return first, second
 
 
-@pytest.mark.parametrize("cold", [None, pytest.param(True, marks=pytest.mark.full)], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    ("script", "cold"),
+    [
+        pytest.param(TRAINER, None, id="trainer-warm"),
+        pytest.param(TRAINER, True, marks=pytest.mark.full, id="trainer-cold"),
+        pytest.param(LOOP, None, marks=pytest.mark.full, id="loop-warm"),
+    ],
+)
 def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
-    cold: bool | None, runs: Callable[..., Run], tmp_path: Path
+    script: str, cold: bool | None, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Both nodes restart from the same checkpoint and end with torchrun's weights."""
-    nodes = _nodes(runs, "--step-seconds", "0.1", cold=cold)
+    nodes = _nodes(runs, script, "--step-seconds", "0.1", cold=cold)
     for node in nodes:
         node.until_step(6)
     victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))
     victim.kill(1)
     for node in nodes:
         assert node.wait(180) == 0, node.tail()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
     assert victim.status()["recoveries"][0]["cause"] == "signal"
 
 
-def test_stop_on_one_node_stops_all_on_one_step(runs: Callable[..., Run], tmp_path: Path) -> None:
+@loop_in_full
+def test_stop_on_one_node_stops_all_on_one_step(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """SIGTERM to one supervisor stops the ranks of both nodes at one step, with code 75."""
-    nodes = _nodes(runs, "--step-seconds", "0.1")
+    nodes = _nodes(runs, script, "--step-seconds", "0.1")
     for node in nodes:
         node.until_step(3)
     assert nodes[1].process is not None

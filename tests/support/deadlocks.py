@@ -16,6 +16,7 @@ from typing import Any
 from faults import fault
 
 from support.runs import SCRIPTS, Run
+from support.trainer_and_loop import TRAINER
 
 PHASES = (
     "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint", "hygiene",
@@ -57,7 +58,9 @@ class Deadlock:
     phase: str
 
 
-def campaign(runs: Callable[..., Run], faults: Sequence[Deadlock], *, ranks: int, name: str) -> list[Row]:
+def campaign(
+    runs: Callable[..., Run], faults: Sequence[Deadlock], *, ranks: int, name: str, script: str = TRAINER
+) -> list[Row]:
     """Run one script with these faults a few steps apart, and return a row for each."""
     steps = [FIRST_STEP + STEPS_APART * index for index in range(len(faults))]
     words = [
@@ -66,7 +69,7 @@ def campaign(runs: Callable[..., Run], faults: Sequence[Deadlock], *, ranks: int
         for word in fault(one.kind, rank=one.rank, step=step, phase=one.phase)
     ]
     run = runs(
-        *words, "--hygiene-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / "grpo.py"),
+        *words, "--hygiene-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / script),
         "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
         "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
     ).start()  # fmt: skip

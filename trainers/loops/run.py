@@ -12,6 +12,7 @@ import os
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from grpo_run.trainers.loops.optimizers import OptimizerSteps
 from grpo_run.trainers.loops.rank_state import LoadedRankState, Randomness
 from grpo_run.trainers.loops.state import LoopState
 from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.resuming.request import ResumeChoice
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase, RankState
@@ -76,9 +78,11 @@ class SupervisedLoop:
         self._loaded: LoadedRankState | None = None
         self._leaves_early = False
         self._left = False
-        """The script has left the loop by `break`, and may go on with it."""
+        """The script has left the loop, and may go on with it."""
+        self._left_on_purpose = False
         self._voting = False
         """A vote was started that is not known to be collected."""
+        self._phase = Phase.data
         self._hooks = ExitStack()
         self._guard.running = LOOP
         try:
@@ -182,7 +186,7 @@ class SupervisedLoop:
 
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
-        self._session.slot.replace(Phase.forward_backward)
+        self._enter(Phase.forward_backward)
         if self._session.injector is not None:
             self._session.injector.on_body(self.step + 1)
 
@@ -232,7 +236,7 @@ class SupervisedLoop:
         leave(self._session)
 
     def abandon(self) -> None:
-        """Leave the loop without an end, as `break` does. Not collective."""
+        """Leave the loop without an end. Not collective."""
         self._hooks.close()
         self._guard.running = None
 
@@ -240,22 +244,29 @@ class SupervisedLoop:
         """Abandon the loop, and publish that no call is running."""
         if self._left:  # already published; another call may be running
             self._hooks.close()
-        elif not self.ended:
+        elif not self.ended and not self._session.script_ended:
             self.abandon()
             leave(self._session)
 
-    def pause(self) -> None:
-        """The script has left the loop by `break`: another call may begin, or this loop may go on. Not collective."""
+    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+        """The script has left the loop: another call may begin, or this loop may go on. Not collective.
+
+        Args:
+            frame: in which the iterator was destroyed.
+            on_purpose: by `break` or `return`, not by an exception.
+        """
         session, guard = self._session, self._guard
-        if self.ended or self._left or not session.is_rank:
+        if self.ended or self._left or session.script_ended or not session.is_rank:
             return
-        self._left = True
+        self._left, self._left_on_purpose = True, on_purpose
+        session.left = LeftPlace(frame, self._phase)
         guard.running, guard.left = None, self._hooks
         leave(session)
-        self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
+        if on_purpose:
+            self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
 
     def go_on(self) -> None:
-        """Go on with the loop if the script has left it by `break`.
+        """Go on with the loop if the script has left it.
 
         Raises:
             ConfigError: another call has begun since.
@@ -264,7 +275,7 @@ class SupervisedLoop:
             return
         if self._guard.left is not self._hooks:
             raise ConfigError(
-                "a loop that was left by `break` goes on after another call has begun: call its `end()` before"
+                "a loop that was left before its end goes on after another call has begun: call its `end()` before"
             )
         self._left = False
         self._guard.running, self._guard.left = LOOP, None
@@ -272,7 +283,8 @@ class SupervisedLoop:
         slot.state = RankState.training
         slot.replace(Phase.data)
         slot.publish()
-        self._record_left(None)
+        if self._left_on_purpose:
+            self._record_left(None)
 
     def _record_left(self, ends_after: int | None) -> None:
         session = self._session
@@ -294,11 +306,15 @@ class SupervisedLoop:
         if self._voting:
             self._voting = False
             self._step_vote.collect()
-        self._session.slot.replace(Phase.optimizer)
+        self._enter(Phase.optimizer)
 
     def _after_optimizer(self) -> None:
         if not self._left:
-            self._session.slot.replace(Phase.forward_backward)
+            self._enter(Phase.forward_backward)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._session.slot.replace(phase)
 
     def _write_rank_state(self, folder: Path) -> None:
         orders = {key: order.order for key, order in self._orders.items()}
@@ -363,10 +379,13 @@ class PlainLoop:
         """End the loop."""
         self.ended = True
 
+    def abandon(self) -> None:
+        """Do nothing."""
+
     def leave(self) -> None:
         """Do nothing."""
 
-    def pause(self) -> None:
+    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
         """Do nothing."""
 
     def go_on(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Generic, TypeVar
 
 from typing_extensions import Self
@@ -66,10 +66,10 @@ class Steps(Iterator[Item_co], Generic[Item_co]):
             self._run.commit()
         self._run.end()
 
-    def _pause(self) -> None:
-        """The script has left a `for` over the steps by `break` or `return`. Not collective."""
+    def _pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+        """The script has left a `for` over the steps. Not collective."""
         if self._in_step:
-            self._run.pause()
+            self._run.pause(frame, on_purpose=on_purpose)
 
     def __del__(self) -> None:
         # after an exception, too: what the script does next is not a step
@@ -87,8 +87,8 @@ class _Iteration(Iterator[Item_co]):
         return next(self._steps)
 
     def __del__(self) -> None:
-        if discarded_on_purpose(sys._getframe(1)):
-            self._steps._pause()
+        frame = sys._getframe(1)
+        self._steps._pause(frame, on_purpose=discarded_on_purpose(frame))
 
 
 class Run:
@@ -141,6 +141,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the loop, unless an exception does."""
+        """End the loop. An exception leaves it where it is: the script may go on with another one."""
         if kind is None:
             self.end()
+        else:
+            self._run.abandon()

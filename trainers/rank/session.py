@@ -27,9 +27,11 @@ from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
 from grpo_run.trainers.rank.injector import Injector
 from grpo_run.trainers.rank.transports.connection import connect_transport
+from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
+from grpo_run.watchdog.observation import RankState
 
 CONNECT_SECONDS = 300.0
 """Time limit for all ranks to connect to the vote group."""
@@ -62,6 +64,10 @@ class Session:
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
+        self.left: LeftPlace | None = None
+        """Where the script has last left a loop before its end."""
+        self.script_ended = False
+        """Whether the script has run its last line or has raised; its objects may be destroyed later."""
         self._process_groups: list[Any] = []
         self.rejected_checkpoints = 0
         """How many checkpoints this rank has rejected, and said so."""
@@ -140,6 +146,14 @@ class Session:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes what all ranks have agreed on."""
         return self.rank == 0
+
+    def script_raised(self, error: BaseException) -> None:
+        """Note that an exception ends the script. A loop that it has left on its way is in progress again."""
+        self.script_ended = True
+        if self.is_rank and self.left is not None and self.left.is_in(error.__traceback__):
+            self.slot.state = RankState.training
+            self.slot.replace(self.left.phase)
+            self.slot.publish()
 
     def notify(self, text: str) -> None:
         """Print a one-line message for the user, on rank 0 only."""

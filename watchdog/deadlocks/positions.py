@@ -51,10 +51,10 @@ def without_other_threads(position: Position) -> Position:
 
     If even this proves no deadlock, the rank's threads need not be asked for.
     """
-    threads = {
-        record.thread for record in position.records or () if record.progress is CollectiveProgress.waiting
-    }
-    if position.in_backward:
+    records = position.records or ()
+    threads = {record.thread for record in records if record.progress is CollectiveProgress.waiting}
+    # in a forward and backward pass a script may also wait in a collective of its own
+    if position.in_backward and any(record.in_backward and not record.completed for record in records):
         threads.add(MAIN_THREAD_IN_BACKWARD)
     return replace(position, waiting_threads=frozenset(threads))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers import bootstrap
 from grpo_run.trainers.hooks import attach
 from grpo_run.trainers.rank.output import RankOutput
+from grpo_run.trainers.rank.session import Session
 from grpo_run.watchdog.observation import RankState, Slot
 
 Run = Callable[..., int]
@@ -34,6 +36,7 @@ def run(
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     session.start = lambda: None
+    session.script_raised = functools.partial(Session.script_raised, session)
     monkeypatch.setattr(attach, "install_guard", lambda session: None)
 
     def execute(source: str, *arguments: str, module: bool = False) -> int:

@@ -207,7 +207,9 @@ class World:
                 waiting=dict.fromkeys(waiting, self.switches[rank]),
                 passive={},
                 active=tuple(self.active.get(rank, ())),
-                in_backward=7 if slot is not None and slot.phase is Phase.forward_backward else None,
+                in_backward=7
+                if slot is not None and slot.phase is Phase.forward_backward and not waiting
+                else None,
                 issued={},
                 uses_futures=False,
             )
@@ -555,6 +557,18 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
     for rank, operation in ((0, "all_reduce"), (1, "all_gather")):
         world.begin_backward(rank)
         world.issue(rank, operation, noted=False)
+    found = world.advance(1.0)
+    assert found is not None
+    assert found.deadlock is not None
+
+
+def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found(world: World) -> None:
+    """The body of a hand-written loop is such a phase; the main threads wait in Python, and in no backward pass."""
+    for rank, group in ((0, "0"), (1, "1")):
+        world.writers[rank].replace(Phase.forward_backward)
+        for other in ("0", "1"):
+            world.issue(rank, "all_reduce", progress=CollectiveProgress.completed, group=other)
+        world.issue(rank, "all_reduce", group=group)
     found = world.advance(1.0)
     assert found is not None
     assert found.deadlock is not None

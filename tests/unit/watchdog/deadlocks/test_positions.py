@@ -158,12 +158,14 @@ def test_a_rank_that_has_exited_waits_for_nothing() -> None:
 
 
 def test_the_threads_that_are_assumed_to_wait_are_those_of_the_records() -> None:
-    """And the main thread in a backward pass."""
+    """And the main thread in a backward pass, if that has issued collectives."""
     records = (collective(1), collective(2, ENQUEUED, thread="5"), collective(3, WAITING, thread="2"))
-    position = Position(rank=0, records=records)
+    position = Position(rank=0, records=records, in_backward=True)
     assert without_other_threads(position).waiting_threads == {"2"}
-    inside = without_other_threads(replace(position, in_backward=True))
-    assert inside.waiting_threads == {"2", MAIN_THREAD_IN_BACKWARD}
+    issued = replace(collective(4, ENQUEUED), in_backward=True)
+    inside = replace(position, records=(*records, issued))
+    assert without_other_threads(inside).waiting_threads == {"2", MAIN_THREAD_IN_BACKWARD}
+    assert without_other_threads(replace(inside, in_backward=False)).waiting_threads == {"2"}
     assert without_other_threads(Position(rank=0, records=None)).waiting_threads == frozenset()
 
 
