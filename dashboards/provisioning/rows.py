@@ -259,4 +259,18 @@ def _training() -> list[BuiltPanel]:
             right_axis={"rewards/s": "short"},
             description="Completion tokens and scored completions per second over all ranks; rewards on the right axis.",
         ),
+        time_series(
+            "Excluded samples", width=12, height=8, unit="short",
+            queries={"{{reason}}": f"max by (reason) (increase(grpo_samples_excluded_total{{{RUN}}}[$__rate_interval])) > 0"},
+            description="Samples left out of baseline and loss, by reason; empty if there are none.",
+        ),
+        time_series(
+            "Steps without samples", width=12, height=8, unit="short",
+            queries={
+                "steps without samples": f"max(grpo_steps_without_samples_total{{{RUN}}})",
+                "groups without samples": f"max(grpo_groups_excluded_total{{{RUN}}})",
+                "rewards computed again": f"max(grpo_rewards_repeated_total{{{RUN}}})",
+            },
+            description="Steps and groups of which no sample is left, and rollouts whose rewards were computed once more.",
+        ),
     ]  # fmt: skip

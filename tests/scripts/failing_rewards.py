@@ -27,6 +27,14 @@ def overlap(prompts: list[str], completions: list[str], **_: Any) -> list[float]
     ]
 
 
+def raising(completions: list[str], **_: Any) -> list[float]:
+    """Nothing, but an exception for one completion of seven."""
+    for completion in completions:
+        if zlib.crc32(completion.encode()) % 7 == 2:
+            raise ValueError(f"cannot score {completion!r}")
+    return [0.0] * len(completions)
+
+
 def variety(completions: list[str], **_: Any) -> list[float]:
     """Different letters."""
     return [0.1 * len(set(completion)) for completion in completions]
@@ -49,6 +57,7 @@ class RecordSteps(TrainerCallback):
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
+    parser.add_argument("--raise", action="store_true", dest="raises", help="add a function that raises")
     parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
     arguments = parser.parse_args()
     configuration, trainer_class = TRAINERS[arguments.algorithm]
@@ -56,7 +65,7 @@ def main() -> None:
     recorder = RecordSteps()
     trainer = trainer_class(
         model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=[overlap, variety],
+        reward_funcs=[overlap, variety, *([raising] if arguments.raises else [])],
         args=configuration(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
         processing_class=tokenizer,

@@ -115,6 +115,8 @@ class SampleExclusion:
             else:
                 after_first.restore()
         self._selection = scored.selection
+        if self._is_training:
+            self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
         if not scored.selection.samples and not scored.selection.not_applicable:
             self._rollouts_without_reward = None
             return scored.table
@@ -160,7 +162,7 @@ class SampleExclusion:
             for number in selection.samples
             if first <= number < end
         }
-        nothing_left = self._is_training and len(selection.groups) == selection.group_count
+        nothing_left = self._is_training and selection.is_empty
         self._reporter.excluded(
             selection,
             reasons,

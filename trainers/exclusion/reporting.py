@@ -15,6 +15,8 @@ from grpo_run.trainers.rank.session import Session
 
 MOST_NUMBERS = 64
 """Numbers of samples or groups in one event."""
+EMPTY_ROLLOUTS = 8
+"""So many rollouts in a row without any sample are a warning: the run computes and learns nothing."""
 SENTENCES = {
     Reason.nan: "returned NaN for it",
     Reason.infinite: "returned a reward that is not finite in 32 bits",
@@ -36,6 +38,7 @@ class Reporter:
         self._functions = functions
         self._said = False
         self._said_not_applicable = False
+        self._empty_rollouts = 0
 
     def excluded(
         self,
@@ -79,6 +82,20 @@ class Reporter:
                 evaluating=evaluating,
             )
         self._say_first(selection, reasons, step)
+
+    def rollout(self, *, is_empty: bool, step: int) -> None:
+        """Warn if no sample is left of many training rollouts in a row; once until a sample is left again.
+
+        Args:
+            is_empty: no sample of this rollout is left.
+            step: the optimizer step that is being computed.
+        """
+        self._empty_rollouts = self._empty_rollouts + 1 if is_empty else 0
+        if self._empty_rollouts == EMPTY_ROLLOUTS:
+            self._session.warn(
+                f"no sample is left of the last {EMPTY_ROLLOUTS} rollouts, up to step {step}: nothing is learned, and the"
+                " optimizer's momentum still moves the weights"
+            )
 
     def not_applicable(self, columns: Sequence[int]) -> None:
         """Say once that NaN was read as None."""

@@ -60,6 +60,11 @@ class Selection:
     failed_share: float = 0.0
     all_failed: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample of the rollout is left."""
+        return 0 < self.group_count == len(self.groups)
+
 
 def select(
     rewards: Sequence[Sequence[float]], generations: int, models: Collection[int], cut: Collection[int]

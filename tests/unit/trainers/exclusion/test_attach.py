@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.launch.config import Exclusion
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.attach import ROLLOUTS_WITHOUT_REWARD, SampleExclusion
 from grpo_run.trainers.exclusion.outputs import failed
+from grpo_run.trainers.exclusion.reporting import EMPTY_ROLLOUTS
 
 NAN = math.nan
 REWARDS = [1.0, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
@@ -176,3 +179,15 @@ def test_an_evaluation_with_one_completion_loses_only_what_failed(
         either.model.train()
     (record,) = events("sample_excluded")
     assert (record["samples"], record["evaluating"]) == ([0], True)
+
+
+def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) -> None:
+    """One for each series of them."""
+    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    empty: list[Any] = [[NAN] * 8]
+    answers = [*empty * (EMPTY_ROLLOUTS + 2), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
+    exclusion = attached(either, session, lambda **_: answers.pop(0))
+    with exclusion.scoring(), exclusion.rewarding():
+        while answers:
+            either._generate_and_score_completions(INPUTS)
+    assert ["nothing is learned" in text for text in session.notified].count(True) == 1
