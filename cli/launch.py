@@ -28,6 +28,7 @@ from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.catalog.registry import register, registry_folder
+from grpo_run.runtime.continuity.fresh_seeds import orders_of
 from grpo_run.runtime.errors import (
     EXIT_FINISHED,
     EXIT_GAVE_UP,
@@ -364,6 +365,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
+        fresh_seeds=orders_of(supervisor.history.recoveries),
         injections_fired=tuple(supervisor.history.injections_fired),
         moved_rewards=tuple(supervisor.history.rewards.moved),
     )

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     _help_parser().parse_args([word for word in arguments if word in ("-h", "--help")][:1] or ["recipe"])
     words = OptionWords(build_parser(), extra=("--set",))
     command = split(arguments, words)
-    load_recipe(command.recipe, list(command.overrides))
-    return launch.main(launch_arguments(command))
+    recipe = load_recipe(command.recipe, list(command.overrides))
+    return launch.main(launch_arguments(command, guards=recipe.guards))
 
 
 def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
@@ -66,10 +66,15 @@ def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
     return TrainCommand(recipe=recipes[0], overrides=tuple(overrides), options=tuple(options))
 
 
-def launch_arguments(command: TrainCommand) -> list[str]:
-    """Return the arguments for `launch`; without `--nproc-per-node`, one rank per GPU, or one."""
+def launch_arguments(command: TrainCommand, *, guards: Sequence[str] = ()) -> list[str]:
+    """Return the arguments for `launch`; without `--nproc-per-node`, one rank per GPU, or one.
+
+    Args:
+        command: of the user.
+        guards: of the recipe, which the options override.
+    """
     recipe = [command.recipe, *(f"--set={setting}" for setting in command.overrides)]
-    options = list(command.options)
+    options = [*(f"--guard={guard}" for guard in guards), *command.options]
     given = {option.partition("=")[0].replace("_", "-") for option in options}
     if "--run-id" not in given:
         options += ["--run-id", default_run_id(Path(command.recipe).stem, recipe)]

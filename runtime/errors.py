@@ -14,11 +14,14 @@
     └── ProcessError                  a process could not be started, or survived SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
+    GuardTripped(SystemExit)          exits it because a learning guard ended the attempt
 
 Errors of torch and of the user's script are not wrapped.
 """
 
 from __future__ import annotations
+
+from grpo_run.watchdog.learning.alarm import Trip
 
 EXIT_FINISHED = 0
 EXIT_USAGE = 2
@@ -94,3 +97,20 @@ class Stopped(SystemExit):
     def __init__(self, step: int) -> None:
         super().__init__(EXIT_STOPPED)
         self.step = step
+
+
+class GuardTripped(SystemExit):
+    """Exits the user's script because all ranks have agreed that a learning guard ends the attempt.
+
+    No `except Exception` of the script may catch it: it would save or evaluate the weights.
+
+    Args:
+        trip: which guard, and why; None on a rank that only took part in the vote.
+    """
+
+    def __init__(self, trip: Trip | None) -> None:
+        super().__init__(EXIT_GAVE_UP)
+        self.trip = trip
+
+    def __str__(self) -> str:
+        return "a learning guard has tripped on another rank" if self.trip is None else self.trip.sentence

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from grpo_run.watchdog.learning.alarm import Trip
+
 
 class Phase(IntEnum):
     """What a rank is doing. Phases nest: a reward runs inside `score`, which runs inside `data`."""
@@ -168,7 +170,7 @@ class RankError:
     in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
     None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
     those of the exceptions that it was raised from. `own_steps` counts the optimizer steps that the script had taken with
-    no Trainer and no loop.
+    no Trainer and no loop. `trip` says which learning guard has ended the script.
     """
 
     type: str
@@ -180,6 +182,7 @@ class RankError:
     callback: str = ""
     bases: tuple[str, ...] = ()
     own_steps: int = 0
+    trip: Trip | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.learning.alarm import Trip
 from grpo_run.watchdog.origins import Origin
 
 SCHEMA = 2
@@ -44,7 +45,7 @@ class Verdict:
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
     exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
-    used a Trainer or the loop.
+    used a Trainer or the loop. `trip` is set if a learning guard ended the attempt.
     """
 
     cause: Cause
@@ -67,6 +68,7 @@ class Verdict:
     origin: Origin = Origin.code
     final: str = ""
     counted: bool = True
+    trip: Trip | None = None
 
     @property
     def culprit(self) -> int | None:
@@ -91,4 +93,5 @@ class Verdict:
             "advice": list(self.advice),
             "uninterruptible": self.uninterruptible,
             "traceback": self.traceback,
+            "guard": self.trip.as_json() if self.trip is not None else None,
         }

@@ -12,6 +12,8 @@ from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text
 from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
+from grpo_run.watchdog.learning.rules import Guard, Response
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 MONITOR_INTERVAL_SECONDS = 0.2
@@ -172,6 +174,16 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         metavar="SHARE",
         help="compute the rewards of a rollout once more if more than this share of its samples has no valid reward; 1 for"
         " never (default: %(default)g)",
+    )
+
+    group.add_argument(
+        "--guard",
+        action="append",
+        default=[],
+        metavar=GUARD_GRAMMAR,
+        help=f"what follows when learning fails: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
+        " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
+        " nonfinite=roll-back, the others warn)",
     )
 
 

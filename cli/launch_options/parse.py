@@ -26,6 +26,7 @@ from grpo_run.runtime.launch.injection import parse_all
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
 from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.learning.options import parse_guards
 from grpo_run.trainers.upstream.versions import check_versions
 
 REFUSED = ("no_python", "run_path")
@@ -69,6 +70,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
     generation = caps.parse(options.generation)
+    guards = parse_guards(options.guard)
     injections = parse_all(options.inject)
     nodes = node_range(options)
     ranks = parallelism(options, nodes[0])
@@ -105,6 +107,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         reward_workers=options.reward_workers,
         reward_timeout_seconds=options.reward_timeout,
         exclusion=values.exclusion(options),
+        guards=guards,
         resume_from=options.resume_from,
         fresh=options.fresh,
         require_resume=options.require_resume,

@@ -17,6 +17,7 @@ from grpo_run.dashboards.metrics.labels import (
     CAUSE,
     CULPRIT,
     EXCLUSION,
+    GUARD,
     LAST_ACTION,
     LAST_CAUSE,
     PHASE,
@@ -34,6 +35,7 @@ from grpo_run.dashboards.metrics.readings import (
     checkpoint_verified,
     exporter_value,
     goodput,
+    guard_trips,
     incidents,
     last_incident,
     last_known,
@@ -190,6 +192,10 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_rewards_repeated_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.exclusions.repeated_rewards)),
         help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
+    ),
+    Metric(
+        name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
+        help="How often each learning guard has tripped, whatever followed.",
     ),
     Metric(
         name="grpo_warnings_total", kind="counter", unit="count",

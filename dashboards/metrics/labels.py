@@ -8,10 +8,11 @@ with the sources. Used by `catalogue.py` and `readings.py`.
 from __future__ import annotations
 
 from grpo_run.dashboards.metrics.metric import Label
+from grpo_run.runtime.continuity.decision import RESTARTS, Action
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.supervision.lifecycle import RunState
-from grpo_run.runtime.supervision.policy import RESTARTS, Action
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.learning.rules import Guard
 from grpo_run.watchdog.observation import Phase, RankState
 
 UNKNOWN = "unknown"
@@ -34,17 +35,20 @@ INCIDENT_CAUSES = (
     Cause.checkpoint_stall,
     Cause.interpreter_stuck,
     Cause.no_progress,
+    Cause.nonfinite,
+    Cause.learning_collapse,
     Cause.unknown,
 )
 """The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
 
-DECIDED_ACTIONS = (Action.restart, Action.stop)
+DECIDED_ACTIONS = (Action.restart, Action.restart_from_earlier_checkpoint, Action.stop)
 """The actions the supervisor can decide on. A member of `Action` that nothing decides yet is not exported."""
 
 CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
 RESTART_ACTIONS = tuple(action.value for action in DECIDED_ACTIONS if action in RESTARTS)
 ACTIONS = (*(action.value for action in DECIDED_ACTIONS), UNDECIDED)
 
+GUARD = Label(name="guard", values=tuple(guard.value for guard in Guard))
 RANK = Label(name="rank", values=None)
 RUN_STATE = Label(name="state", values=RUN_STATES)
 RANK_STATE = Label(name="state", values=RANK_STATES)

@@ -25,6 +25,7 @@ from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.status import WAITING_STATES
 from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.watchdog.learning.rules import Guard
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -135,6 +136,12 @@ def restarts(observation: Observation) -> Iterator[Sample]:
     for cause in CAUSES:
         for action in RESTART_ACTIONS:
             yield (cause, action), float(counts[cause, action])
+
+
+def guard_trips(observation: Observation) -> Iterator[Sample]:
+    """How often each learning guard has tripped."""
+    for guard in Guard:
+        yield (guard.value,), float(observation.status.history.guard_trips.get(guard.value, 0))
 
 
 def last_incident(observation: Observation) -> Iterator[Sample]:

@@ -21,6 +21,7 @@ MAX_FILE_CHARACTERS = 40
 """A longer path would be broken inside its line number at 80 columns."""
 ACTIONS = {
     "restart": "restart all ranks",
+    "restart_from_earlier_checkpoint": "roll back",
     "stop": "stop the run",
 }
 

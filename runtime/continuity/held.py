@@ -75,6 +75,10 @@ class HeldCheckpoints:
             self._starting = False
             self._remove()
 
+    def forget(self) -> None:
+        """Remove the links: checkpoints were set aside on purpose, and must not be put back."""
+        remove(self._folder, self._held or output_directories(self._calls))
+
     def end(self, *, finished: bool) -> None:
         """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
         if finished:

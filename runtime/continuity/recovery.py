@@ -5,6 +5,7 @@ Replayed as part of `runtime.record.history`; read by the recovery policy, statu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,14 @@ class Recovery:
     """It is tried again for minutes, and does not count against the restart budget."""
     also_failed: tuple[int, ...] = ()
     """Further ranks that failed by themselves."""
+    guard: str | None = None
+    """The learning guard that ended the attempt."""
+    before_step: int | None = None
+    """The step from which on checkpoints of the call are set aside; None unless the run goes back."""
+    fresh_from: int | None = None
+    """The first step that uses fresh sampling seeds; None for an exact repetition."""
+    rolled_back: bool = False
+    """The checkpoints from `before_step` on have been set aside."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object shown by `grpo-run status --json`."""
@@ -63,6 +72,12 @@ class Recovery:
             "incident",
         ]
         return {key: getattr(self, key) for key in keys}
+
+
+def pending_rollback(recoveries: Sequence[Recovery]) -> Recovery | None:
+    """Return the last fault if checkpoints have to be set aside before the next attempt."""
+    last = recoveries[-1] if recoveries else None
+    return None if last is None or last.before_step is None or last.rolled_back else last
 
 
 @dataclass(kw_only=True)

@@ -190,6 +190,10 @@ class TrainCalls:
                 known, saved=step, checkpoint=path or (known.checkpoint if step == known.saved else None)
             )
 
+    def apply_rolled_back(self, ordinal: int, step: int) -> None:
+        """Checkpoints were set aside on purpose; the newest that is left is of `step`, 0 if there is none."""
+        self._change(ordinal, saved=step, checkpoint=None)
+
     def _change(self, ordinal: int, **fields: Any) -> None:
         if ordinal in self._calls:
             self._calls[ordinal] = replace(self._calls[ordinal], **fields)

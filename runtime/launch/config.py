@@ -15,6 +15,7 @@ import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injection import Injection
+from grpo_run.watchdog.learning.rules import Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 InjectionText = Annotated[
@@ -153,6 +154,8 @@ class RunConfig:
     """Longest time of one call of a reward function in a worker; None to learn it."""
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Which samples leave baseline and loss."""
+    guards: Rules = field(default_factory=Rules)
+    """What the learning guards do."""
     resume_from: str | None = None
     """Run id, run directory or checkpoint directory to start from."""
     fresh: bool = False

@@ -11,6 +11,7 @@ import os
 
 import pydantic
 
+from grpo_run.runtime.continuity.fresh_seeds import FreshSeeds
 from grpo_run.runtime.continuity.rewards import MovedReward
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
@@ -53,6 +54,8 @@ class RankSettings(pydantic.BaseModel):
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
+    fresh_seeds: tuple[FreshSeeds, ...] = ()
+    """Orders to sample anew from a step on, oldest first."""
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 

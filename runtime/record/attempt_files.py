@@ -13,6 +13,7 @@ from pathlib import Path
 
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, SHARED_MEMORY_ROOT
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.watchdog.learning.alarm import Trip
 from grpo_run.watchdog.observation import Phase, RankError
 
 MAX_SOCKET_PATH_BYTES = 100
@@ -102,6 +103,7 @@ class AttemptFiles:
                 callback=str(value.get("callback", "")),
                 bases=tuple(map(str, value.get("bases", ()))),
                 own_steps=int(value.get("own_steps", 0)),
+                trip=Trip.from_json(value["trip"]) if value.get("trip") else None,
             )
         except (OSError, ValueError, TypeError, LookupError):
             return None  # the verdict then relies on the exit code

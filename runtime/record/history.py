@@ -8,6 +8,7 @@ does no I/O.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,8 @@ class History:
     """The run's reward functions."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
+    guard_trips: Counter[str] = field(default_factory=Counter)
+    """How often each learning guard has tripped, by name."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     _idle_seconds: float = 0.0
@@ -272,6 +275,7 @@ class History:
                 sentence=record.get("sentence") or "",
                 lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
                 also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
+                guard=str(record["guard"]["guard"]) if record.get("guard") else None,
             )
         )
         self.rewards.apply_incident(record)
@@ -291,11 +295,19 @@ class History:
 
     def _on_action(self, record: dict[str, Any], time: float) -> None:
         if self.recoveries and not self.recoveries[-1].action:
-            self.recoveries[-1].action = record["action"]
-            self.recoveries[-1].reason = record.get("reason") or ""
+            last = self.recoveries[-1]
+            last.action, last.reason = record["action"], record.get("reason") or ""
+            last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
             if record.get("patient"):
-                self.recoveries[-1].patient = True
+                last.patient = True
                 self.failures_without_progress -= 1
+
+    def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
+        self.guard_trips[str(record["guard"])] += 1
+
+    def _on_rolled_back(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_rolled_back(int(record["train_call"]), int(record["step"]))
+        self.recoveries[-1].rolled_back = True
 
     def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
         self.injections_fired.append(str(record.get("injection")))

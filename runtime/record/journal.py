@@ -49,6 +49,8 @@ EVENTS = frozenset(
         "rewards_repeated",
         "prompt_quarantined",
         "guard_tripped",
+        "reseeded",
+        "rolled_back",
         "run_ended",
         "resume_chosen",
         "resume_missed",

@@ -41,6 +41,8 @@ s (nfs(5), timeo=600)."""
 HOLD_SECONDS = 300.0
 """How long nothing is drained after ranks were started. Large models load in less; a script that prepares its data
 for hours must not keep checkpoints in memory for as long."""
+LOCK_SECONDS = 5.0
+"""How long the lock of a slot may be held by a process that is ending, while no rank runs."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 
@@ -182,6 +184,23 @@ class DrainScheduler:
                 if restore:
                     self._restore_in_memory(*due)
                 return
+
+    def discard(self, call: int, from_step: int) -> list[int]:
+        """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be running.
+
+        Args:
+            call: the ordinal of the `train()` call.
+            from_step: the first step that is discarded.
+        """
+        self._wait()
+        discarded = []
+        for staged, slot in self.staging.snapshots():
+            if staged.train_call.ordinal == call and staged.step >= from_step:
+                with slot.locked(LOCK_SECONDS):
+                    slot.begin_snapshot()
+                discarded.append(staged.step)
+        self._expected = self._resumed = None
+        return discarded
 
     def record_published(self, call: int, step: int, *, taken_at: float | None = None) -> None:
         """Record a checkpoint that a rank wrote to disk: recovery snapshots up to it need not be drained.

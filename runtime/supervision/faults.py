@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
@@ -23,7 +24,8 @@ from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
-from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
+from grpo_run.runtime.supervision.policy import decide
+from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
 from grpo_run.runtime.supervision.unguarded.means import stop_code
 from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_done
@@ -108,7 +110,13 @@ class FaultHandler:
                 action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
             )
         else:
-            decision = decide(self._history, verdict, self._config.budget, stopping=stopping)
+            decision = decide(
+                self._history,
+                verdict,
+                self._config.budget,
+                stopping=stopping,
+                can_go_back=self._can_go_back(verdict),
+            )
         restart = decision.action in RESTARTS
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
@@ -118,6 +126,8 @@ class FaultHandler:
             reason=decision.reason,
             patient=decision.patient,
             delay_seconds=decision.delay_seconds,
+            before_step=decision.before_step,
+            fresh_from=decision.fresh_from,
         )
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         tell_ranks(context, verdict)
@@ -129,6 +139,11 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def _can_go_back(self, verdict: Verdict) -> bool:
+        trip = verdict.trip
+        call = self._history.recoveries[-1].train_call
+        return trip is None or can_go_back(self._history, self._config, call, trip.onset)
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""
@@ -188,7 +203,10 @@ class FaultHandler:
             incident=str(outcome.folder),
             failed_at=failed_at,
             detection_seconds=max(0.0, time.time() - failed_at),
+            guard=verdict.trip.as_json() if verdict.trip is not None else None,
         )
+        if verdict.trip is not None:
+            self._reporter.write("guard_tripped", **verdict.trip.as_json())
         return outcome
 
 

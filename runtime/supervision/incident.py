@@ -33,6 +33,7 @@ from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
+from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.verdict import Verdict
@@ -186,6 +187,9 @@ def _judge(
         return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)
     if not exits.failed:
         return hangs.diagnose_slow_stop(context.stop_seconds, slots, gathered.stacks)
+    tripped = diagnose_guard(exits.failed, slots)
+    if tripped is not None:
+        return tripped
     if hangs.caused_by_collectives(exits.seen):
         deadlock = prove(positions or {}, world_size=context.attempt.world_size)
         # an exited rank does not prove why it exited; two operations that cannot match do

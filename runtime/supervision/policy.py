@@ -7,20 +7,20 @@ certain to repeat (the same error at the same line and step) causes only one res
 A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
 progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
 without counting against the budget; other errors twice. An error that no restart can help ends the run at
-once. Called by `faults.py`. Does not act.
+once. What follows a learning guard is decided in `rollback/policy.py`. Called by `faults.py`. Does not act.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from itertools import takewhile
 
+from grpo_run.runtime.continuity.decision import Action, Decision
 from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.supervision.rollback.policy import decide_trip
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
@@ -33,41 +33,9 @@ MIN_PATIENT_TRIES = 4
 """Tries of a start that itself takes minutes to fail."""
 
 
-class Action(str, Enum):
-    """What follows an incident. The values appear in the journal and as metric labels."""
-
-    restart = "restart"
-    restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
-    restart_with_plan_change = "restart_with_plan_change"
-    quarantine_batch = "quarantine_batch"
-    checkpoint_and_stop = "checkpoint_and_stop"
-    stop = "stop"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-RESTARTS = frozenset(
-    {Action.restart, Action.restart_from_earlier_checkpoint, Action.restart_with_plan_change}
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """An action, and the reason shown to the user.
-
-    Attributes:
-        delay_seconds: wait before the restart.
-        patient: the failure does not count against the restart budget.
-    """
-
-    action: Action
-    reason: str
-    delay_seconds: float = 0.0
-    patient: bool = False
-
-
-def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool) -> Decision:
+def decide(
+    history: History, verdict: Verdict, budget: Budget, *, stopping: bool, can_go_back: bool = True
+) -> Decision:
     """Return what follows the latest incident.
 
     Args:
@@ -75,9 +43,12 @@ def decide(history: History, verdict: Verdict, budget: Budget, *, stopping: bool
         verdict: of this incident.
         budget: limit on consecutive failures.
         stopping: a stop was requested, so nothing is restarted.
+        can_go_back: for a learning guard, see `decide_trip`.
     """
     if stopping:
         return _stop("a stop was requested")
+    if verdict.trip is not None:
+        return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
     trained = history.best_position > (0, 0)

@@ -42,6 +42,7 @@ from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.supervision.rollback.setting_aside import set_aside
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.means import StopMeans, stop_code
 from grpo_run.runtime.supervision.unguarded.watch import UnguardedWatch
@@ -160,6 +161,8 @@ class Supervisor:
         # a stop request ends the wait by an exception
         time.sleep(max(0.0, self._restart_at - time.monotonic()))
         server_start.await_server(lambda text: self._reporter.warn(None, text))
+        if set_aside(self.history, self.config, self._drains, self._reporter):
+            self.held.forget()
         if self._drains is not None:
             self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
             self._live.read_ranks()

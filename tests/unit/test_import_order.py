@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("rank",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("learning",), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -99,6 +99,11 @@ PURE = (
     "runtime.record.waiting",
     "runtime.supervision.lifecycle",
     "runtime.supervision.policy",
+    "runtime.supervision.rollback.policy",
+    "runtime.supervision.rollback",
+    "runtime.continuity.decision",
+    "runtime.continuity.fresh_seeds",
+    "watchdog.diagnosis.guards",
     "runtime.continuity.own_training",
     "runtime.continuity.recovery",
     "runtime.continuity.rewards",
@@ -140,6 +145,7 @@ LIGHT = (
     "trainers.upstream.trainer_names",
     "trainers.upstream.versions",
     "trainers.hooks.caps",
+    "trainers.learning.options",
     "cli.main",
     "cli.status",
     "cli.stop",

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import replace
 
 from grpo_run.trainers.calls.requests import UserRequests
+from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.vote import Flags, Vote, VoteResult
 from grpo_run.watchdog.observation import Phase
@@ -39,39 +40,37 @@ class StepVote:
     Args:
         fingerprint: of the phases that this rank enters between two votes.
         requests: the user's requests, shared by all calls of the attempt.
+        guards: act on each result before anything else does.
     """
 
-    def __init__(self, session: Session, fingerprint: PhaseFingerprint, requests: UserRequests) -> None:
+    def __init__(
+        self, session: Session, fingerprint: PhaseFingerprint, requests: UserRequests, guards: LearningGuards
+    ) -> None:
         self._session = session
+        self._guards = guards
         self._fingerprint = fingerprint
         self._requests = requests
         self._result: VoteResult | None = None
-        self._nonfinite = False
 
-    def report_nonfinite(self) -> None:
-        """Report a non-finite loss in the next vote."""
-        self._nonfinite = True
-
-    def start(self, step: int, *, snapshot: bool) -> VoteResult | None:
+    def start(self, step: int, *, snapshot: bool, learning: Flags) -> VoteResult | None:
         """Start the vote on a finished step; the vote before must have been collected.
 
         Args:
             step: the optimizer step that is done.
             snapshot: whether this rank wants a snapshot.
+            learning: the flags that its learning guards set.
 
         Returns:
             The result of the votes collected since the last `start`, to act on now; None if there were none.
         """
         result, self._result = self._result, None
         stop, save = self._requests.poll()
-        flags = Flags(
+        flags = learning._replace(
             stop=stop,
             # the save that is about to be made answers this request too
             save=save and not (result is not None and result.flags.save),
             snapshot=snapshot,
-            nonfinite=self._nonfinite,
         )
-        self._nonfinite = False
         self._session.votes.start(Vote(step=step, fingerprint=self._fingerprint.take(), flags=flags))
         slot = self._session.slot
         slot.voted_step = step
@@ -84,6 +83,7 @@ class StepVote:
         Raises:
             ConsensusError: ranks disagree about the step or the phases.
             RuntimeError: a peer is gone or the vote timed out (raised by torch).
+            GuardTripped: the ranks agree that a learning guard ends the attempt.
         """
         slot, votes = self._session.slot, self._session.votes
         slot.enter(Phase.vote)
@@ -94,6 +94,7 @@ class StepVote:
         slot.committed_step = result.step
         slot.votes = votes.votes
         slot.vote_wait_seconds = votes.wait_seconds
+        self._guards.act(result)
         # a save may collect a vote early, before the result of the previous vote was acted on
         if self._result is not None:
             result = replace(result, flags=result.flags.union(self._result.flags))

@@ -15,8 +15,10 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.calls import hygiene
 from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
+from grpo_run.watchdog.learning.observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -27,8 +29,11 @@ class CallSteps:
         ordinal: the number of the call, from 1.
     """
 
-    def __init__(self, session: Session, ordinal: int, step_vote: StepVote, saver: Saver) -> None:
+    def __init__(
+        self, session: Session, ordinal: int, step_vote: StepVote, saver: Saver, guards: LearningGuards
+    ) -> None:
         self._session = session
+        self._guards = guards
         self._ordinal = ordinal
         self._step_vote = step_vote
         self._saver = saver
@@ -64,13 +69,17 @@ class CallSteps:
             **record,
         )
 
-    def finished(self, step: int, *, collected: bool = False) -> None:
+    def finished(self, step: int, values: StepValues, *, collected: bool = False) -> None:
         """Start the vote on a finished step, and act on the result of the previous vote.
 
         The saver then knows what is due: call `Saver.after_step`.
 
         Args:
+            values: what the step has shown of the learning.
             collected: the previous vote is known to be collected.
+
+        Raises:
+            GuardTripped: a learning guard ends the attempt.
         """
         session, slot = self._session, self._session.slot
         if not collected:  # before the optimizer's step
@@ -80,10 +89,15 @@ class CallSteps:
             if session.is_main:
                 session.journal.write("hygiene", rank=session.rank, step=step, seconds=seconds)
         cadence = self._saver.cadence
-        result = self._step_vote.start(step, snapshot=session.is_main and cadence.wanted(step))
+        learning = self._guards.end_step(step, values)
+        result = self._step_vote.start(
+            step, snapshot=session.is_main and cadence.wanted(step), learning=learning
+        )
         slot.step = step
         slot.replace(Phase.data)
         slot.publish()
+        if learning.tripped:  # before the next rollout, which may fail with such weights
+            self._step_vote.collect()
         save, stop = (result.flags.save, result.flags.stop) if result is not None else (False, False)
         self._saver.stopping |= stop
         cadence.decide(
@@ -92,8 +106,6 @@ class CallSteps:
             required=save or self._saver.stopping,
             kept=save,
         )
-        if result is not None and result.flags.nonfinite and session.is_main:
-            session.journal.write("guard_tripped", rank=session.rank, step=result.step, guard="nonfinite")
 
     def end(self) -> None:
         """Commit the last step."""

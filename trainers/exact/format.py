@@ -103,6 +103,8 @@ class SavedRankState(_Model):
     """The model was in evaluation mode, in which an evaluation leaves it until the next training step."""
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
+    guards: Any = None
+    """What the learning guards have seen, as plain JSON values."""
     loop: Any = None
     """What a hand-written loop keeps per rank; None for a Trainer."""
 

@@ -4,7 +4,8 @@
 This package adds, per rank: the micro-step counter and the rollout in use (`rollout.py`), the order of the
 epoch (`data_order.py`), values accumulated for the next log line (`log_state.py`), a synced reference model
 (`reference_model.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
-functions (`reward_state.py`), the script's callbacks (`callback_state.py`), and whether one of them ended the call.
+functions (`reward_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the call, and what
+the learning guards have seen.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
 at the trainer's own events. Every rank calls `save` at every checkpoint.
@@ -22,7 +23,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact import data_order, format, log_state, reference_model, reward_state, rollout
@@ -35,11 +36,22 @@ from grpo_run.trainers.exact.resharding import read_all, resharded
 from grpo_run.trainers.upstream import trainer_names
 
 
+class HasState(Protocol):
+    """Something whose state is plain JSON values."""
+
+    def state(self) -> Any:
+        """Return the state."""
+
+    def load(self, state: Any) -> None:
+        """Restore what `state` returned; None in a checkpoint that has none."""
+
+
 class ExactState:
     """The exact state of one `train()` call on this rank. Call `close` to remove every hook.
 
     Args:
         warn: called with a one-line message, once per message, for what cannot be exact.
+        guards: the learning guards, whose history is a part of the state.
         clock: monotonic seconds, for the training time that is summed over attempts.
     """
 
@@ -50,12 +62,14 @@ class ExactState:
         rank: int,
         world_size: int,
         warn: Callable[[str], None],
+        guards: HasState | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
         self._rank = rank
         self._world_size = world_size
         self._warn = functools.cache(warn)  # each message once
+        self._guards = guards
         self._clock = clock
         self._callbacks = CallbackStates(trainer.callback_handler.callbacks, self._warn)
         self.script_stopped = False
@@ -161,6 +175,7 @@ class ExactState:
             evaluating=not trainer.model.training,
             reference=reference_model.save(reference, folder, self._rank) if reference is not None else None,
             gradient_order=self._gradients.order if self._gradients is not None else None,
+            guards=self._guards.state() if self._guards is not None else None,
         )
         format.write(folder, state, encoder.tensors)
 
@@ -203,6 +218,8 @@ class ExactState:
             self._warn(mismatch)
         if mismatch := self._callbacks.restore(state.callbacks, decoder):
             self._warn(mismatch)
+        if self._guards is not None:
+            self._guards.load(state.guards)
         self.script_stopped = state.script_stopped
         self.epoch_ended = state.epoch_ended
         if state.evaluating:

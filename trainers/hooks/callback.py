@@ -18,6 +18,8 @@ from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.calls.steps import CallSteps
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.hooks.resume import RestoredCall
+from grpo_run.trainers.learning.guards import LearningGuards
+from grpo_run.trainers.learning.step_values import StepReader
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase
@@ -37,6 +39,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         ordinal: the number of the call, from 1.
+        guards: judge each step.
+        reader: reads from the trainer what they judge.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
         restored: the call as that checkpoint has it.
@@ -51,6 +55,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         step_vote: StepVote,
         saver: Saver,
         exact: ExactState,
+        guards: LearningGuards,
+        reader: StepReader,
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
@@ -62,7 +68,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._ordinal = ordinal
         self._step_vote = step_vote
         self._saver = saver
-        self._steps = CallSteps(session, ordinal, step_vote, saver)
+        self._steps = CallSteps(session, ordinal, step_vote, saver, guards)
+        self._guards = guards
+        self._reader = reader
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
@@ -92,6 +100,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Enter the forward and backward pass; the step's batches have been read."""
         self._exact.begin_step()
+        self._guards.begin_step(state.global_step + 1)
+        self._reader.begin_step()
         self._session.slot.replace(Phase.forward_backward)
 
     def on_pre_optimizer_step(
@@ -105,7 +115,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the vote on the finished step, and act on the result of the previous vote."""
-        self._steps.finished(state.global_step)
+        self._steps.finished(state.global_step, self._reader.take())
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -20,10 +20,12 @@ from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.exclusion.attach import SampleExclusion
 from grpo_run.trainers.hooks.callback import GuardCallback
-from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
+from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
 from grpo_run.trainers.hooks.tools import mark_tools
+from grpo_run.trainers.learning.guards import LearningGuards
+from grpo_run.trainers.learning.step_values import StepReader, read_steps
 from grpo_run.trainers.rewards.served import rewards_of
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
@@ -45,6 +47,7 @@ def run_train_call(
 
     Raises:
         Stopped: all ranks agreed to stop before the call's last step.
+        GuardTripped: all ranks agreed that a learning guard ends the attempt.
     """
     session = guard.session
     call = guard.begin_call(type(trainer).__qualname__, str(trainer.args.output_dir))
@@ -52,9 +55,13 @@ def run_train_call(
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
     fingerprint = PhaseFingerprint()
-    step_vote = StepVote(session, fingerprint, guard.requests)
+    guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
+    step_vote = StepVote(session, fingerprint, guard.requests, guards)
+    reader = StepReader(trainer)
     with ExitStack() as hooks:
-        exact = ExactState(trainer, rank=session.rank, world_size=session.world_size, warn=session.warn)
+        exact = ExactState(
+            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
+        )
         hooks.callback(exact.close)
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
@@ -65,7 +72,7 @@ def run_train_call(
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(exclusion.rewarding())
         hooks.enter_context(mark_tools(trainer, session))
-        hooks.enter_context(watch_loss(trainer, step_vote))
+        hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
@@ -84,6 +91,8 @@ def run_train_call(
             step_vote,
             saver,
             exact,
+            guards,
+            reader,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,
@@ -99,6 +108,13 @@ def run_train_call(
             finish(session, call, saver, trainer.state.global_step)
     leave(session)
     return result
+
+
+def sampling_group(trainer: Any, rank: int) -> int:
+    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else one rank."""
+    args = trainer.args
+    shared = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
+    return rank // int(getattr(args, "vllm_tensor_parallel_size", 1) or 1) if shared else rank
 
 
 def run_inner_call(

@@ -24,6 +24,7 @@ from grpo_run.trainers.calls.resume import CallFacts, agree_on_resume, resumed_d
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import CallSteps, finish, leave
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
+from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.loops import rank_state
 from grpo_run.trainers.loops.contents import LoopContents
 from grpo_run.trainers.loops.data_position import DataPosition
@@ -34,6 +35,7 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.resuming.request import ResumeChoice
 from grpo_run.trainers.saving.saver import Saver
+from grpo_run.watchdog.learning.observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -105,11 +107,12 @@ class SupervisedLoop:
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
-        self._step_vote = StepVote(session, PhaseFingerprint(), guard.requests)
+        self._guards = LearningGuards(session, self._call.ordinal, sampling_group=session.rank)
+        self._step_vote = StepVote(session, PhaseFingerprint(), guard.requests, self._guards)
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
-        self._steps = CallSteps(session, self._call.ordinal, self._step_vote, self._saver)
+        self._steps = CallSteps(session, self._call.ordinal, self._step_vote, self._saver, self._guards)
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
         )
@@ -159,6 +162,7 @@ class SupervisedLoop:
             self._state.load(folder)
             loaded = LoadedRankState(folder, self._session.rank, self._device())
         loaded.restore(self._state)
+        self._guards.load(loaded.guards)
         if self._data is not None and loaded.data is not None:
             self._data.load(loaded.data)
         for key, order in self._orders.items():
@@ -186,6 +190,7 @@ class SupervisedLoop:
 
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
+        self._guards.begin_step(self.step + 1)
         self._enter(Phase.forward_backward)
         if self._session.injector is not None:
             self._session.injector.on_body(self.step + 1)
@@ -208,7 +213,7 @@ class SupervisedLoop:
         self._contents.step += 1
         step = self._contents.step
         self._contents.call_ends |= self._last_step is not None and step >= self._last_step
-        self._steps.finished(step, collected=not self._voting)
+        self._steps.finished(step, StepValues(), collected=not self._voting)
         self._voting = True
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
@@ -327,6 +332,7 @@ class SupervisedLoop:
             randomness=self._randomness,
             data=self._data,
             gradient_orders={key: order for key, order in orders.items() if order is not None},
+            guards=self._guards.state(),
         )
 
     def _device(self) -> torch.device:

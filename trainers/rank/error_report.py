@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import phases_of
+from grpo_run.runtime.errors import GuardTripped
 from grpo_run.runtime.files import write_json
 from grpo_run.trainers.rank.session import Session
 from grpo_run.watchdog.evidence.source import is_user_file
@@ -71,6 +72,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "callback": raised.callback if raised is not None else "",
         "bases": _bases(error),
         "own_steps": own_steps,
+        "trip": error.trip.as_json() if isinstance(error, GuardTripped) and error.trip is not None else None,
     }
 
 

@@ -23,7 +23,9 @@ class Flags(NamedTuple):
     snapshot: bool = False
     """Take a snapshot in memory after the next step."""
     nonfinite: bool = False
-    """A loss of this step was not finite."""
+    """A loss or the gradient of this step was not finite."""
+    tripped: bool = False
+    """A learning guard whose response ends the attempt has tripped at this step."""
 
     def union(self, other: Flags) -> Flags:
         """Return the flags that are set in either."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.learning.options import parse_guards
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.settings import Setting, apply_overrides, read_settings, validation_error
 
@@ -103,6 +104,8 @@ class Recipe(Section):
     data: Annotated[str, Field(min_length=1)] | None = None
     output_dir: Annotated[str, Field(min_length=1)]
     seed: Count = 0
+    guards: list[str] = []
+    """Settings of `--guard`, which the command line overrides."""
     sft: SftSection | None = None
     grpo: GrpoSection
 
@@ -176,6 +179,10 @@ def _check_combinations(recipe: Recipe, origins: Mapping[str, str]) -> None:
     if recipe.task == "gsm8k" and recipe.sft is not None:
         origin = next(origin for key, origin in origins.items() if key.startswith("sft"))
         raise ConfigError(f"{origin}: the gsm8k task has no warm start; remove 'sft'")
+    try:
+        parse_guards(recipe.guards)
+    except ConfigError as error:
+        raise ConfigError(f"{origins.get('guards', 'guards')}: {error}") from None
     weights, rewards = recipe.grpo.reward_weights, REWARD_COUNTS[recipe.task]
     if weights is not None and len(weights) != rewards:
         raise ConfigError(

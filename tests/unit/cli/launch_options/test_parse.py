@@ -21,10 +21,12 @@ from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
-    "--accelerate-config", "--allow-untested", "--deadline-ceiling", "--deadline-exit", "--deadline-first", "--deadline-floor",
-    "--accept-change", "--fresh", "--generation", "--hygiene-every", "--inject", "--keep", "--strict-drills", "--mask-capped", "--repeat-rewards-above", "--on-end", "--metrics-addr", "--no-preload", "--resume-from", "--reward-timeout", "--reward-workers", "--require-resume",
-    "--run-dir", "--run-id", "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout",
-    "--tool-timeout", "--vote-timeout",
+    "--accelerate-config", "--accept-change", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
+    "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--hygiene-every", "--inject",
+    "--keep", "--mask-capped", "--metrics-addr", "--no-preload", "--on-end", "--repeat-rewards-above",
+    "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
+    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-drills", "--tool-timeout",
+    "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
 

@@ -7,10 +7,11 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
+from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.policy import RESTARTS, Action, Decision, decide
+from grpo_run.runtime.supervision.policy import decide
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from grpo_run.runtime.errors import GuardTripped
 from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.hooks.callback import GuardCallback
+from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.vote import Vote
 from grpo_run.trainers.saving.cadence import Cadence
+from grpo_run.watchdog.learning.observations import StepValues
+from grpo_run.watchdog.learning.rules import Guard, Response, Rules
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 Reading = Callable[[], Slot]
@@ -59,12 +63,19 @@ class Loop:
     ) -> None:
         self.fingerprint = PhaseFingerprint()
         self.cadence = cadence or FakeCadence()
-        self.step_vote = StepVote(session, self.fingerprint, requests or UserRequests(session.board))
+        self.guards = LearningGuards(session, 1, sampling_group=0)
+        self.step_vote = StepVote(
+            session, self.fingerprint, requests or UserRequests(session.board), self.guards
+        )
+        self.values = StepValues()
         exact: Any = SimpleNamespace(
             begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
         )
+        reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
-        self.callback = GuardCallback(session, 1, self.step_vote, self.saver, exact, restoring=restoring)
+        self.callback = GuardCallback(
+            session, 1, self.step_vote, self.saver, exact, self.guards, reader, restoring=restoring
+        )
         self.state = TrainerState(global_step=0, max_steps=10)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer
@@ -238,13 +249,42 @@ def test_the_last_vote_is_collected_at_the_end(session: Any, reading: Reading) -
     assert reading().committed_step == 9
 
 
-def test_a_nonfinite_loss_is_journaled_once(loop: Loop, events: Events) -> None:
-    """With its step, after the vote has told all ranks."""
-    loop.step_vote.report_nonfinite()
+def test_a_step_that_is_not_finite_ends_the_attempt_before_anything_else(loop: Loop) -> None:
+    """At its own end: the next rollout would fail with such weights, and a save would keep them."""
+    loop.step()
+    loop.values = StepValues(finite=False)
+    with pytest.raises(GuardTripped) as tripped:
+        loop.step()
+    assert tripped.value.trip is not None
+    assert (tripped.value.trip.guard, tripped.value.trip.step) == (Guard.nonfinite, 2)
+    assert loop.saved == []
+
+
+def test_a_guard_of_another_rank_ends_the_attempt_before_the_next_optimizer_step(
+    session: Any, loop: Loop
+) -> None:
+    """Only that rank knows what it is."""
+    start = session.votes.start
+    session.votes.start = lambda vote: start(with_flags(vote, nonfinite=True, tripped=True))
+    loop.step()
+    with pytest.raises(GuardTripped) as tripped:
+        loop.callback.on_pre_optimizer_step(loop.args, loop.state, TrainerControl())
+    assert tripped.value.trip is None
+
+
+def test_a_guard_that_warns_is_journaled_once(session: Any, events: Events) -> None:
+    """Training goes on."""
+    responses = {Guard.nonfinite: Response.warn}
+    session.config = replace(session.config, guards=Rules(responses=responses))
+    loop = Loop(session)
+    loop.begin()
+    loop.values = StepValues(finite=False)
     for _ in range(4):
         loop.step()
     tripped = [record for record in events() if record["event"] == "guard_tripped"]
-    assert [(record["step"], record["guard"]) for record in tripped] == [(1, "nonfinite")]
+    assert [(record["step"], record["guard"], record["response"]) for record in tripped] == [
+        (1, "nonfinite", "warn")
+    ]
 
 
 def test_hygiene_runs_on_its_steps(session: Any, events: Events, reading: Reading) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.trainers.hooks.model_activity import record_model_activity, watch_loss
+from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.watchdog.observation import Slot
 
 
@@ -117,25 +117,3 @@ def test_the_original_backward_is_restored(trainer: Any, recording: Any, own: bo
             pass
     assert trainer.accelerator.__dict__ == before
     assert list(trainer.model._forward_pre_hooks) == [others.id]
-
-
-@pytest.mark.parametrize(
-    ("loss", "reported"),
-    [
-        (torch.tensor(0.5), 0), (torch.tensor(float("nan")), 1), (torch.tensor(float("inf")), 1), (torch.tensor(2), 0),
-        (torch.tensor([0.5, float("nan")]), 1), (torch.tensor([0.5, 0.25]), 0), (0.5, 0),
-    ],
-)  # fmt: skip
-def test_a_loss_that_is_not_finite_is_reported(loss: Any, reported: int) -> None:
-    """Of one element or several; the trainer gets the same object, and its own method afterwards."""
-    told: list[int] = []
-
-    def training_step() -> Any:
-        return loss
-
-    trainer = SimpleNamespace(training_step=training_step)
-    vote: Any = SimpleNamespace(report_nonfinite=lambda: told.append(1))
-    with watch_loss(trainer, vote):
-        assert trainer.training_step() is loss
-    assert len(told) == reported
-    assert trainer.training_step is training_step

@@ -35,7 +35,7 @@ NOISES: dict[str, Callable[[random.Random, int], float]] = {
     "offset": lambda random, step: 100 + random.gauss(0, 1),
     "half right, 4": lambda random, step: mean_of_successes(random, 0.5, 4),
     "mostly right, 4": lambda random, step: mean_of_successes(random, 0.95, 4),
-    "mostly right, 2": lambda random, step: mean_of_successes(random, 0.97, 2),
+    "mostly right, 2": lambda random, step: mean_of_successes(random, 0.9, 2),
     "hardly ever right, 8": lambda random, step: mean_of_successes(random, 0.03, 8),
     "learning": lambda random, step: mean_of_successes(random, min(0.95, step / 100), 8),
     "heavy tails": lambda random, step: random.gauss(0, 1) / max(0.05, random.random()),

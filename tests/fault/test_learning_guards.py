@@ -1,0 +1,96 @@
+"""Runs whose learning fails are rolled back or stopped at the onset; a transient failure changes no weight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
+
+STEPS = ("--max-steps", "12", "--save-steps", "4")
+COLLAPSE = str(SCRIPTS / "collapse.py")
+
+
+def manifests(output_dir: Path) -> list[int]:
+    """The steps of all checkpoints that were published and not set aside."""
+    return sorted(
+        int(path.parent.name.rpartition("-")[2]) for path in output_dir.glob("checkpoint-*/MANIFEST.json")
+    )
+
+
+def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The loss of one rank is NaN once: one exact repetition, and nothing else differs."""
+    run = runs("--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6").start()
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "out") == undisturbed("grpo.py", 12)
+    (recovery,) = run.status()["recoveries"]
+    assert (recovery["cause"], recovery["step"]) == ("nonfinite", 6)
+    assert recovery["action"] == "restart_from_earlier_checkpoint"
+    (trip,) = run.events("guard_tripped")
+    assert (trip["guard"], trip["onset"], trip["response"]) == ("nonfinite", 6, "roll-back")
+    assert run.events("reseeded") == []
+    assert all(event["step"] < 6 for event in run.events("checkpoint_staged") if event["attempt"] == 0)
+    (incident,) = (run.directory / "incidents").iterdir()
+    assert incident.name == "0001-nonfinite"
+    assert json.loads((incident / "verdict.json").read_text())["guard"]["step"] == 6
+
+
+def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """An exact repetition, one with fresh seeds, then the end; nothing from the onset on is ever saved."""
+    run = runs(
+        "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--times", "9"
+    ).start()
+    assert run.wait() == 93, run.tail()
+    assert [event["step"] for event in run.events("guard_tripped")] == [6, 6, 6]
+    assert [event["action"] for event in run.events("action")] == [
+        "restart_from_earlier_checkpoint", "restart_from_earlier_checkpoint", "stop",
+    ]  # fmt: skip
+    (reseeded,) = run.events("reseeded")
+    assert (reseeded["attempt"], reseeded["step"]) == (2, 6)
+    assert max(manifests(tmp_path / "out")) < 6
+    assert "fresh sampling seeds" in run.tail()
+
+
+def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The run ends; a later kill does not seed it a second time."""
+    run = runs(
+        "--nproc-per-node", "1", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--cured-by-seeds",
+        "--step-seconds", "0.1",
+    ).start()  # fmt: skip
+    run.until_step(9)
+    run.kill(0)
+    assert run.wait() == 0, run.tail()
+    assert [event["cause"] for event in run.events("incident")] == ["nonfinite", "nonfinite", "signal"]
+    assert len(run.events("reseeded")) == 1
+
+
+@pytest.mark.parametrize(("response", "code"), [("stop", 93), ("roll-back", 93), ("warn", 0)])
+def test_a_reward_collapse_is_answered_at_its_onset(
+    response: str, code: int, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Within two steps; a rollback resumes from before the onset and sets aside what was saved since."""
+    run = runs(
+        "--nproc-per-node", "1", "--guard", f"reward={response}", "--snapshot-every", "0", COLLAPSE,
+        "--output-dir", "out", "--max-steps", "36", "--save-steps", "1", "--reward-falls-at", "24",
+    ).start()  # fmt: skip
+    assert run.wait() == code, run.tail()
+    trips = run.events("guard_tripped")
+    assert {trip["guard"] for trip in trips} == {"reward"}
+    assert all(trip["onset"] == 24 and trip["step"] <= 26 for trip in trips), trips
+    assert len(trips) == {"stop": 1, "roll-back": 3, "warn": 1}[response]
+    if response == "warn":
+        assert run.status()["recoveries"] == []
+        return
+    assert max(event["step"] for event in run.events("step_committed")) <= 26
+    if response == "roll-back":
+        resumed = [event["step"] for event in run.events("resume_chosen")][1:]
+        assert resumed == [23, 23]
+        assert (tmp_path / "out" / "rejected-checkpoint-24").is_dir()
+        assert [event["step"] for event in run.events("reseeded")] == [24]
