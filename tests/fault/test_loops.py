@@ -26,6 +26,8 @@ CELLS = [
         ("data", "ddp", 3, ()),
         ("while", "none", 1, ()),
         ("while", "ddp", 2, ()),
+        ("while", "ddp", 3, ()),
+        ("while", "fsdp2", 2, ()),
         ("for", "fsdp2", 2, ()),
         ("data", "fsdp2", 2, ()),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.loops import differences
 from support.runs import BIN, SCRIPTS, Run, alive
 
 SCRIPT = str(SCRIPTS / "own_loop.py")
@@ -42,11 +44,11 @@ def check_said(run: Run) -> str:
     return text
 
 
-def undisturbed(tmp_path: Path, script: str, *arguments: str) -> str:
-    """Return the digest of the weights that torchrun's run ends with."""
+def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) -> str:
+    """Return the digest of the weights that torchrun's run ends with, in `torchrun/`."""
     folder = tmp_path / "torchrun"
     folder.mkdir()
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", script, *arguments]
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), script, *arguments]
     subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True)
     return next(folder.rglob("weights.sha256")).read_text()
 
@@ -215,6 +217,30 @@ def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
     )
     if save_on == "all":
         assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
+
+
+@full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("ranks", "mode"),
+    [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
+    ids=["one rank", "DDP of 2", "DDP of 3", "FSDP2 of 2"],
+)
+def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
+    ranks: int, mode: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Two epochs of 6 steps, a save every 4. The steps after a save are repeated; weights and losses are torchrun's."""
+    words = ("--steps", "12", "--save-every", "4", *mode)
+    undisturbed(tmp_path, ACCELERATE, *words, ranks=ranks)
+    kills = [str(step) for step in range(1, 13)]
+    options = ("--max-restarts", "4", "--nproc-per-node", str(ranks))
+    run = runs(*options, ACCELERATE, *words, "--kill-at", *kills).start()
+    assert run.wait(600) == 0, run.tail()
+    assert len(run.events("incident")) == len(kills), run.tail()
+    begins = re.findall(r"\[rank0\] begins at (\d+)", run.output.read_text())
+    assert [int(step) for step in begins] == [0] * 5 + [4] * 4 + [8] * 4
+    different = differences(tmp_path / "out", tmp_path / "torchrun" / "out")
+    assert not different, "\n".join([*different, run.tail()])
 
 
 @full

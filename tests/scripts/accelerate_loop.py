@@ -1,25 +1,49 @@
 """A training loop with accelerate that saves by `Accelerator.save_state` and resumes by itself with `load_state`.
 
-Writes `weights.sha256` into its output directory. `--save-on main` saves on rank 0 only, as some scripts do.
+Each rank appends a line per step to `rank{R}.jsonl`. Writes `weights.sha256` into its output directory. `--save-on main` saves
+on rank 0 only, as some scripts do.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
+
+EPOCH = 6
+"""Steps of an epoch; each has an order of its own."""
 
 
 def newest(folder: Path) -> Path | None:
     """Return the newest state that was marked as complete."""
     marked = [path for path in folder.glob("step_*") if (path / "complete").exists()]
     return max(marked, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+
+
+def fsdp2() -> FullyShardedDataParallelPlugin:
+    """Let accelerate shard on CPU, and return the plugin."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "shims"))
+    import fsdp_on_cpu
+
+    fsdp_on_cpu.install()
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=1,
+        state_dict_type="SHARDED_STATE_DICT",
+        cpu_ram_efficient_loading=False,
+    )
 
 
 def main() -> None:
@@ -31,14 +55,18 @@ def main() -> None:
     parser.add_argument(
         "--save-seconds", type=float, default=0.0, help="how long rank 0 takes longer to save"
     )
-    parser.add_argument("--kill-at", type=int, help="the last rank kills itself at this step, once")
+    parser.add_argument(
+        "--kill-at", type=int, nargs="*", default=(), help="a rank kills itself at each of these steps, once"
+    )
+    parser.add_argument("--fsdp2", action="store_true")
     parser.add_argument("--seconds", type=float, default=0.0)
     arguments = parser.parse_args()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=fsdp2() if arguments.fsdp2 else None)
     torch.manual_seed(11)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
+    assert all(isinstance(one, DTensor) == arguments.fsdp2 for one in model.parameters())
     folder = arguments.output_dir
     folder.mkdir(exist_ok=True)
     begin = 0
@@ -55,15 +83,20 @@ def main() -> None:
     accelerator.register_save_state_pre_hook(slow)
     for step in range(begin + 1, arguments.steps + 1):
         time.sleep(arguments.seconds)
-        last = accelerator.process_index == accelerator.num_processes - 1
-        if step == arguments.kill_at and last and not (folder / "killed").exists():
-            (folder / "killed").touch()
+        chosen = accelerator.process_index == step % accelerator.num_processes
+        if step in arguments.kill_at and chosen and not (folder / f"killed-{step}").exists():
+            (folder / f"killed-{step}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        batch = torch.full((2, 4), float(step + accelerator.process_index))
+        epoch, position = divmod(step - 1, EPOCH)
+        order = torch.randperm(EPOCH, generator=torch.Generator().manual_seed(epoch))
+        batch = torch.full((2, 4), float(order[position] + 1 + accelerator.process_index))
         loss = model(batch).square().mean()
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
+        with open(folder / f"rank{accelerator.process_index}.jsonl", "a") as file:
+            line = {"step": step, "loss": loss.item(), "random": torch.rand(()).item()}
+            file.write(json.dumps(line) + "\n")
         if step % arguments.save_every == 0:
             path = folder / f"step_{step}"
             if arguments.save_on == "all" or accelerator.is_main_process:
@@ -72,8 +105,8 @@ def main() -> None:
             if accelerator.is_main_process:
                 (path / "complete").touch()
             accelerator.wait_for_everyone()
+    state = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
-        state = accelerator.unwrap_model(model).state_dict()
         data = torch.cat([value.flatten() for value in state.values()]).numpy().tobytes()
         (folder / "weights.sha256").write_text(hashlib.sha256(data).hexdigest())
 
