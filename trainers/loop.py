@@ -25,7 +25,8 @@ from grpo_run.trainers.rank.session import current
 
 if TYPE_CHECKING:
     from grpo_run.trainers.loops.data_position import DataPosition
-    from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
+    from grpo_run.trainers.loops.plain import PlainLoop
+    from grpo_run.trainers.loops.run import SupervisedLoop
     from grpo_run.trainers.loops.steps import Run, Steps
 
 Batch = TypeVar("Batch")
@@ -138,7 +139,8 @@ def _begin(
     data: DataPosition | None = None,
 ) -> SupervisedLoop | PlainLoop:
     # imports torch, which the script decides to import from where
-    from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
+    from grpo_run.trainers.loops.plain import PlainLoop
+    from grpo_run.trainers.loops.run import SupervisedLoop
 
     session = current()
     if session is None:

@@ -1,6 +1,6 @@
 """Loops: what hand-written training loops get that a guarded `train()` call gets, behind `trainers/loop.py`.
 
-`run.py` is one loop of one attempt: it resumes, commits steps and ends. What it saves is in `contents.py`: the script's
+`run.py` is one loop of one attempt: it resumes, commits steps and ends; `plain.py` only counts. What it saves is in `contents.py`: the script's
 objects (`state.py`, `sharding.py`), and per rank the random generators, plain values and the position in the data
 (`rank_state.py`, `data_position.py`). `optimizers.py` observes the optimizers' steps, `leaving.py` tells `break` from
 exceptions. Imports `calls`, `saving`, `exact` and `rank`; imported by `loop`. Start reading at `run.py`.

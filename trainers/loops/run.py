@@ -1,7 +1,6 @@
 """One loop of one attempt: it resumes where the run has stopped, commits steps, and ends.
 
-`loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. Outside `grpo-run launch` there is no session: the
-loop then counts steps and does nothing else.
+`loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. Outside `grpo-run launch` `plain.py` is in its place.
 """
 
 from __future__ import annotations
@@ -204,6 +203,9 @@ class SupervisedLoop:
             Stopped: all ranks have agreed to stop.
         """
         assert not self.ended, "the loop has ended"
+        self._commit()
+
+    def _commit(self) -> None:
         self._loaded = None
         if self._optimizers.take_pending():
             raise ConfigError(
@@ -225,8 +227,17 @@ class SupervisedLoop:
             self._finish()
 
     def end(self) -> None:
-        """End the loop after the last step that was committed, and save it. Collective. A second call does nothing."""
-        if not self.ended:
+        """End the loop and save it. Collective. A second call does nothing.
+
+        The step in progress counts if an optimizer has taken a step in it on any rank: what is saved contains it.
+        """
+        if self.ended:
+            return
+        self._collect_vote()
+        self._contents.call_ends = True
+        if self._session.votes.maximum(int(self._optimizers.taken)):
+            self._commit()
+        else:
             self._finish()
 
     def _finish(self) -> None:
@@ -306,12 +317,14 @@ class SupervisedLoop:
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:
-        if self._left:
-            return
+        if not self._left:
+            self._collect_vote()
+            self._enter(Phase.optimizer)
+
+    def _collect_vote(self) -> None:
         if self._voting:
             self._voting = False
             self._step_vote.collect()
-        self._enter(Phase.optimizer)
 
     def _after_optimizer(self) -> None:
         if not self._left:
@@ -357,42 +370,3 @@ def _check_not_nested(guard: Guard) -> None:
         f"a loop begins inside {guard.running}.train(): its steps belong to those of the Trainer; iterate with `range`"
         " there"
     )
-
-
-class PlainLoop:
-    """A loop outside `grpo-run launch`: it counts steps.
-
-    Args: as of `SupervisedLoop`.
-    """
-
-    def __init__(self, total: int | None) -> None:
-        self._total = total
-        self.step = 0
-        self.ended = total is not None and total <= 0
-
-    def restore_randomness(self) -> None:
-        """Do nothing."""
-
-    def begin_step(self) -> None:
-        """Do nothing."""
-
-    def commit(self) -> None:
-        """Count the step."""
-        self.step += 1
-        self.ended |= self._total is not None and self.step >= self._total
-
-    def end(self) -> None:
-        """End the loop."""
-        self.ended = True
-
-    def abandon(self) -> None:
-        """Do nothing."""
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
-        """Do nothing."""
-
-    def go_on(self) -> None:
-        """Do nothing."""

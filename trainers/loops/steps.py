@@ -15,7 +15,8 @@ from typing_extensions import Self
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.loops.data_position import DataPosition
 from grpo_run.trainers.loops.leaving import discarded_on_purpose
-from grpo_run.trainers.loops.run import PlainLoop, SupervisedLoop
+from grpo_run.trainers.loops.plain import PlainLoop
+from grpo_run.trainers.loops.run import SupervisedLoop
 
 Item_co = TypeVar("Item_co", covariant=True)
 
@@ -132,7 +133,10 @@ class Run:
             self._run.begin_step()
 
     def end(self) -> None:
-        """End the loop after the step that was committed last, and save it. Collective. A second call does nothing."""
+        """End the loop and save it. Collective. A second call does nothing.
+
+        A step that was not committed counts if an optimizer has taken a step in it.
+        """
         self._run.end()
 
     def __enter__(self) -> Self:

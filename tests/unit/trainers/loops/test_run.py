@@ -57,6 +57,10 @@ class Script:
         """Begin a loop."""
         return loop.steps(n, state=self.state, output_dir=self.folder, **settings)
 
+    def begin(self, **settings: Any) -> Any:
+        """Begin a loop over `while`."""
+        return loop.begin(state=self.state, output_dir=self.folder, **settings)
+
     def step(self, step: int) -> None:
         """Do one step."""
         self.optimizer.zero_grad()
@@ -315,6 +319,48 @@ def test_nested_loops_are_refused(rank: Any, tmp_path: Path) -> None:
     guard_of(rank).running = "GRPOTrainer"
     with pytest.raises(ConfigError, match=r"inside GRPOTrainer.train\(\)"):
         script.steps(3)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_loop_over_while_that_ends_within_a_step_contains_it(
+    plain: bool, rank: Any, again: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the optimizer has done is in the saved model. Without the launcher as many steps are counted."""
+    if plain:
+        monkeypatch.setattr(loop, "current", lambda: None)
+    first = Script(tmp_path)
+    with first.begin() as run:
+        while True:
+            first.step(run.step)
+            if run.step == 3:
+                break
+            run.commit()
+    assert run.step == 4
+    run.end()
+    assert run.step == 4
+    if plain:
+        return
+    again()
+    second = Script(tmp_path)
+    with second.begin() as run:
+        assert (run.step, run.ended) == (4, True)
+    assert torch.equal(second.model.weight, first.model.weight)
+    assert second.state["total"] == first.state["total"]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_loop_over_while_that_ends_before_training_does_not_count_the_step(
+    plain: bool, rank: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the pattern `while True: if done: break`."""
+    if plain:
+        monkeypatch.setattr(loop, "current", lambda: None)
+    script = Script(tmp_path)
+    with script.begin() as run:
+        while run.step < 3:
+            script.step(run.step)
+            run.commit()
+    assert run.step == 3
 
 
 def test_a_loop_over_while_checks_its_count(rank: Any, tmp_path: Path) -> None:
