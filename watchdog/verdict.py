@@ -36,6 +36,18 @@ class Location:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RewardFunction:
+    """A reward function by the place of its code: the source file, and the name after `def`."""
+
+    file: str
+    function: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"file": self.file, "function": self.function}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """What is known about one incident.
 
@@ -45,7 +57,8 @@ class Verdict:
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
     exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
-    used a Trainer or the loop. `trip` is set if a learning guard ended the attempt.
+    used a Trainer or the loop. `trip` is set if a learning guard ended the attempt, and
+    `hung_reward` to the reward function that has not returned in time.
     """
 
     cause: Cause
@@ -69,6 +82,7 @@ class Verdict:
     final: str = ""
     counted: bool = True
     trip: Trip | None = None
+    hung_reward: RewardFunction | None = None
 
     @property
     def culprit(self) -> int | None:

@@ -15,11 +15,6 @@ EVERY_FUNCTION = "*"
 """Stands for all functions, if it is not known which one has hung."""
 HANGS_TO_MOVE = 2
 """Hangs of one function at one step. The first may have been a server that was away."""
-PHASE = "reward"
-CAUSES = frozenset({"reward_stall", "interpreter_stuck", "no_progress"})
-"""Causes of an incident in a reward that mean a hang. An exception of the type `TimeoutError` is one, too: it says that
-the function's own time limit has expired, which a restart alone does not help."""
-TIMEOUT_ERRORS = frozenset({"TimeoutError"})
 
 
 @dataclass(frozen=True, kw_only=True)

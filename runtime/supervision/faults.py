@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
+from grpo_run.runtime.continuity.rewards import HANGS_TO_MOVE
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
@@ -130,6 +131,8 @@ class FaultHandler:
             fresh_from=decision.fresh_from,
         )
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
+        if restart:
+            self._move_reward()
         tell_ranks(context, verdict)
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
@@ -144,6 +147,26 @@ class FaultHandler:
         trip = verdict.trip
         call = self._history.recoveries[-1].train_call
         return trip is None or can_go_back(self._history, self._config, call, trip.onset)
+
+    def _move_reward(self) -> None:
+        """Let the next attempt run a reward function in a worker that has hung too often, and say so."""
+        moved = self._history.rewards.due
+        if moved is None:
+            return
+        self._reporter.write(
+            "reward_moved",
+            step=self._history.recoveries[-1].step,
+            file=moved.file,
+            function=moved.function,
+            hangs=HANGS_TO_MOVE,
+        )
+        if self._config.reward_workers:
+            return  # it has stayed in the rank for a reason, which a warning has given
+        self._reporter.notify(
+            f"{moved.name} has not returned in time {HANGS_TO_MOVE} times at one step: the next attempt runs it in a"
+            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does so from the"
+            " start"
+        )
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""
@@ -200,6 +223,7 @@ class FaultHandler:
             signature=verdict.signature,
             starting=verdict.starting,
             origin=str(verdict.origin),
+            hung_reward=verdict.hung_reward.as_json() if verdict.hung_reward is not None else None,
             incident=str(outcome.folder),
             failed_at=failed_at,
             detection_seconds=max(0.0, time.time() - failed_at),

@@ -11,6 +11,7 @@ evidence and never prevents a recovery.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections import deque
@@ -34,6 +35,7 @@ from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
+from grpo_run.watchdog.diagnosis.rewards import timed_out_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.verdict import Verdict
@@ -199,6 +201,8 @@ def _judge(
         if completed and all(is_victim(exit) for exit in exits.failed):
             return hangs.add_locations(diagnose_early_exit(completed, exits.failed, slots), gathered.stacks)
     verdict = diagnose_exits(exits.failed, slots, best_position=context.best_position)
+    error = next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
+    verdict = dataclasses.replace(verdict, hung_reward=timed_out_reward(error, verdict.phase))
     return hangs.add_locations(verdict, gathered.stacks)
 
 

@@ -2,7 +2,8 @@
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
-certain to repeat (the same error at the same line and step) causes only one restart.
+certain to repeat (the same error at the same line and step) causes only one restart, unless the next attempt differs: a
+reward function that has not returned in time twice runs in a worker then.
 
 A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
 progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
@@ -52,6 +53,11 @@ def decide(
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
     trained = history.best_position > (0, 0)
+    if (
+        history.rewards.due is not None
+        and 0 < history.failures_without_progress <= budget.failures_without_progress
+    ):
+        return Decision(action=Action.restart, reason=_expected_start(history))
     if (
         (trained or history.own.checkpoint is not None)
         and _deserves_patience(history, verdict)

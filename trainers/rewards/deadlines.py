@@ -21,6 +21,8 @@ BELOW_WATCHDOG = 0.8
 """Share of the hang detector's deadline; the rest is for the end of the worker."""
 LEAST_PART_SECONDS = 2.0
 """Least time for a part of a batch that has failed: a fresh worker first imports and loads the function."""
+PARTS_OF_A_SEARCH = 4
+"""Parts that may hang, for each time that a batch can be halved, before a search ends."""
 PART_FACTOR = 10.0
 """A part of a batch may take this many times the longest call of a whole batch."""
 BISECTION_SECONDS = 300.0
@@ -88,9 +90,14 @@ class Learned:
         seconds = quiet_deadline_seconds(self.durations, self._settings, connected=connected)
         return min(self.longest_call_seconds(), BELOW_WATCHDOG * seconds)
 
-    def bisection_seconds(self) -> float:
-        """Return how long the search for the samples of a failed call may take."""
-        return min(BISECTION_SECONDS, max(LEAST_PART_SECONDS * 2, self.longest_call_seconds()))
+    def bisection_seconds(self, samples: int) -> float:
+        """Return how long the search for the samples of a failed call may take.
+
+        Args:
+            samples: of the batch.
+        """
+        least = PARTS_OF_A_SEARCH * LEAST_PART_SECONDS * max(1, samples).bit_length()
+        return min(BISECTION_SECONDS, max(least, self.longest_call_seconds()))
 
     def part_seconds(self, left_seconds: float, levels: int) -> float:
         """Return the deadline of a part of a failed batch.
@@ -100,7 +107,7 @@ class Learned:
             levels: how often the part can still be halved, at least 0.
         """
         usual = PART_FACTOR * self.longest_seconds if self.calls else left_seconds / (levels + 1)
-        return min(left_seconds, max(LEAST_PART_SECONDS, usual))
+        return min(left_seconds, self.longest_call_seconds(), max(LEAST_PART_SECONDS, usual))
 
 
 class CallClock:

@@ -230,7 +230,7 @@ class RewardService:
         search: Bisection[Failure],
         passed: list[tuple[range, Reply]],
     ) -> None:
-        ends_at = time.monotonic() + moved.learned.bisection_seconds()
+        ends_at = time.monotonic() + moved.learned.bisection_seconds(batch.size)
         generators = read_generators()
         while (part := search.next()) is not None:
             left = ends_at - time.monotonic()

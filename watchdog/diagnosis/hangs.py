@@ -13,9 +13,10 @@ from dataclasses import replace
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis.exits import is_victim
+from grpo_run.watchdog.diagnosis.rewards import hung_reward
 from grpo_run.watchdog.evidence.source import is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
-from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.observation import Exit, Phase, Slot
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location, Verdict
 from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD, name_lock
@@ -102,6 +103,9 @@ def diagnose_stall(
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
         counted=not _trains_alone(slots),
+        hung_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
+        if stall.phase is Phase.reward
+        else None,
     )
 
 

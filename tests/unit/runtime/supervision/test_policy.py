@@ -325,3 +325,34 @@ def test_decisions_and_budgets_are_immutable() -> None:
         Budget().failures_without_progress = 9  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("hangs", "action"), [(1, Action.restart), (2, Action.restart), (3, Action.stop)])
+def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_given_up(
+    hangs: int, action: Action
+) -> None:
+    """The next attempt differs, so that the same exception again need not repeat; if it does, the run ends."""
+    hung = {"file": "train.py", "function": "judge"}
+    failure = {
+        "event": "incident",
+        "cause": "exception",
+        "step": 7,
+        "signature": BUG.signature,
+        "hung_reward": hung,
+    }
+    events: list[dict[str, object]] = [failure, failure, {"event": "reward_moved", **hung}, failure]
+    replayed = History.of(events[:hangs] if hangs < 3 else events)
+    assert decide(replayed, BUG, Budget(), stopping=False).action is action
+
+
+def test_without_a_budget_no_reward_is_moved() -> None:
+    hung = {"file": "train.py", "function": "judge"}
+    failure = {
+        "event": "incident",
+        "cause": "exception",
+        "step": 7,
+        "signature": BUG.signature,
+        "hung_reward": hung,
+    }
+    budget = Budget(failures_without_progress=0)
+    assert decide(History.of([failure, failure]), BUG, budget, stopping=False).action is Action.stop

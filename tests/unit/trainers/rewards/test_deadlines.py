@@ -49,7 +49,9 @@ def test_the_search_and_its_parts_are_bounded() -> None:
     assert made.part_seconds(40, 3) == 2.0
     assert made.part_seconds(1, 3) == 1.0
     assert learned().part_seconds(40, 3) == 10.0
-    assert learned(100.0, 100.0).bisection_seconds() == 300.0
+    assert learned(100.0, 100.0).bisection_seconds(8) == 300.0
+    assert learned(0.01, 0.01, limit=1.0).bisection_seconds(8) == 32.0
+    assert learned(0.01, 0.01, limit=1.0).part_seconds(32, 3) == 1.0
 
 
 def test_after_a_batch_of_which_no_part_returned_the_deadline_is_five_times_as_long() -> None:

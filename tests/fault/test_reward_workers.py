@@ -1,0 +1,125 @@
+"""Rewards that hang, crash or answer nonsense: the run goes on, and what was excluded is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
+
+SCRIPT = str(SCRIPTS / "reward_faults.py")
+KINDS = {
+    "sleep": "timeout",
+    "regex": "timeout",
+    "ignore_sigterm": "timeout",
+    "leak": "memory",
+    "raise": "exception",
+    "few": "output",
+    "exit": "died",
+}
+"""Faults that fail a call, and the kind that is journaled."""
+
+
+def check_nothing_is_left(run: Run) -> None:
+    """No process of the run exists, also not as a zombie."""
+    mark = str(run.directory)
+    left = []
+    for process in psutil.process_iter(["pid", "status", "environ", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if "grpo-run reward workers" in " ".join(words) or any(mark in word for word in words):
+            left.append(process.info["pid"])
+    assert left == []
+
+
+def launched(
+    runs: Callable[..., Run], fault: str, *, steps: int, one_in: int, workers: bool, ranks: int = 2
+) -> Run:
+    options = ("--reward-workers", "1") if workers else ("--deadline-floor", "4")
+    return runs(
+        *options, "--reward-timeout", "1", "--nproc-per-node", str(ranks), SCRIPT, "--output-dir", "out",
+        "--fault", fault, "--one-in", str(one_in), "--max-steps", str(steps), "--save-steps", "1000",
+    ).start()  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Callable[..., Run]) -> None:
+    """Twenty steps with a regular expression that holds the GIL: no restart, nothing is left."""
+    run = launched(runs, "regex", steps=20, one_in=25, workers=True, ranks=1)
+    assert run.wait(200) == 0, run.tail()
+    failed = run.events("reward_failed")
+    assert failed
+    assert run.events("incident") == []
+    for event in failed:
+        assert (event["function"], event["kind"]) == ("faulty", "timeout")
+        assert len(event["samples"]) == event["excluded"] < event["batch"]
+    check_nothing_is_left(run)
+
+
+@pytest.mark.timeout(300)
+def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(
+    runs: Callable[..., Run],
+) -> None:
+    """Threads that never return: `with ThreadPoolExecutor` waits for them although `as_completed` has given up."""
+    run = launched(runs, "verified", steps=20, one_in=80, workers=False)
+    assert run.wait(250) == 0, run.tail()
+    assert [event["hung_reward"]["function"] for event in run.events("incident")] == ["verified"] * 2
+    (moved,) = run.events("reward_moved")
+    assert (moved["file"], moved["function"]) == (SCRIPT, "verified")
+    assert "reward function verified has not returned in time 2 times at one step" in run.tail(100_000)
+    assert {event["function"] for event in run.events("reward_failed")} == {"verified"}
+    assert max(event["step"] for event in run.events("step_committed")) == 20
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_an_expired_time_limit_moves_a_reward_too(runs: Callable[..., Run]) -> None:
+    """`TimeoutError: 1 (of 4) futures unfinished`, raised at the same step again."""
+    run = launched(runs, "verified_by_daemons", steps=20, one_in=30, workers=False)
+    assert run.wait(250) == 0, run.tail()
+    assert len(run.events("incident")) == 2
+    assert len(run.events("reward_moved")) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", ["verified", "verified_by_daemons"])
+def test_with_workers_no_recovery_is_needed(runs: Callable[..., Run], fault: str) -> None:
+    run = launched(runs, fault, steps=20, one_in=30, workers=True)
+    assert run.wait(250) == 0, run.tail()
+    assert run.events("incident") == []
+    assert run.events("reward_failed")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", [*KINDS, "nan", "fork", "child"])
+def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
+    runs: Callable[..., Run], fault: str
+) -> None:
+    run = launched(runs, fault, steps=500, one_in=50, workers=True, ranks=1)
+    assert run.wait(3000) == 0, run.tail()
+    assert run.events("incident") == []
+    kinds = {event["kind"] for event in run.events("reward_failed")}
+    if fault in KINDS:
+        assert KINDS[fault] in kinds
+        assert sum(event["excluded"] for event in run.events("reward_failed")) > 5
+    elif fault in ("fork", "child"):
+        assert {event["reason"] for event in run.events("reward_worker_replaced")} == {"left 9 processes"}
+    check_nothing_is_left(run)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
+@pytest.mark.parametrize("workers", [(), ("--reward-workers", "2")])
+def test_without_a_failure_the_weights_are_torchruns(
+    runs: Callable[..., Run], tmp_path: Path, script: str, workers: tuple[str, ...]
+) -> None:
+    run = runs(
+        *workers, "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "12"
+    ).start()
+    assert run.wait(300) == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed(script, 12)
