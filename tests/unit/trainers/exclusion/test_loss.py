@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_run.trainers.exclusion.masking import mask
+
 REWARDS = [1.25, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
 LOSE_THE_ROW = ("bnpo", "dapo", "cispo", "vespo")
@@ -125,7 +127,7 @@ def test_grpo(
 def test_rloo(
     rloo: Any, session: Any, rollout: Callable[..., Any], completions: SimpleNamespace, case: str
 ) -> None:
-    """A masked row has the ratio 1 and the advantage 0; without its old log-probability set to 0 the loss is NaN."""
+    """A masked row has the ratio 1 and the advantage 0."""
     rewards, ends, excluded = CASES[case]
     if case in WITH_REFERENCE:
         rloo.beta, rloo.ref_model = BETA, reference_model(rloo)
@@ -188,3 +190,16 @@ def test_without_exclusions_the_rollout_is_what_trl_returns(
     assert ours.keys() == plain.keys()
     for name, value in plain.items():
         assert torch.equal(ours[name], value), name
+
+
+def test_a_long_masked_completion_of_rloo_has_no_infinite_ratio() -> None:
+    """With the mask alone its ratio would be an exponential of hundreds, and 0 times infinity is NaN."""
+    rollout = {
+        "completion_mask": torch.ones(2, 3, dtype=torch.long),
+        "old_logps": torch.tensor([-300.0, -2.0]),
+        "advantages": torch.tensor([math.nan, 1.0]),
+    }
+    mask(rollout, [0], gather=lambda tensor: tensor)
+    assert rollout["completion_mask"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert rollout["old_logps"].tolist() == [0, -2]
+    assert rollout["advantages"].tolist() == [0, 1]
