@@ -50,19 +50,22 @@ def by_hand(algorithm: str, rewards: Sequence[float | None]) -> list[float]:
 def test_groups_that_two_ranks_share(
     algorithm: str, raises: bool, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Each rank has half of each group, and a kill changes neither advantages nor weights."""
+    """Each rank has half of each group, and a kill changes neither advantages nor weights.
+
+    An outage on one rank makes all ranks compute the rewards of that step again.
+    """
     words = [
         str(SCRIPTS / "failing_rewards.py"), "--algorithm", algorithm, "--max-steps", str(STEPS), "--save-steps", "2",
         "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3", "--num-generations", str(GENERATIONS),
         "--output-dir", "out", *(["--raise"] if raises else []),
     ]  # fmt: skip
-    workers = ["--reward-workers", "1"] if raises else []
+    options = ["--reward-workers", "1"] if raises else ["--repeat-rewards-above", "0.4"]
     weights, counts = [], []
     for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step4"]}.items():
         folder = tmp_path / name
         folder.mkdir()
         run = runs(
-            "--nproc-per-node", "2", *workers, *injections, *words, name=f"run-{name}", cwd=folder
+            "--nproc-per-node", "2", *options, *injections, *words, name=f"run-{name}", cwd=folder
         ).start()
         assert run.wait() == 0, run.tail()
         weights.append(digest(folder / "out"))
@@ -72,6 +75,9 @@ def test_groups_that_two_ranks_share(
             for sample in event["samples"]
         }
         counts.append(excluded)
+        if not raises:
+            repeated = [event for event in run.events("rewards_repeated") if event["step"] == 3]
+            assert repeated[0]["left"] < 0.5 <= repeated[0]["share"]
         lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         steps = {record["step"]: record for record in lines}
         assert sorted(steps) == list(range(1, STEPS + 1))

@@ -1,6 +1,6 @@
-"""A GRPO or RLOO script with two reward functions, of which one fails for some completions.
+"""A GRPO or RLOO script with reward functions of which one fails for some completions, and one once on one rank.
 
-What fails depends on the completion only. Rank 0 writes each step's completions and advantages, gathered over the ranks
+Rank 0 writes each step's completions and advantages, gathered over the ranks
 as TRL logs them, to `steps.jsonl`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from typing import Any
 
@@ -40,6 +41,21 @@ def variety(completions: list[str], **_: Any) -> list[float]:
     return [0.1 * len(set(completion)) for completion in completions]
 
 
+class Outage:
+    """Nothing, but too few values on rank 1 when it is asked for the third step for the first time."""
+
+    __name__ = "outage"
+
+    def __init__(self) -> None:
+        self.asked: set[int] = set()
+
+    def __call__(self, completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        step = trainer_state.global_step + 1
+        first = step not in self.asked
+        self.asked.add(step)
+        return [] if step == 3 and first and os.environ["RANK"] == "1" else [0.0] * len(completions)
+
+
 class RecordSteps(TrainerCallback):
     """Writes what TRL has logged of each step's rollout."""
 
@@ -57,7 +73,9 @@ class RecordSteps(TrainerCallback):
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
-    parser.add_argument("--raise", action="store_true", dest="raises", help="add a function that raises")
+    parser.add_argument(
+        "--raise", action="store_true", dest="raises", help="a function raises, instead of an outage"
+    )
     parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
     arguments = parser.parse_args()
     configuration, trainer_class = TRAINERS[arguments.algorithm]
@@ -65,7 +83,7 @@ def main() -> None:
     recorder = RecordSteps()
     trainer = trainer_class(
         model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=[overlap, variety, *([raising] if arguments.raises else [])],
+        reward_funcs=[overlap, variety, raising if arguments.raises else Outage()],
         args=configuration(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
         processing_class=tokenizer,
