@@ -28,7 +28,7 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
 
 ROLLOUTS_WITHOUT_REWARD = 8
-"""So many rollouts at the begin of an attempt may have no valid reward at all; then the reward functions are taken to be
+"""So many rollouts may have no valid reward at all from the first step on; then the reward functions are taken to be
 broken. Eight cost minutes; fewer could all be bad luck where a rollout is small."""
 
 EndReasons = Callable[[], Sequence[str] | None]
@@ -60,7 +60,7 @@ class SampleExclusion:
         self._functions = list(getattr(trainer, "reward_func_names", ()))
         self._reporter = Reporter(session, self._functions)
         self._rollouts_without_reward: int | None = 0
-        """At the begin of this attempt; None once there was a valid reward."""
+        """Since the first step; None once there was a valid reward, or if training is resumed."""
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -184,8 +184,9 @@ class SampleExclusion:
         return scored.faults.reason(row, excluded.column, default)
 
     def _raise_if_broken(self, scored: _Scored) -> None:
-        """Raise on every rank if no reward has been valid since the attempt began."""
-        if not scored.selection.all_failed:
+        """Raise on every rank if no reward has been valid since the first step."""
+        resumed = self._rollouts_without_reward == 0 and self._step > 1
+        if resumed or not scored.selection.all_failed:
             self._rollouts_without_reward = None
         if self._rollouts_without_reward is None:
             return

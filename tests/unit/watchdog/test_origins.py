@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from grpo_run.runtime.errors import RewardError
 from grpo_run.watchdog.observation import Exit, RankError
 from grpo_run.watchdog.origins import Origin, origin_of
 
@@ -52,3 +53,10 @@ def test_a_rank_without_an_error_file_says_nothing() -> None:
     """It was ended by `os._exit`."""
     silent = Exit(rank=0, pid=1, exit_code=7, signal=None, order=0)
     assert origin_of(silent, starting=True) == (Origin.code, "")
+
+
+def test_functions_that_never_gave_a_reward_are_not_tried_again() -> None:
+    """Each attempt would take some steps first, and so count as progress. The name is that of the class."""
+    name = f"{RewardError.__module__}.{RewardError.__qualname__}"
+    origin, final = origin_of(failed("RewardError", name), starting=False)
+    assert (origin, final) == (Origin.usage, "no reward has been valid since training began")

@@ -191,3 +191,15 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
+
+
+def test_a_resumed_call_is_not_ended_for_an_outage(either: Any, session: Any) -> None:
+    """Its functions have worked before; a judge may come back."""
+    either.state.global_step = 5
+    exclusion = attached(either, session, lambda **_: [])
+    try:
+        with exclusion.scoring(), exclusion.rewarding():
+            for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
+                either._generate_and_score_completions(INPUTS)
+    finally:
+        either.state.global_step = 0
