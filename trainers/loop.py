@@ -17,7 +17,7 @@ every rank. See docs/loops.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from grpo_run.runtime.errors import ConfigError
@@ -121,6 +121,29 @@ def begin(
     from grpo_run.trainers.loops.steps import Run
 
     return Run(_begin(n, state, output_dir, save_every, save_total_limit))
+
+
+def log(values: Mapping[str, Any]) -> None:
+    """Show numbers of the step in progress in the metrics, the progress line, plots and reports. Not collective.
+
+        loop.log({"loss": loss, "reward": rewards.mean()})
+
+    `loss`, `reward`, `completion_length`, `grad_norm` and `learning_rate` (or `lr`) are known, also with `train/` before
+    them, as are the names under which TRL logs them. Other entries are ignored, so the dictionary may be the one that a
+    logger gets. The numbers of rank 0 are those of the run; each rank's own are on the board. The
+    learning guards judge the loss and the reward. Does nothing outside a loop and outside `grpo-run launch`.
+
+    Args:
+        values: numbers by name. A tensor of one element is read at once, which waits for its device.
+    """
+    session = current()
+    if session is None:
+        return
+    from grpo_run.trainers.calls.guard import guard_of
+
+    logs = guard_of(session).logs
+    if logs is not None:
+        logs(values)
 
 
 def _check(n: int | None, save_every: int | None) -> None:

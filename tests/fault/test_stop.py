@@ -15,7 +15,7 @@ import pytest
 from support import containers
 from support.references import undisturbed
 from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
-from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
+from support.trainer_and_loop import LOOP, TRAINER, both, loop_in_full
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
@@ -195,6 +195,29 @@ def test_save_request_makes_one_joint_checkpoint(
     assert run.wait() == 0, run.tail()
     assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-24"]
     verify_digests(path, read_manifest(path).files)
+
+
+@pytest.mark.full
+@both
+def test_another_number_of_ranks_is_refused_and_the_same_continues(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights in the end."""
+    command = (str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
+    run = runs("--nproc-per-node", "2", *command).start()
+    run.until_step(3)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75, run.tail()
+    before = sorted(path for path in (tmp_path / "ours").rglob("*"))
+    for ranks in ("1", "3"):
+        run.arguments[1] = ranks
+        assert run.start().wait() == 2, run.tail()
+        assert "start 2 ranks" in run.tail(2000)
+    assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
+    run.arguments[1] = "2"
+    assert run.start().wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed(script, 24)
 
 
 def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import httpx
 import pytest
 import yaml
 from support import runs
+from support.trainer_and_loop import TRAINER, loop_in_full
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.dashboards.provisioning.generate import FOLDER
@@ -336,12 +337,13 @@ def test_a_run_that_becomes_unreadable_leaves_no_old_values(
     }
 
 
-def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
+@loop_in_full
+def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
     """/metrics of a live launch has state, step, reward, and each rank's phase, progress, tokens and votes."""
     run = runs.Run(
         tmp_path,
         [
-            "--nproc-per-node", "2", str(runs.SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "60",
+            "--nproc-per-node", "2", str(runs.SCRIPTS / script), "--output-dir", "out", "--max-steps", "60",
             "--save-steps", "20", "--step-seconds", "0.1",
         ],
         metrics="127.0.0.1:0",
@@ -371,10 +373,15 @@ def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
         assert total("grpo_rank_observable") == 2
         for rank in (0, 1):
             assert total("grpo_rank_phase", f'rank="{rank}"') == 1
-            assert total("grpo_rank_tokens_generated_total", f'rank="{rank}"') > 0
             assert total("grpo_rank_votes_total", f'rank="{rank}"') > 5
             assert 0 <= total("grpo_rank_last_progress_age_seconds", f'rank="{rank}"') < 30
+            if script == TRAINER:
+                assert total("grpo_rank_tokens_generated_total", f'rank="{rank}"') > 0
+            else:
+                assert total("grpo_rank_loss", f'rank="{rank}"') != 0
+                assert total("grpo_rank_learning_rate", f'rank="{rank}"') > 0
         assert "grpo_reward{" in text
+        assert total("grpo_step_seconds") > 0.05
     finally:
         run.close()
 

@@ -65,6 +65,7 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         state["mean_reward"] += 0.2 * (rewards.mean().item() - state["mean_reward"])
+        loop.log({"loss": loss, "reward": rewards.mean(), "lr": scheduler.get_last_lr()[0]})
         if rank == 0:
             print(f"step {step + 1}: mean reward {state['mean_reward']:.4f}", flush=True)
     if rank == 0:

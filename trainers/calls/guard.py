@@ -7,6 +7,7 @@ a single call is not kept here, and neither is the rank's identity (`rank/sessio
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ class Guard:
         """Numbers of the calls of the run that were recognized in this attempt."""
         self.running: str | None = None
         """What is running: a `train()` call or a loop, as messages name it; None if nothing is."""
+        self.logs: Callable[[Mapping[str, Any]], None] | None = None
+        """Takes what the script logs of a step of the loop that is running; None if none is."""
         self.left: ExitStack | None = None
         """What a loop has set up that the script has left by `break`: it may go on until another call begins."""
         self._train_calls = 0

@@ -6,7 +6,6 @@ callback per `train()` call, added by `train_call.py`. Does not wrap methods (`p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_run.trainers.calls.logged import known_metrics, publish_metrics
 from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.calls.steps import CallSteps
 from grpo_run.trainers.exact.state import ExactState
@@ -23,15 +23,6 @@ from grpo_run.trainers.learning.step_values import StepReader
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase
-
-LOGGED_METRICS = {
-    "reward": ("reward", "rewards/mean"),
-    "completion_length": ("completions/mean_length", "completion_length"),
-    "loss": ("loss",),
-    "grad_norm": ("grad_norm",),
-    "learning_rate": ("learning_rate",),
-}
-"""Fields of the board slot, and the names under which TRL logs them."""
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
@@ -133,21 +124,14 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Publish the logged metrics on the board; rank 0 also journals those of a step."""
         logs = logs or {}
-        metrics: dict[str, float] = {}
-        for field, names in LOGGED_METRICS.items():
-            for name in names:
-                value = logs.get(name)
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    metrics[field] = float(value)
-                    setattr(self._session.slot, field, float(value))
-                    break
-        if metrics and not math.isnan(metrics.get("reward", 0.0)):
-            self._session.slot.publish()
-        # the summary at the end of training carries train_runtime; its loss is a mean over the call
-        if metrics and self._session.is_main and "train_runtime" not in logs:
-            self._session.journal.write(
-                "step_logged", rank=0, step=state.global_step, train_call=self._ordinal, **metrics
-            )
+        publish_metrics(
+            self._session,
+            known_metrics(logs),
+            step=state.global_step,
+            train_call=self._ordinal,
+            # the summary at the end of training carries train_runtime; its loss is a mean over the call
+            journaled="train_runtime" not in logs,
+        )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

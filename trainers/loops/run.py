@@ -27,6 +27,7 @@ from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.loops import rank_state
 from grpo_run.trainers.loops.contents import LoopContents
 from grpo_run.trainers.loops.data_position import DataPosition
+from grpo_run.trainers.loops.logs import LoopLogs
 from grpo_run.trainers.loops.optimizers import OptimizerSteps
 from grpo_run.trainers.loops.rank_state import LoadedRankState, Randomness
 from grpo_run.trainers.loops.state import LoopState
@@ -34,7 +35,6 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.resuming.request import ResumeChoice
 from grpo_run.trainers.saving.saver import Saver
-from grpo_run.watchdog.learning.observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -107,6 +107,7 @@ class SupervisedLoop:
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
         self._guards = LearningGuards(session, self._call.ordinal, sampling_group=session.rank)
+        self._logs = LoopLogs(session, train_call=self._call.ordinal, step=lambda: self.step + 1)
         self._step_vote = StepVote(session, PhaseFingerprint(), guard.requests, self._guards)
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
@@ -130,6 +131,7 @@ class SupervisedLoop:
             session.notify(
                 f"{self._call.title} ends after step {left_after}: the script left it there before the restart"
             )
+        guard.logs = self._logs
         self._optimizers.install()
         self._hooks.callback(self._optimizers.remove)
         for module in self._state.modules.values():
@@ -207,6 +209,7 @@ class SupervisedLoop:
 
     def _commit(self) -> None:
         self._loaded = None
+        values = self._logs.take(optimized=self._optimizers.taken)
         if self._optimizers.take_pending():
             raise ConfigError(
                 f"step {self.step} of a loop ends with gradients that no optimizer has used, which a checkpoint cannot"
@@ -215,7 +218,7 @@ class SupervisedLoop:
         self._contents.step += 1
         step = self._contents.step
         self._contents.call_ends |= self._last_step is not None and step >= self._last_step
-        self._steps.finished(step, StepValues(), collected=not self._voting)
+        self._steps.finished(step, values, collected=not self._voting)
         self._voting = True
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
@@ -254,7 +257,7 @@ class SupervisedLoop:
     def abandon(self) -> None:
         """Leave the loop without an end. Not collective."""
         self._hooks.close()
-        self._guard.running = None
+        self._guard.running = self._guard.logs = None
 
     def leave(self) -> None:
         """Abandon the loop, and publish that no call is running."""
@@ -276,7 +279,8 @@ class SupervisedLoop:
             return
         self._left, self._left_on_purpose = True, on_purpose
         session.left = LeftPlace(frame, self._phase)
-        guard.running, guard.left = None, self._hooks
+        guard.running = guard.logs = None
+        guard.left = self._hooks
         leave(session)
         if on_purpose:
             self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
@@ -294,7 +298,7 @@ class SupervisedLoop:
                 "a loop that was left before its end goes on after another call has begun: call its `end()` before"
             )
         self._left = False
-        self._guard.running, self._guard.left = LOOP, None
+        self._guard.running, self._guard.logs, self._guard.left = LOOP, self._logs, None
         slot = self._session.slot
         slot.state = RankState.training
         slot.replace(Phase.data)
