@@ -50,6 +50,7 @@ from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.ending.earlier import end_earlier, own_identity
 from grpo_run.runtime.supervision.ending.guardian import Guardian
 from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 
@@ -368,6 +369,7 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         fresh_seeds=orders_of(supervisor.history.recoveries),
         injections_fired=tuple(supervisor.history.injections_fired),
         moved_rewards=tuple(supervisor.history.rewards.moved),
+        reward_durations=supervisor.history.phase_records.get(Phase.reward.name),
     )
     environment = settings.to_environment()
     if FLIGHT_RECORDER not in config.environment:

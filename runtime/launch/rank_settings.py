@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pydantic
 
@@ -61,6 +62,8 @@ class RankSettings(pydantic.BaseModel):
 
     moved_rewards: tuple[MovedReward, ...] = ()
     """Reward functions that run in workers because they have hung."""
+    reward_durations: dict[str, Any] | None = None
+    """How long rewards took in earlier attempts, as JSON; None if that is not known."""
 
     @property
     def uses_reward_workers(self) -> bool:

@@ -40,11 +40,17 @@ class Workers:
         )
         self._keys: dict[Any, int] = {}
 
-    def call(self, function: Callable[..., Any], seconds: float = 30.0, **columns: Any) -> Reply:
+    def call(
+        self,
+        function: Callable[..., Any],
+        seconds: float = 30.0,
+        settings: DeadlineSettings = DeadlineSettings(),  # noqa: B008 - frozen
+        **columns: Any,
+    ) -> Reply:
         key = self._keys.setdefault(function, len(self._keys))
         arguments = packing.pack_arguments({"prompts": PROMPTS, "log_metric": None, **columns})
         task = Task(key=key, function=None, arguments=arguments, generators=read_generators())
-        clock = CallClock(Learned(DeadlineSettings(), seconds), seconds)
+        clock = CallClock(Learned(settings, None), seconds)
         packed = packing.pack_function(function)
         return self.pool.call(Call(key=key, function=packed.content, task=task, clock=clock))
 
@@ -129,6 +135,14 @@ def test_a_function_that_misbehaves_costs_its_call_only(
     assert reply.failure.kind is kind
     assert re.match(message, reply.failure.message)
     assert workers.call(lengths).values == [1, 2, 3]
+
+
+def test_a_function_that_holds_the_interpreter_is_ended_long_before_its_deadline(workers: Workers) -> None:
+    failure = workers.call(
+        holds_the_gil, 60.0, DeadlineSettings(floor_seconds=4, first_floor_seconds=4)
+    ).failure
+    assert failure is not None
+    assert failure.message == "held the interpreter for 3.2 s"
 
 
 def test_an_exception_keeps_its_traceback_and_its_type(workers: Workers) -> None:

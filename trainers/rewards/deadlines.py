@@ -1,11 +1,14 @@
 """How long one call of a reward function may take in a worker. Pure: a clock is passed in.
 
 The limits are those of the hang detector for a rank that runs the function itself (`watchdog.stalls.deadlines`), shortened
-so that the call ends first: a longest time, learned from the function's own calls, and a shorter one for a worker that
-does nothing at all. `Learned` belongs to one function, `CallClock` to one call. Called by `service.py` and `pool.py`.
+so that the call ends first: a longest time, learned from the function's own calls, and shorter ones for a worker that
+does nothing at all and for one whose interpreter is held by one thread. `Learned` belongs to one function, `CallClock` to one call. Called by `service.py` and `pool.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import (
@@ -15,7 +18,8 @@ from grpo_run.watchdog.stalls.deadlines import (
     quiet_deadline_seconds,
 )
 from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, QuietClock
+from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
+from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS
 
 BELOW_WATCHDOG = 0.8
 """Share of the hang detector's deadline; the rest is for the end of the worker."""
@@ -38,10 +42,15 @@ class Learned:
     Args:
         settings: bounds of the hang detector.
         limit_seconds: what the user has set as the longest time of a call; None to learn it.
+        earlier: durations of rewards in earlier attempts. That a deadline has ended one there does not count: ending a
+            worker costs less.
     """
 
-    def __init__(self, settings: DeadlineSettings, limit_seconds: float | None) -> None:
+    def __init__(
+        self, settings: DeadlineSettings, limit_seconds: float | None, earlier: Durations | None = None
+    ) -> None:
         self._settings = settings
+        self._earlier = replace(earlier, ended_seconds=0.0) if earlier is not None else Durations()
         self._limit_seconds = limit_seconds
         self._counts = [0] * BUCKETS
         self._first_seconds = 0.0
@@ -53,12 +62,14 @@ class Learned:
     @property
     def durations(self) -> Durations:
         """The calls of whole batches so far."""
-        return Durations(tuple(self._counts), self._first_seconds, self._longest_seconds, self._ended_seconds)
+        own = Durations(tuple(self._counts), self._first_seconds, self._longest_seconds, self._ended_seconds)
+        return self._earlier.then(own)
 
     @property
     def longest_seconds(self) -> float:
         """The longest call of a whole batch, the first one included."""
-        return max(self._first_seconds, self._longest_seconds)
+        durations = self.durations
+        return max(durations.first_seconds, durations.longest_seconds)
 
     def add(self, seconds: float) -> None:
         """A call of a whole batch has returned."""
@@ -90,6 +101,10 @@ class Learned:
         seconds = quiet_deadline_seconds(self.durations, self._settings, connected=connected)
         return min(self.longest_call_seconds(), BELOW_WATCHDOG * seconds)
 
+    def frozen_seconds(self) -> float:
+        """Return how long a worker's interpreter may run no Python while one of its threads uses the CPU."""
+        return min(self.longest_call_seconds(), BELOW_WATCHDOG * self._settings.frozen_limit_seconds)
+
     def bisection_seconds(self, samples: int) -> float:
         """Return how long the search for the samples of a failed call may take.
 
@@ -106,7 +121,8 @@ class Learned:
             left_seconds: of the search.
             levels: how often the part can still be halved, at least 0.
         """
-        usual = PART_FACTOR * self.longest_seconds if self.calls else left_seconds / (levels + 1)
+        known = self.durations.observed
+        usual = PART_FACTOR * self.longest_seconds if known else left_seconds / (levels + 1)
         return min(left_seconds, self.longest_call_seconds(), max(LEAST_PART_SECONDS, usual))
 
 
@@ -121,6 +137,7 @@ class CallClock:
     def __init__(self, learned: Learned, limit_seconds: float) -> None:
         self._learned = learned
         self._quiet = QuietClock()
+        self._frozen = FrozenClock()
         self.limit_seconds = limit_seconds
         self.look_seconds = min(2.0, learned.quiet_seconds(connected=False) / 8)
         """Time between two readings of the worker."""
@@ -150,6 +167,25 @@ class CallClock:
         if now - since < limit:
             return None
         return f"did nothing for {_seconds(limit)}"
+
+    def frozen(
+        self, threads: Mapping[int, ThreadReading] | None, heartbeat_age_seconds: float, now: float
+    ) -> str | None:
+        """Take a reading of the worker's threads, and return why it has run no Python for too long, or None.
+
+        Args:
+            threads: by id; None if they could not be read.
+            heartbeat_age_seconds: since a thread of its interpreter ran last.
+            now: monotonic seconds.
+        """
+        if heartbeat_age_seconds <= HEARTBEAT_LATE_SECONDS:
+            self._frozen = FrozenClock()
+            return None
+        self._frozen = self._frozen.after(threads, now)
+        limit = self._learned.frozen_seconds()
+        if heartbeat_age_seconds < limit or not self._frozen.frozen(stopped=False):
+            return None
+        return f"held the interpreter for {_seconds(limit)}"
 
 
 def _seconds(seconds: float) -> str:

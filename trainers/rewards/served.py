@@ -29,6 +29,7 @@ from grpo_run.trainers.rewards.service import MovedFunction, RewardService
 from grpo_run.trainers.rewards.workers import host
 from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind
 from grpo_run.trainers.rewards.workers.pool import memory_limit_bytes
+from grpo_run.watchdog.stalls.durations import Durations
 
 _SERVED = "_grpo_run_served"
 
@@ -116,6 +117,7 @@ class Rewards:
             self._service = RewardService(
                 opened,
                 session.config,
+                earlier=_durations(session.settings.reward_durations),
                 workers=workers,
                 memory_limit_bytes=memory_limit_bytes(available, workers * session.local_world_size),
                 log=self._log,
@@ -232,6 +234,14 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, daemon=True, name="grpo-run-reward").start()
     return await future
+
+
+def _durations(known: dict[str, Any] | None) -> Durations | None:
+    """What earlier attempts have recorded; None if another version has written it."""
+    try:
+        return Durations.from_json(known) if known is not None else None
+    except ValueError:
+        return None
 
 
 def _place(function: Any) -> MovedReward | None:

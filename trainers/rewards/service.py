@@ -27,6 +27,7 @@ from grpo_run.trainers.rewards.workers.host import Host, surroundings
 from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind, Reply, Task
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
 from grpo_run.trainers.rewards.workers.worker import RECORDED
+from grpo_run.watchdog.stalls.durations import Durations
 
 NOT_PER_SAMPLE = frozenset({"trainer_state", *RECORDED})
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
@@ -62,6 +63,7 @@ class RewardService:
     Args:
         host: forks the workers.
         config: of the run.
+        earlier: how long rewards took in earlier attempts; None if that is not known.
         workers: how many calls may run at the same time.
         memory_limit_bytes: of one worker.
         log: of failures.
@@ -74,6 +76,7 @@ class RewardService:
         host: Host,
         config: RunConfig,
         *,
+        earlier: Durations | None,
         workers: int,
         memory_limit_bytes: int,
         log: FailureLog,
@@ -81,6 +84,7 @@ class RewardService:
         on_waiting: Callable[[], None],
     ) -> None:
         self._config = config
+        self._earlier = earlier
         self._log = log
         self._warn = warn
         self._host = host
@@ -120,8 +124,8 @@ class RewardService:
         return added
 
     def learned(self) -> Learned:
-        """Return what is known of a new function's calls: nothing but the bounds."""
-        return Learned(self._config.deadlines, self._config.reward_timeout_seconds)
+        """Return what is known of a new function's calls."""
+        return Learned(self._config.deadlines, self._config.reward_timeout_seconds, self._earlier)
 
     def score(self, moved: MovedFunction, arguments: dict[str, Any]) -> list[Any] | None:
         """Return the rewards of one call; None if the function stays in the rank, where the caller must call it.

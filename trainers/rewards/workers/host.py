@@ -78,17 +78,20 @@ class Host:
         if not self._connection.recv(1):
             raise ConnectionError("the host of the reward workers has ended")
 
-    def start_worker(self, control: socket.socket, tasks: socket.socket) -> None:
+    def start_worker(self, control: socket.socket, tasks: socket.socket, heartbeat: int) -> None:
         """Start a keeper with its worker.
 
         Args:
             control, tasks: their ends of the connections; the caller closes its own copies.
+            heartbeat: descriptor of the memory that the worker stamps.
 
         Raises:
             OSError: the host has ended.
         """
         self._connection.settimeout(PREPARE_SECONDS)
-        socket.send_fds(self._connection, [_MESSAGE.pack(_START, 0)], [control.fileno(), tasks.fileno()])
+        socket.send_fds(
+            self._connection, [_MESSAGE.pack(_START, 0)], [control.fileno(), tasks.fileno(), heartbeat]
+        )
 
     def close(self) -> None:
         """End the host. Its workers must have been ended before."""
@@ -137,7 +140,7 @@ def _serve(connection: socket.socket) -> NoReturn:
         _reap_keepers()
         if not ready:
             continue
-        header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 2)
+        header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 3)
         while header and len(header) < _MESSAGE.size:
             header += connection.recv(_MESSAGE.size - len(header))
         if not header:
@@ -151,7 +154,8 @@ def _serve(connection: socket.socket) -> NoReturn:
 
 
 def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
-    control, tasks = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+    control, tasks = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    heartbeat = descriptors[2]
     host = os.getpid()
     if os.fork() == 0:
         try:
@@ -159,11 +163,12 @@ def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
             die_with_parent(host)
             from grpo_run.trainers.rewards.workers.keeper import keep
 
-            keep(control, tasks)
+            keep(control, tasks, heartbeat)
         finally:
             os._exit(1)
     control.close()
     tasks.close()
+    os.close(heartbeat)
 
 
 def _prepare(surroundings: Surroundings) -> None:

@@ -31,20 +31,22 @@ END_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
 
 
-def keep(control: socket.socket, tasks: socket.socket) -> NoReturn:
+def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoReturn:
     """Fork the worker, wait for its end or the rank's request, and end everything.
 
     Args:
         control: a frame on it, or its end, is the request. The keeper reports `started`, `exited` and `gone` on it.
         tasks: the worker's connection to the rank.
+        heartbeat: descriptor of the memory that the worker stamps.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keeper = os.getpid()
     worker = os.fork()
     if worker == 0:
-        _become_worker(control, tasks, keeper)
+        _become_worker(control, tasks, heartbeat, keeper)
     tasks.close()
+    os.close(heartbeat)
     _report(control, "started", pid=worker)
     status = _await_end(control, worker)
     if status is not None:
@@ -54,7 +56,7 @@ def keep(control: socket.socket, tasks: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _become_worker(control: socket.socket, tasks: socket.socket, keeper: int) -> NoReturn:
+def _become_worker(control: socket.socket, tasks: socket.socket, heartbeat: int, keeper: int) -> NoReturn:
     try:
         die_with_parent(keeper)
         control.close()
@@ -66,7 +68,7 @@ def _become_worker(control: socket.socket, tasks: socket.socket, keeper: int) ->
                 file.write("1000")
         except OSError:
             pass
-        work(tasks)
+        work(tasks, heartbeat)
     except BaseException:  # noqa: BLE001 - the keeper's code must not go on in this process
         traceback.print_exc()
     finally:

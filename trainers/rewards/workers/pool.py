@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import mmap
 import os
 import pickle
 import select
@@ -31,8 +32,8 @@ from grpo_run.trainers.rewards.workers.messages import (
     send_frame,
     send_frame_until,
 )
-from grpo_run.trainers.rewards.workers.worker import own_memory_bytes
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading
+from grpo_run.trainers.rewards.workers.worker import HEARTBEAT, own_memory_bytes
+from grpo_run.watchdog.stalls.process_clocks import FamilyReading, ThreadReading
 
 LOOK_SECONDS = 0.25
 """Time between two looks at the memory of a worker that runs a call."""
@@ -155,7 +156,9 @@ class WorkerPool:
             reason = clock.overdue(now - began)
             if reason is None and now >= look_at:
                 look_at = now + clock.look_seconds
-                reason = clock.quiet(worker.read_family(), now)
+                reason = clock.quiet(worker.read_family(), now) or clock.frozen(
+                    worker.read_threads(), worker.heartbeat_age(now), now
+                )
             if reason is not None:
                 return _failed(FailureKind.timeout, reason)
             size = worker.memory_bytes()
@@ -181,13 +184,17 @@ class _Worker:
         control, their_control = socket.socketpair()
         tasks, their_tasks = socket.socketpair()
         self._control, self._tasks = control, tasks
+        memory = os.memfd_create("grpo-run-heartbeat", os.MFD_CLOEXEC)
+        os.ftruncate(memory, HEARTBEAT.size)
+        self._heartbeat = mmap.mmap(memory, HEARTBEAT.size)
         try:
-            host.start_worker(their_control, their_tasks)
+            host.start_worker(their_control, their_tasks, memory)
         except OSError:
             control.close()
             tasks.close()
             raise
         finally:
+            os.close(memory)
             their_control.close()
             their_tasks.close()
         control.setblocking(False)
@@ -244,6 +251,18 @@ class _Worker:
             runnable=frozenset(number for number, thread in threads.items() if thread.state == "R"),
             connected=_is_connected(members, self._tasks),
         )
+
+    def read_threads(self) -> dict[int, ThreadReading] | None:
+        """Return the threads of the worker itself, or None."""
+        threads = usage.read_threads([self.pid])
+        if threads is None:
+            return None
+        return {number: ThreadReading(one.state, one.cpu_seconds) for number, one in threads.items()}
+
+    def heartbeat_age(self, now: float) -> float:
+        """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
+        (stamp,) = HEARTBEAT.unpack_from(self._heartbeat)
+        return now - stamp / 1e9 if stamp else 0.0
 
     def why_replace(self, reply: Reply) -> str | None:
         """Return why this worker should not run another call; None if it may."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
+import mmap
 import os
 import pickle
 import socket
+import struct
 import sys
+import threading
 import time
 import traceback
 import types
@@ -32,12 +35,19 @@ from grpo_run.trainers.rewards.workers.messages import (
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
+HEARTBEAT = struct.Struct("<Q")
+HEARTBEAT_SECONDS = 1.0
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def work(tasks: socket.socket) -> NoReturn:
-    """Run tasks until the rank closes the connection."""
+def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
+    """Run tasks until the rank closes the connection.
+
+    Args:
+        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the interpreter.
+    """
+    _start_heartbeat(heartbeat)
     # a function may start processes that look up its helpers by name; they must not run a script again
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()  # a crash shows its line in the rank's output
@@ -51,6 +61,18 @@ def work(tasks: socket.socket) -> NoReturn:
             stream.flush()
         send_frame(tasks, _pickled(reply))
     os._exit(0)
+
+
+def _start_heartbeat(descriptor: int) -> None:
+    memory = mmap.mmap(descriptor, HEARTBEAT.size)
+    os.close(descriptor)
+
+    def stamp() -> None:
+        while True:
+            HEARTBEAT.pack_into(memory, 0, time.monotonic_ns())
+            time.sleep(HEARTBEAT_SECONDS)
+
+    threading.Thread(target=stamp, daemon=True, name="grpo-run-heartbeat").start()
 
 
 class _Worker:

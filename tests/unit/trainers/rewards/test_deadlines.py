@@ -7,7 +7,8 @@ import pytest
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading
+from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.process_clocks import FamilyReading, ThreadReading
 
 SETTINGS = DeadlineSettings()
 
@@ -82,6 +83,30 @@ def test_a_worker_that_does_nothing_is_overdue_before_a_minute() -> None:
 def test_a_worker_that_computes_or_waits_for_a_server_is_not() -> None:
     assert quiet_after(0.5, 200) is None
     assert quiet_after(0.0, 200, connected=True) is None
+
+
+def test_an_interpreter_that_one_thread_holds_is_ended_before_the_hang_detector_would() -> None:
+    """A late heartbeat alone says nothing: the machine may be short of CPUs."""
+
+    def frozen_after(cpu_per_second: float, seconds: int) -> str | None:
+        clock = CallClock(learned(), 1440)
+        found = None
+        for now in range(0, seconds, 2):
+            threads = {7: ThreadReading("R", now * cpu_per_second), 8: ThreadReading("S", 0.0)}
+            found = found or clock.frozen(threads, float(now), float(now))
+        return found
+
+    assert frozen_after(1.0, 20) == "held the interpreter for 16 s"
+    assert frozen_after(0.01, 60) is None
+    assert frozen_after(1.0, 14) is None
+
+
+def test_a_late_attempt_knows_what_earlier_ones_have_learned() -> None:
+    """That the hang detector has ended a reward does not raise the deadline of a worker."""
+    earlier = Durations.of([0.1] * 30).ended_after(60)
+    made = Learned(SETTINGS, None, earlier)
+    assert made.longest_call_seconds() == 48.0
+    assert made.part_seconds(40, 3) == 2.0
 
 
 def test_a_call_is_overdue_at_its_limit() -> None:
