@@ -26,6 +26,7 @@ from grpo_run.trainers.exclusion.selection import Kind, Selection, select
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
+from grpo_run.trainers.upstream.rollout_names import leaves_out_nan
 
 ROLLOUTS_WITHOUT_REWARD = 8
 """So many rollouts may have no valid reward at all from the first step on; then the reward functions are taken to be
@@ -79,10 +80,10 @@ class SampleExclusion:
 
     @contextmanager
     def _wrapped(self, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-        original = getattr(self._trainer, name, None)
-        if original is None:
+        if not leaves_out_nan(self._trainer):
             yield
             return
+        original = getattr(self._trainer, name)
         with override_attributes(
             self._trainer, **{name: functools.wraps(original)(functools.partial(wrapper, original))}
         ):
@@ -133,6 +134,10 @@ class SampleExclusion:
         examined = [checked(function, column, faults) for column, function in enumerate(functions)]
         with override_attributes(self._trainer, reward_funcs=examined):
             table = original(*args, **kwargs)
+        if table.dim() != 2 or table.shape[1] != len(functions) or len(table) % self._generations:
+            # a subclass computes something else of the rewards: failures are None to it, as NaN is under TRL
+            nothing = Selection(samples={})
+            return _Scored(table=table.masked_fill(table.isinf(), math.nan), selection=nothing, faults=faults)
         cut = self._cut_rows(table)
         if not cut and bool(table.isfinite().all()):
             return _Scored(table=table, selection=Selection(samples={}), faults=faults)

@@ -89,10 +89,14 @@ def mark_reward(
     ):
         return function
 
+    counted: Any = None  # the trainer's list: the rewards of one rollout may be computed again
+
     def count(result: Any, completion_ids: Any) -> Any:
+        nonlocal counted
         if hasattr(result, "__len__"):
             slot.rewards_scored += len(result)
-        if counts_tokens and completion_ids is not None:
+        if counts_tokens and completion_ids is not None and completion_ids is not counted:
+            counted = completion_ids
             slot.tokens_generated += sum(len(ids) for ids in completion_ids)
         slot.publish()
         return result

@@ -203,3 +203,34 @@ def test_a_resumed_call_is_not_ended_for_an_outage(either: Any, session: Any) ->
                 either._generate_and_score_completions(INPUTS)
     finally:
         either.state.global_step = 0
+
+
+def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any, session: Any) -> None:
+    """What it returns is no table of functions, so nobody knows what a failure does to it."""
+    exclusion = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
+    original = either._calculate_rewards
+    either._calculate_rewards = lambda *arguments: original(*arguments).sum(1)
+    with exclusion.rewarding():
+        found = either._calculate_rewards(INPUTS, [row["prompt"] for row in INPUTS], [""] * 8, [[1]] * 8)
+    assert found.isnan().tolist() == [True] * 2 + [False] * 6
+
+
+def test_other_trainers_are_left_alone(session: Any) -> None:
+    """TRL has more trainers with methods of these names."""
+
+    class OtherTrainer:
+        """Computes rewards in its own way."""
+
+        reward_funcs = (lambda **_: [NAN],)
+
+        def _calculate_rewards(self) -> str:
+            return "mine"
+
+        def _generate_and_score_completions(self) -> str:
+            return self._calculate_rewards()
+
+    trainer = OtherTrainer()
+    exclusion = SampleExclusion(trainer, session)
+    with exclusion.scoring(), exclusion.rewarding():
+        assert trainer._generate_and_score_completions() == "mine"
+        assert vars(trainer) == {}

@@ -105,6 +105,17 @@ def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: 
     assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
 
 
+def test_tokens_of_a_rollout_that_is_scored_again_are_counted_once(slot: SlotWriter) -> None:
+    """They were generated once. The trainer passes the same list."""
+    wrapped = mark_reward(length_reward, slot, counts_tokens=True)
+    tokens = [[1, 2], [3, 4, 5]]
+    wrapped(completions=["a", "b"], completion_ids=tokens)
+    wrapped(completions=["a", "b"], completion_ids=tokens)
+    assert (slot.tokens_generated, slot.rewards_scored) == (5, 4)
+    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
+    assert slot.tokens_generated == 10
+
+
 def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
     """The same exception is raised."""
     error = KeyError("reward")

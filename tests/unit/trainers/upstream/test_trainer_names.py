@@ -207,3 +207,10 @@ def test_the_trainer_calls_tools_where_they_are_marked() -> None:
     )
     assert f"self.{trainer_names.ENVIRONMENTS}[name]" in made
     assert "environment.reset(" in made
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(rollout_names.TRAINERS))
+def test_the_trainers_that_leave_out_nan_are_where_they_are_looked_for(module: str, name: str) -> None:
+    """Otherwise nothing would be excluded."""
+    package, _, rest = module.partition(".")
+    assert methods(package, f"{rest.replace('.', '/')}.py", name)
