@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from grpo_run.watchdog.learning.alarm import Trip
 
@@ -54,6 +54,19 @@ class RankState(IntEnum):
     failed = 5  # the script raised an exception
 
 
+class EndReason(str, Enum):
+    """Why a completion ended."""
+
+    eos = "eos"
+    """By itself: with an end-of-sequence token, or by a stopping criterion of the script."""
+    length = "length"
+    """At `max_completion_length`."""
+    repetition = "repetition"
+    """It was in a loop."""
+    deadline = "deadline"
+    """The rollout's time was over."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPhase:
     """A phase that has begun and not ended; `since_seconds` is on the monotonic clock.
@@ -86,6 +99,7 @@ class Slot:
     that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
     the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
     counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is odd during one.
+    `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
     """
 
     rank: int
@@ -125,11 +139,19 @@ class Slot:
     idle_threads: tuple[int, ...] = ()
     alone_after: int = 0
     save_state_calls: int = 0
+    ended_eos: float = 0.0
+    ended_length: float = 0.0
+    ended_repetition: float = 0.0
+    ended_deadline: float = 0.0
 
     @property
     def phase(self) -> Phase | None:
         """The innermost open phase, or None before the first."""
         return self.phases[-1].phase if self.phases else None
+
+    def ended(self, reason: EndReason) -> float:
+        """How many completions have ended for this reason."""
+        return float(getattr(self, f"ended_{reason.value}"))
 
     @property
     def began_seconds(self) -> float:

@@ -11,7 +11,7 @@ from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
 from grpo_run.runtime.launch.injection import GRAMMAR, help_text
-from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.watchdog.learning.rules import Guard, Response
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings

@@ -25,7 +25,7 @@ from grpo_run.runtime.launch.injection import check as check_injections
 from grpo_run.runtime.launch.injection import parse_all
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
-from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import parse_guards
 from grpo_run.trainers.upstream.versions import check_versions
 

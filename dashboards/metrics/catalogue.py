@@ -16,6 +16,7 @@ from grpo_run.dashboards.metrics.labels import (
     AWAITED_RANK,
     CAUSE,
     CULPRIT,
+    END_REASON,
     EXCLUSION,
     GUARD,
     LAST_ACTION,
@@ -33,6 +34,7 @@ from grpo_run.dashboards.metrics.readings import (
     awaited_rank_seconds,
     checkpoint_step,
     checkpoint_verified,
+    completions_ended,
     exporter_value,
     goodput,
     guard_trips,
@@ -246,6 +248,11 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_rank_rewards_scored_total", kind="counter", unit="count", labels=(RANK,),
         read=rank_value(lambda run, slot: float(slot.rewards_scored)),
         help="Completions scored by the rank in this attempt.",
+    ),
+    Metric(
+        name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
+        read=completions_ended,
+        help="Completions of the rank in this attempt by why they ended; counted while a cap on generation is set.",
     ),
     Metric(
         name="grpo_rank_votes_total", kind="counter", unit="count", labels=(RANK,),

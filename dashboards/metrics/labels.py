@@ -13,7 +13,7 @@ from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.learning.rules import Guard
-from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.observation import EndReason, Phase, RankState
 
 UNKNOWN = "unknown"
 UNDECIDED = "undecided"
@@ -49,11 +49,14 @@ RESTART_ACTIONS = tuple(action.value for action in DECIDED_ACTIONS if action in 
 ACTIONS = (*(action.value for action in DECIDED_ACTIONS), UNDECIDED)
 
 GUARD = Label(name="guard", values=tuple(guard.value for guard in Guard))
+END_REASONS = tuple(reason.value for reason in EndReason)
+
 RANK = Label(name="rank", values=None)
 RUN_STATE = Label(name="state", values=RUN_STATES)
 RANK_STATE = Label(name="state", values=RANK_STATES)
 PHASE = Label(name="phase", values=PHASES)
 CAUSE = Label(name="cause", values=CAUSES)
+END_REASON = Label(name="reason", values=END_REASONS)
 RESTART = Label(name="action", values=RESTART_ACTIONS)
 LAST_CAUSE = Label(name="cause", values=CAUSES, exclusive=True)
 LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)

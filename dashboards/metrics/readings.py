@@ -26,7 +26,7 @@ from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.status import WAITING_STATES
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.watchdog.learning.rules import Guard
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import EndReason, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
@@ -200,6 +200,13 @@ def rank_state(observation: Observation) -> Iterator[Sample]:
     for rank, slot in observation.readable():
         for state, value in one_hot(RANK_STATES, slot.state.name):
             yield (rank, state), value
+
+
+def completions_ended(observation: Observation) -> Iterator[Sample]:
+    """The completions of each readable rank by why they ended."""
+    for rank, slot in observation.readable():
+        for reason in EndReason:
+            yield (rank, reason.value), slot.ended(reason)
 
 
 @cache

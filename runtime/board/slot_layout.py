@@ -96,6 +96,10 @@ class SlotFields:
     loss: float = _stored("d", math.nan)
     grad_norm: float = _stored("d", math.nan)
     learning_rate: float = _stored("d", math.nan)
+    ended_eos: float = _stored("d", 0.0)
+    ended_length: float = _stored("d", 0.0)
+    ended_repetition: float = _stored("d", 0.0)
+    ended_deadline: float = _stored("d", 0.0)
 
 
 def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:

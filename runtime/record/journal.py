@@ -64,6 +64,7 @@ EVENTS = frozenset(
         "stop_requested",
         "generation_capped",
         "tool_cancelled",
+        "completions_capped",
         "own_training",
         "state_saved",
         "own_checkpoint",

@@ -14,7 +14,7 @@ def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_p
     """`--generation` limits completions, and the journal records the old and new values."""
     run = runs(
         "--nproc-per-node", "2", "--generation", "max_completion_length=3", "no_repeat_ngram_size=2",
-        "repetition_penalty=1.1", "max_time=30", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "12",
+        "repetition_penalty=1.1", "max_time=30", "repetition=64", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "12",
         "--save-steps", "4",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
@@ -23,6 +23,7 @@ def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_p
     assert changed["max_completion_length"][0] > 3
     assert changed["no_repeat_ngram_size"] == (None, 2)
     assert changed["max_time"] == (None, 30.0)
+    assert changed["repetition"] == (None, 64)
     lengths = [event["completion_length"] for event in run.events("step_logged")]
     assert lengths
     assert max(lengths) <= 3

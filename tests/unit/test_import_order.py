@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("learning",), ("rank",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -144,7 +144,9 @@ LIGHT = (
     "runtime.launch.rank_settings",
     "trainers.upstream.trainer_names",
     "trainers.upstream.versions",
-    "trainers.hooks.caps",
+    "trainers.caps",
+    "trainers.caps.settings",
+    "trainers.caps.configuration",
     "trainers.learning.options",
     "cli.main",
     "cli.status",

@@ -16,7 +16,8 @@ import wrapt
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
-from grpo_run.trainers.hooks import caps
+from grpo_run.trainers.caps import configuration as caps
+from grpo_run.trainers.caps.settings import own_caps
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
 from grpo_run.trainers.unguarded.state_saving import watch_state_saving
@@ -40,6 +41,8 @@ def install_guard(session: Session) -> None:
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
     if session.config.generation:
+        if own_caps(session.config.generation).stops:
+            wrapt.register_post_import_hook(_cap_generate, "transformers.generation.utils")
 
         def journal(**fields: Any) -> None:
             if session.is_main:
@@ -50,6 +53,13 @@ def install_guard(session: Session) -> None:
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+
+
+def _cap_generate(module: Any) -> None:
+    """Wrap `generate` before a script can keep it in a function of its own."""
+    from grpo_run.trainers.caps import generation
+
+    generation.install()
 
 
 def wrap_train(module: Any, guard: Guard) -> None:

@@ -23,6 +23,7 @@ from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
+from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.hooks.tools import mark_tools
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
@@ -67,7 +68,8 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rewards_of(session).served(trainer))
-        exclusion = SampleExclusion(trainer, session)
+        end_reasons = hooks.enter_context(capped_rollouts(trainer, session))
+        exclusion = SampleExclusion(trainer, session, end_reasons)
         hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(exclusion.rewarding())
@@ -131,5 +133,5 @@ def run_inner_call(
     would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    with record_model_activity(trainer, guard.session):
+    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session):
         return original(trainer, script_argument, None, *args, **kwargs)

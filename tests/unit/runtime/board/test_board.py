@@ -41,7 +41,7 @@ FIELDS = {
     "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
     "votes": UINT64, "hygiene_runs": UINT64, "vote_wait_seconds": FLOAT, "hygiene_seconds": FLOAT,
     "checkpoint_seconds": FLOAT, "reward": FLOAT, "completion_length": FLOAT, "loss": FLOAT,
-    "grad_norm": FLOAT, "learning_rate": FLOAT, "state": st.sampled_from(RankState),
+    "grad_norm": FLOAT, "learning_rate": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT, "state": st.sampled_from(RankState),
 }  # fmt: skip
 """Every attribute of a writer that a reader sees under the same name."""
 

@@ -1,4 +1,4 @@
-"""Caps on generation are parsed, applied and checked."""
+"""Caps on generation are applied to a configuration and checked on the trainer."""
 
 from __future__ import annotations
 
@@ -10,47 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.hooks import caps
-
-
-def test_settings_are_parsed_with_their_types() -> None:
-    """Integers stay integers."""
-    parsed = caps.parse(
-        ["max_completion_length=256", "repetition_penalty=1.5", "no_repeat_ngram_size=3", "max_time=30"]
-    )
-    assert parsed == {
-        "max_completion_length": 256, "repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "max_time": 30.0,
-    }  # fmt: skip
-    assert [type(value) for value in parsed.values()] == [int, float, int, float]
-
-
-def test_the_last_setting_of_a_key_wins() -> None:
-    """Repeated options behave so on any command line."""
-    assert caps.parse(["max_time=1", "max_time=2"]) == {"max_time": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("max_completion_lenght=5", "did you mean max_completion_length"),
-        ("max_length=5", "did you mean max_completion_length|known:"),
-        ("zzz=5", "known: max_completion_length, repetition_penalty, no_repeat_ngram_size, max_time"),
-        ("max_time", "KEY=VALUE"),
-        ("", "KEY=VALUE"),
-        ("max_time=soon", "max_time=soon: expected a number"),
-        ("max_completion_length=12.5", "max_completion_length=12.5: expected an integer"),
-        ("max_completion_length=", "expected an integer"),
-        ("max_completion_length=0", "greater than 0"),
-        ("max_time=-1", "greater than 0"),
-        ("max_time=inf", "finite"),
-        ("max_time=nan", "finite"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
-    """The error names the nearest key, or the expected value."""
-    with pytest.raises(ConfigError, match=message) as caught:
-        caps.parse([setting])
-    assert "\n" not in str(caught.value)
+from grpo_run.trainers.caps import configuration as caps
 
 
 def test_trl_has_the_fields() -> None:
@@ -106,26 +66,26 @@ def record(applied: Applied) -> Callable[..., None]:
 
 def test_caps_are_applied_before_the_configuration_is_validated(config_class: type, applied: Applied) -> None:
     """TRL's own validation then sees the capped values."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
     config = config_class(max_completion_length=512, generation_kwargs={"do_sample": True})
     assert config.seen == [64]
     assert config.max_completion_length == 64
-    assert config.generation_kwargs == {"do_sample": True, "max_time": 2.5}
+    assert config.generation_kwargs == {"do_sample": True, "no_repeat_ngram_size": 3}
 
 
 def test_each_cap_is_journaled_with_the_value_it_replaced(config_class: type, applied: Applied) -> None:
     """No setting of the script changes silently."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
     config_class()
     assert applied == [
         {"key": "max_completion_length", "old": 1024, "new": 64, "config": "Config"},
-        {"key": "max_time", "old": None, "new": 2.5, "config": "Config"},
+        {"key": "no_repeat_ngram_size", "old": None, "new": 3, "config": "Config"},
     ]
 
 
 def test_the_scripts_dictionary_is_not_modified(config_class: type, applied: Applied) -> None:
     """Several configurations may share it."""
-    caps.install(config_class, {"max_time": 2.5}, record(applied))
+    caps.install(config_class, {"no_repeat_ngram_size": 3}, record(applied))
     mine = {"do_sample": True}
     config_class(generation_kwargs=mine)
     assert mine == {"do_sample": True}
@@ -150,8 +110,8 @@ def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None
 
 def test_a_cap_that_vllm_does_not_support_is_an_error(config_class: type, applied: Applied) -> None:
     """It would have no effect. Caps that are TRL fields are accepted."""
-    caps.install(config_class, {"max_completion_length": 64, "max_time": 2.5}, record(applied))
-    with pytest.raises(ConfigError, match=r"max_time.*vLLM"):
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
+    with pytest.raises(ConfigError, match=r"no_repeat_ngram_size.*vLLM"):
         config_class(use_vllm=True)
 
 
@@ -163,25 +123,36 @@ def trainer(**args: Any) -> Any:
 def test_caps_that_took_effect_pass_the_check() -> None:
     """The test covers fields and generation keywords."""
     caps.check(
-        trainer(max_completion_length=64, generation_kwargs={"max_time": 2.5}),
-        {"max_completion_length": 64, "max_time": 2.5},
+        trainer(max_completion_length=64, generation_kwargs={"no_repeat_ngram_size": 3}),
+        {"max_completion_length": 64, "no_repeat_ngram_size": 3},
     )
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        {"max_completion_length": 512, "generation_kwargs": {"max_time": 2.5}},
+        {"max_completion_length": 512, "generation_kwargs": {"no_repeat_ngram_size": 3}},
         {"max_completion_length": 64, "generation_kwargs": None},
-        {"max_completion_length": 64, "generation_kwargs": {"max_time": 9.0}},
+        {"max_completion_length": 64, "generation_kwargs": {"no_repeat_ngram_size": 9}},
     ],
 )
 def test_a_cap_that_did_not_take_effect_is_an_error(args: dict[str, Any]) -> None:
     """As when the script sets the value again after building the configuration."""
     with pytest.raises(ConfigError, match="did not take effect: SimpleNamespace has"):
-        caps.check(trainer(**args), {"max_completion_length": 64, "max_time": 2.5})
+        caps.check(trainer(**args), {"max_completion_length": 64, "no_repeat_ngram_size": 3})
 
 
 def test_a_trainer_that_does_not_generate_is_not_checked() -> None:
     """An SFT trainer may run in the same script."""
     caps.check(trainer(learning_rate=1e-6), {"max_completion_length": 64})
+
+
+def test_caps_of_our_own_leave_the_configuration_as_it_is(config_class: type, applied: Applied) -> None:
+    """They act through a stopping criterion, and are journaled like the others."""
+    caps.install(config_class, {"repetition": 64, "max_time": 2.5}, record(applied))
+    assert config_class() == config_class(generation_kwargs=None, max_completion_length=1024)
+    assert [(fields["key"], fields["new"]) for fields in applied][:2] == [
+        ("repetition", 64),
+        ("max_time", 2.5),
+    ]
+    caps.check(trainer(max_completion_length=9, generation_kwargs=None), {"repetition": 64, "max_time": 2.5})

@@ -1,55 +1,17 @@
 """Caps on generation that override the script's own GRPO or RLOO configuration.
 
-`parse` reads `--generation KEY=VALUE` for the command line, `install` applies the caps when a configuration
-is built (before TRL validates it), and `check` verifies them on the trainer. Does not generate.
+`install` applies the caps when a configuration is built (before TRL validates it), and `check` verifies them on the
+trainer. Caps of our own are not part of a configuration (`capping.py`). Does not generate.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-
-FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
-"""Caps that are fields of TRL's configuration classes."""
-KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int, "max_time": float}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM supports
-neither."""
-KEYS = {**FIELDS, **KEYWORDS}
-SYNONYMS = dict.fromkeys(
-    ("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), "max_completion_length"
-)
-"""Names that other libraries (vLLM, transformers, OpenAI) use for a cap, for the hint in the error."""
-
-
-def parse(settings: Sequence[str]) -> dict[str, int | float]:
-    """Parse `KEY=VALUE` settings.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is not a positive number.
-    """
-    parsed: dict[str, int | float] = {}
-    for setting in settings:
-        key, separator, text = setting.partition("=")
-        key = key.strip()
-        if not separator:
-            raise ConfigError(f"--generation {setting}: expected KEY=VALUE")
-        if key not in KEYS:
-            near = [SYNONYMS[key]] if key in SYNONYMS else difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
-            raise ConfigError(f"--generation {key}: unknown cap; {hint}")
-        try:
-            value = KEYS[key](text)
-        except ValueError:
-            expected = "an integer" if KEYS[key] is int else "a number"
-            raise ConfigError(f"--generation {key}={text}: expected {expected}") from None
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"--generation {key}={text}: must be greater than 0 and finite")
-        parsed[key] = value
-    return parsed
+from grpo_run.trainers.caps.settings import FIELDS, OWN
 
 
 def install(config_class: Any, caps: Mapping[str, int | float], journal: Callable[..., None]) -> None:
@@ -63,7 +25,9 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
     @functools.wraps(original)
     def capped(self: Any, *args: Any, **kwargs: Any) -> Any:
         for key, value in caps.items():
-            if key in FIELDS:
+            if key in OWN:
+                old = None
+            elif key in FIELDS:
                 old = getattr(self, key)
                 setattr(self, key, value)
             else:
@@ -91,6 +55,8 @@ def check(trainer: Any, caps: Mapping[str, int | float]) -> None:
     if not hasattr(args, "max_completion_length") or not hasattr(args, "generation_kwargs"):
         return
     for key, value in caps.items():
+        if key in OWN:
+            continue
         found = getattr(args, key) if key in FIELDS else (args.generation_kwargs or {}).get(key)
         if found != value:
             raise ConfigError(

@@ -1,0 +1,96 @@
+"""One rollout under caps: its deadline, its turns, and why each of its completions ended.
+
+`capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if the completions call
+tools; the deadline covers all of them. Knows nothing of trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from grpo_run.trainers.caps.deadline import Deadline
+from grpo_run.trainers.caps.end_reasons import Cut, cut, end_reason
+from grpo_run.trainers.caps.turns import continued
+from grpo_run.watchdog.observation import EndReason
+
+
+@dataclass(kw_only=True)
+class _Completion:
+    """One completion so far.
+
+    Args:
+        sequence: prompt and completion, with what tools returned.
+    """
+
+    prompt_length: int
+    sequence: list[int]
+    reason: EndReason
+
+
+@dataclass(kw_only=True)
+class Rollout:
+    """One rollout.
+
+    Args:
+        end_tokens: the tokens that end a completion.
+        max_length: of a completion in tokens, over all turns.
+        deadline: None without that cap.
+    """
+
+    end_tokens: Collection[int]
+    max_length: int
+    deadline: Deadline | None = None
+    steps: int = field(default=0, init=False)
+    """Decoding steps of the turns that have ended; the caller adds them."""
+    timed_out_after: int | None = field(default=None, init=False)
+    """Decoding steps after which the deadline ended the rollout."""
+    _completions: list[_Completion] = field(default_factory=list, init=False)
+
+    def out_of_time(self, steps: int) -> bool:
+        """Return whether the deadline ends the rollout now.
+
+        Args:
+            steps: decoding steps of the present turn.
+        """
+        if self.deadline is None or not self.deadline.passed():
+            return False
+        if self.timed_out_after is None:
+            self.timed_out_after = self.steps + steps
+        return True
+
+    def end_turn(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        cuts: Sequence[Cut | None],
+    ) -> list[list[int]]:
+        """Record a turn, and return its completions cut where a cap ended them.
+
+        Args:
+            prompts: of the turn, one for each completion.
+            completions: as generated.
+            cuts: where a cap ended each.
+        """
+        result = [cut(tokens, one) for tokens, one in zip(completions, cuts, strict=True)]
+        if self._completions:
+            indices = continued([one.sequence for one in self._completions], prompts)
+        else:
+            self._completions = [
+                _Completion(prompt_length=len(prompt), sequence=[], reason=EndReason.eos)
+                for prompt in prompts
+            ]
+            indices = list(range(len(prompts)))
+        for index, prompt, tokens, one in zip(indices, prompts, result, cuts, strict=True):
+            completion = self._completions[index]
+            # a trainer cuts what goes beyond the maximum over all turns
+            left = self.max_length - (len(prompt) - completion.prompt_length)
+            kept = tokens[: max(0, left)]
+            completion.reason = end_reason(kept, one, end_tokens=self.end_tokens, max_length=left)
+            completion.sequence = [*prompt, *kept]
+        return result
+
+    @property
+    def reasons(self) -> tuple[EndReason, ...]:
+        """Why each completion ended, in the order of the trainer's completions."""
+        return tuple(completion.reason for completion in self._completions)
