@@ -39,6 +39,7 @@ from grpo_run.runtime.errors import (
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.helpers import Helpers
@@ -214,7 +215,7 @@ def _supervise(
         stop_signals = _handle_signals(supervisor)
         stops.start()
         _report_failed_threads(supervisor)
-        supervisor.begin(world_size_local=ranks)
+        supervisor.begin(world_size_local=ranks, may_use_trainer=may_use_trainer(launch.sources))
         supervisor.report_terminated(end_earlier(directory.processes, own_identity(token), config.keep))
         agent.run()
     except _StoppedWithoutRanks as stopped:

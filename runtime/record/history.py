@@ -110,9 +110,7 @@ class History:
         if self.first_time is None:
             self.first_time = time
         self._previous_time, self.last_time = self.last_time, time
-        handler = getattr(self, f"_on_{record['event']}", None)
-        if handler is None:
-            return
+        handler = getattr(self, f"_on_{record['event']}", lambda record, time: None)
         try:
             handler(record, time)
         except (LookupError, TypeError, ValueError, ArithmeticError):
@@ -121,6 +119,7 @@ class History:
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
+        self.own.without_trainer = record.get("may_use_trainer") is False
         if self.exit_code == EXIT_GAVE_UP:
             self._reset_budget()  # the user has started the run again after it was given up
         self.exit_code = None
@@ -199,6 +198,9 @@ class History:
             if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
                 recovery.recovery_seconds = max(0.0, at - recovery.at)
 
+    def _on_trainer_imported(self, record: dict[str, Any], time: float) -> None:
+        self.own.without_trainer = False
+
     def _on_own_training(self, record: dict[str, Any], time: float) -> None:
         if self.own.apply_noted(record):
             self._recovered(time)
@@ -211,10 +213,9 @@ class History:
             self._reset_budget()
 
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
-        if record.get("reward") is not None:
-            self.reward = float(record["reward"])
-        if record.get("loss") is not None:
-            self.loss = float(record["loss"])
+        for name in ("reward", "loss"):
+            if record.get(name) is not None:
+                setattr(self, name, float(record[name]))
 
     def _on_sample_excluded(self, record: dict[str, Any], time: float) -> None:
         self.exclusions.apply_sample_excluded(record)

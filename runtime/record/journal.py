@@ -54,6 +54,7 @@ EVENTS = frozenset(
         "run_ended",
         "resume_chosen",
         "resume_missed",
+        "trainer_imported",
         "train_started",
         "train_ended",
         "train_restored",

@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.continuity import own_training
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
@@ -252,6 +252,8 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     if history.own.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
         restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
         return own_training.summarize(history.own, state, exit_code, restarts=restarts, now=time.time())
+    if state == "stopped" and exit_code == EXIT_GAVE_UP and not trained:
+        return "Stopped. The same command begins the script anew; nothing is saved."
     if state == "stopped" and exit_code not in (None, EXIT_STOPPED):
         return f"Stopped: the script returned {exit_code}. Run the same command to start again."
     if exit_code == EXIT_FINISHED and not trained:

@@ -19,6 +19,7 @@ from grpo_run.runtime.supervision.unguarded.means import (
     describe,
     returned_code,
     stop_code,
+    uses_no_trainer,
 )
 from grpo_run.runtime.supervision.unguarded.signalled_stop import SignalledStop
 from grpo_run.watchdog.observation import Exit, Slot
@@ -113,11 +114,12 @@ class StopRequest:
         return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
 
     def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
-        """Return the exit code of a stop by SIGTERM: that of a script that trains by itself, if all ranks have the same one.
+        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have the same one.
 
         A script that has done no work, and may use a Trainer, must be started again.
         """
-        code = None if ranks.alive or not self._history.own.current else returned_code(exits)
+        alone = self._history.own.current or uses_no_trainer(self._history)
+        code = returned_code(exits) if alone and not ranks.alive else None
         return stop_code(self._history) if code is None else code
 
     def expired(self, now: float) -> bool:

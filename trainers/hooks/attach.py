@@ -67,6 +67,8 @@ def wrap_train(module: Any, guard: Guard) -> None:
     original = module.Trainer.train
     if getattr(original, _GUARDED, False):
         return
+    if guard.session.is_rank:
+        guard.session.journal.write("trainer_imported", rank=guard.session.rank)
 
     @functools.wraps(original)
     def train(

@@ -74,10 +74,15 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts) -> str:
 
 
 def stop_code(history: History) -> int:
-    """Return the exit code of a stop: 75 only if the same command goes on from something, or has done no work yet."""
-    if history.own.seen and not history.counts_steps and history.own.checkpoint is None:
+    """Return the exit code of a stop: 75 only if the same command goes on from something, or a Trainer has not begun yet."""
+    if uses_no_trainer(history) and history.own.checkpoint is None:
         return EXIT_GAVE_UP
     return EXIT_STOPPED
+
+
+def uses_no_trainer(history: History) -> bool:
+    """Return whether the script uses no Trainer and no loop, as far as is known."""
+    return not history.counts_steps and (history.own.seen or history.own.without_trainer)
 
 
 def returned_code(exits: Collection[Exit]) -> int | None:
