@@ -25,6 +25,8 @@ from grpo_run.dashboards.metrics.labels import (
     RANK,
     RANK_STATE,
     RESTART,
+    REWARD_FAILURE,
+    REWARD_FUNCTION,
     RUN_STATE,
     VERSION,
 )
@@ -49,6 +51,8 @@ from grpo_run.dashboards.metrics.readings import (
     rank_state,
     rank_value,
     restarts,
+    reward_failures,
+    reward_latency,
     run_info,
     run_state,
     run_value,
@@ -194,6 +198,25 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_rewards_repeated_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.exclusions.repeated_rewards)),
         help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
+    ),
+    Metric(
+        name="grpo_reward_calls_total", kind="counter", unit="count", labels=(REWARD_FUNCTION,),
+        read=reward_latency(lambda latency: latency.calls),
+        help="Calls of each reward function over all ranks, about once per minute; further functions count as other.",
+    ),
+    Metric(
+        name="grpo_reward_seconds_total", kind="counter", unit="seconds", labels=(REWARD_FUNCTION,),
+        read=reward_latency(lambda latency: latency.total_seconds),
+        help="Time spent in calls of each reward function over all ranks, with failed calls and the search for their samples.",
+    ),
+    Metric(
+        name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,), read=reward_failures,
+        help="Calls of reward functions in workers that have failed, by kind.",
+    ),
+    Metric(
+        name="grpo_reward_workers_replaced_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.rewards.replaced)),
+        help="Reward workers that were replaced because they kept memory or left processes.",
     ),
     Metric(
         name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,

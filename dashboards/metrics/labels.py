@@ -1,7 +1,7 @@
 """Labels of the metrics and their closed sets of values.
 
-Every label is either a closed set or one value per local rank, so no content of a journal or board can add
-series. Causes and actions are listed here only if the code can produce them; unit tests compare the lists
+Every label is a closed set, one value per local rank, or a bounded number of names of reward functions, so no content of
+a journal or board can add series without limit. Causes and actions are listed here only if the code can produce them; unit tests compare the lists
 with the sources. Used by `catalogue.py` and `readings.py`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from grpo_run.dashboards.metrics.metric import Label
 from grpo_run.runtime.continuity.decision import RESTARTS, Action
+from grpo_run.runtime.continuity.rewards import MOST_FUNCTIONS, FailureKind
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.watchdog.causes import Cause
@@ -63,5 +64,7 @@ LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)
 CULPRIT = Label(name="culprit", values=None, exclusive=True)
 AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
 AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
+REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
+REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureKind))
 EXCLUSION = Label(name="reason", values=tuple(reason.value for reason in Reason))
 VERSION = Label(name="version", values=None, exclusive=True)

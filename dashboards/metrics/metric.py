@@ -25,12 +25,14 @@ RUN_ID = "run_id"
 class Label:
     """One label of a metric.
 
-    `values` is the closed set of its values, or None for one value per local rank. `exclusive` means that
+    `values` is the closed set of its values, or None for one value per local rank. With `most`, the values are names
+    of the script, at most so many. `exclusive` means that
     only one value is exported at a time, so the label does not multiply the number of series.
     """
 
     name: str
     values: tuple[str, ...] | None
+    most: int = 0
     exclusive: bool = False
 
 
@@ -93,5 +95,5 @@ class Metric(Generic[Source]):
         series = 1
         for label in self.labels:
             if not label.exclusive:
-                series *= local_ranks if label.values is None else len(label.values)
+                series *= label.most or (local_ranks if label.values is None else len(label.values))
         return series

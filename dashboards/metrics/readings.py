@@ -23,6 +23,7 @@ from grpo_run.dashboards.metrics.labels import (
 )
 from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
 from grpo_run.runtime.continuity.recovery import Recovery
+from grpo_run.runtime.continuity.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.record.status import WAITING_STATES
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.watchdog.learning.rules import Guard
@@ -161,6 +162,24 @@ def samples_excluded(observation: Observation) -> Iterator[Sample]:
     counts = observation.status.history.exclusions.samples
     for reason in Reason:
         yield (reason.value,), float(counts[reason.value])
+
+
+def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read a total of each reward function; `other` is always there."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        latencies = observation.status.history.rewards.by_function()
+        for function, latency in ({OTHER: RewardLatency()} | latencies).items():
+            yield (function,), float(field(latency))
+
+    return read
+
+
+def reward_failures(observation: Observation) -> Iterator[Sample]:
+    """The number of calls of reward functions that have failed in a worker, by kind."""
+    counts = observation.status.history.rewards.failures
+    for kind in FailureKind:
+        yield (kind.value,), float(counts.get(kind.value, 0))
 
 
 def last_known(

@@ -265,6 +265,22 @@ def _training() -> list[BuiltPanel]:
             description="Samples left out of baseline and loss, by reason; empty if there are none.",
         ),
         time_series(
+            "Reward latency", width=12, height=8, unit="s",
+            queries={
+                "{{function}}": f"sum by (function) (rate(grpo_reward_seconds_total{{{RUN}}}[$__rate_interval]))"
+                f" / sum by (function) (rate(grpo_reward_calls_total{{{RUN}}}[$__rate_interval]))",
+            },
+            description="Mean time of a call of each reward function.",
+        ),
+        time_series(
+            "Reward failures", width=12, height=8, unit="short",
+            queries={
+                "{{kind}}": f"max by (kind) (increase(grpo_reward_failures_total{{{RUN}}}[$__rate_interval])) > 0",
+                "workers replaced": f"max(increase(grpo_reward_workers_replaced_total{{{RUN}}}[$__rate_interval])) > 0",
+            },
+            description="Calls of reward functions that failed in a worker, by kind; empty if there are none.",
+        ),
+        time_series(
             "Steps without samples", width=12, height=8, unit="short",
             queries={
                 "steps without samples": f"max(grpo_steps_without_samples_total{{{RUN}}})",

@@ -9,12 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 EVERY_FUNCTION = "*"
 """Stands for all functions, if it is not known which one has hung."""
+MOST_FUNCTIONS = 8
+OTHER = "other"
 HANGS_TO_MOVE = 2
 """Hangs of one function at one step. The first may have been a server that was away."""
+
+
+class FailureKind(str, Enum):
+    """How a call in a worker failed. The values appear in the journal and as metric labels."""
+
+    exception = "exception"
+    timeout = "timeout"
+    died = "died"
+    memory = "memory"
+    output = "output"
+    not_tried = "not_tried"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +121,11 @@ class RewardRecord:
         )
 
     def by_function(self) -> dict[str, RewardLatency]:
-        """Return the calls of each function over ranks and attempts."""
+        """Return the calls of each function over ranks and attempts; a function beyond `MOST_FUNCTIONS` counts as `other`."""
         found: dict[str, RewardLatency] = {}
+        names = sorted({function for _, _, function in self.latencies})[:MOST_FUNCTIONS]
         for (_, _, function), one in sorted(self.latencies.items()):
-            total = found.setdefault(function, RewardLatency())
+            total = found.setdefault(function if function in names else OTHER, RewardLatency())
             total.calls += one.calls
             total.total_seconds += one.total_seconds
             total.longest_seconds = max(total.longest_seconds, one.longest_seconds)

@@ -17,11 +17,12 @@ import psutil
 import pytest
 import torch
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
 from grpo_run.trainers.rewards.workers import host as hosts
 from grpo_run.trainers.rewards.workers import packing
 from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
-from grpo_run.trainers.rewards.workers.messages import FailureKind, Reply, Task
+from grpo_run.trainers.rewards.workers.messages import Reply, Task
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 

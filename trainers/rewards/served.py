@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.continuity.rewards import ALL, MovedReward
+from grpo_run.runtime.continuity.rewards import ALL, FailureKind, MovedReward
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.staging.headroom import least_headroom
 from grpo_run.trainers.exclusion.outputs import failed
@@ -27,7 +27,7 @@ from grpo_run.trainers.rewards.failures import FailureLog, Sample
 from grpo_run.trainers.rewards.latencies import LatencyLog
 from grpo_run.trainers.rewards.service import MovedFunction, RewardService
 from grpo_run.trainers.rewards.workers import host
-from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind
+from grpo_run.trainers.rewards.workers.messages import Failure
 from grpo_run.trainers.rewards.workers.pool import memory_limit_bytes
 from grpo_run.watchdog.stalls.durations import Durations
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.outputs import failed
@@ -24,7 +25,7 @@ from grpo_run.trainers.rewards.whole_batch import needs_whole_batch
 from grpo_run.trainers.rewards.workers import packing
 from grpo_run.trainers.rewards.workers.generators import GeneratorStates, read_generators, write_generators
 from grpo_run.trainers.rewards.workers.host import Host, surroundings
-from grpo_run.trainers.rewards.workers.messages import Failure, FailureKind, Reply, Task
+from grpo_run.trainers.rewards.workers.messages import Failure, Reply, Task
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
 from grpo_run.trainers.rewards.workers.worker import RECORDED
 from grpo_run.watchdog.stalls.durations import Durations

@@ -11,29 +11,15 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.trainers.rewards.workers.generators import GeneratorStates
 
 LENGTH = struct.Struct("<Q")
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """A worker that announces more is broken."""
 _CHUNK_BYTES = 1024 * 1024
-
-
-class FailureKind(str, Enum):
-    """How a call failed. The values appear in the journal and as metric labels."""
-
-    exception = "exception"
-    timeout = "timeout"
-    died = "died"
-    memory = "memory"
-    output = "output"
-    not_tried = "not_tried"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,22 +96,13 @@ def dump(value: Any) -> Packed:
 
 def load(content: bytes) -> Any:
     """Return what was pickled with `dump`."""
-    return _Unpickler(io.BytesIO(content)).load()
+    return pickle.loads(content)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.modules: set[str] = set()
-
-    def persistent_id(self, value: Any) -> str | None:
-        """The process's own generators are not copied: the worker's are in the same state."""
-        if isinstance(value, random.Random) and value is _generator("random"):
-            return "random"
-        for name in ("numpy", "torch"):
-            if name in sys.modules and type(value).__module__.startswith(name) and value is _generator(name):
-                return name
-        return None
 
     def reducer_override(self, value: Any) -> Any:
         """Refuse what belongs to the rank, and note the modules that loading imports."""
@@ -124,6 +115,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value.__wrapped__):
             # by default it is looked up by its name, which a worker cannot
             return _cached_again, (value.__wrapped__, value.cache_parameters())
+        elif isinstance(value, random.Random) or type(value).__name__ in ("RandomState", "Generator"):
+            # the process's own generators are not copied: the worker's are in the same state
+            for name in _GENERATORS:
+                if name in sys.modules and value is generator(name):
+                    return generator, (name,)
         else:
             reason = _belongs_to_rank(value)
             if reason is not None:
@@ -135,15 +131,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.modules.add(module)
 
 
-class _Unpickler(pickle.Unpickler):
-    def persistent_load(self, name: Any) -> Any:
-        """Return this process's generator."""
-        if name in _GENERATORS:
-            return _generator(name)
-        raise pickle.UnpicklingError(f"unknown object {name!r}")
-
-
-def _generator(name: str) -> Any:
+def generator(name: str) -> Any:
+    """Return the global generator of this process of a library: `random`, `numpy` or `torch`."""
     if name == "random":
         return getattr(random.seed, "__self__", None)  # a method of it
     if name == "numpy":

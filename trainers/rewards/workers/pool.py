@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.runtime.detection.families import usage
 from grpo_run.trainers.rewards.deadlines import CallClock
 from grpo_run.trainers.rewards.workers.host import Host
 from grpo_run.trainers.rewards.workers.messages import (
     Failure,
-    FailureKind,
     FrameReader,
     Reply,
     Task,
@@ -45,6 +45,8 @@ RECYCLE_BYTES = 1024**3
 """A worker that keeps this much more memory after a call than after its first one is replaced."""
 RECYCLE_PROCESSES = 8
 """A worker that has left more processes than this is replaced, which ends them."""
+SOCKET_BYTES = 4 * 1024**2
+"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant less."""
 LEAST_LIMIT_BYTES = 2 * 1024**3
 LIMIT_SHARE = 0.5
 """Share of the node's available memory that the workers of all its ranks may take together."""
@@ -184,6 +186,8 @@ class _Worker:
         control, their_control = socket.socketpair()
         tasks, their_tasks = socket.socketpair()
         self._control, self._tasks = control, tasks
+        for end in (tasks, their_tasks):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         memory = os.memfd_create("grpo-run-heartbeat", os.MFD_CLOEXEC)
         os.ftruncate(memory, HEARTBEAT.size)
         self._heartbeat = mmap.mmap(memory, HEARTBEAT.size)

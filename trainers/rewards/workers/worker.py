@@ -22,11 +22,11 @@ import traceback
 import types
 from typing import Any, NoReturn
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.trainers.rewards.workers import output, packing
 from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
 from grpo_run.trainers.rewards.workers.messages import (
     Failure,
-    FailureKind,
     Reply,
     Task,
     receive_frame,

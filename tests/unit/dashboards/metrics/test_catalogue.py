@@ -20,6 +20,7 @@ from grpo_run.dashboards.metrics.catalogue import (
 from grpo_run.dashboards.metrics.labels import CAUSES, DECIDED_ACTIONS, INCIDENT_CAUSES, RUN_STATES
 from grpo_run.dashboards.metrics.metric import Metric, Observation
 from grpo_run.runtime.continuity.recovery import Recovery
+from grpo_run.runtime.continuity.rewards import RewardLatency
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Phase, Slot
 
@@ -103,6 +104,19 @@ def test_no_metric_exports_more_series_than_it_declares(make_slot: Any, make_sta
             assert len(values) == len(metric.labels), metric.name
             for label, value in zip(metric.labels, values, strict=True):
                 assert label.values is None or value in label.values, metric.name
+
+
+def test_a_script_with_many_reward_functions_adds_no_series_without_limit(make_status: Any) -> None:
+    """Further functions are counted together."""
+    status = make_status()
+    for number in range(20):
+        status.history.rewards.latencies[0, 0, f"reward{number:02}"] = RewardLatency(
+            calls=1, total_seconds=2.0
+        )
+    found = samples("grpo_reward_seconds_total", observation_of(status))
+    assert len(found) == 9
+    assert found[("other",)] == 24.0
+    assert found[("reward00",)] == 2.0
 
 
 def test_values_outside_the_closed_sets_become_unknown(make_status: Any) -> None:
