@@ -64,6 +64,8 @@ def print_text(status: RunStatus) -> None:
     console.print(facts)
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
+    for late in status.late_ranks:
+        console.print(f"  {late.sentence}")
     for number, recovery in enumerate(status.history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")
         details = [

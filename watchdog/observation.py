@@ -6,6 +6,7 @@ metric and page. Does not interpret what it holds and does no I/O.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -94,7 +95,8 @@ class Slot:
     `committed_step` the last step that it knows every rank voted on. A gauge that was never set is NaN.
     `heartbeat_seconds` is when a thread of the interpreter last ran; `last_work_seconds` is when measurable
     work (a forward pass, tokens, scores) was last done; 0 means never. `collectives_issued` counts the
-    collectives issued from Python, the last one at `last_collective_seconds`. `heartbeat_thread` is the native
+    collectives issued from Python, the last one at `last_collective_seconds`, and `generation_passes` the forward passes
+    in `generate`; one rollout takes about `generation_limit` at most. `heartbeat_thread` is the native
     id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other Python threads
     that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
     the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
@@ -135,6 +137,8 @@ class Slot:
     last_work_seconds: float = 0.0
     collectives_issued: int = 0
     last_collective_seconds: float = 0.0
+    generation_passes: int = 0
+    generation_limit: float = math.nan
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
     alone_after: int = 0

@@ -1,6 +1,6 @@
 """Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
 
-    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives issued, last one's time
+    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of generation
     8      identity                        384    floating-point fields
     64     open phases                     512    threads that wake no other thread
     256    integer fields                 1024    phase histograms
@@ -37,7 +37,8 @@ OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start 
     f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q{MAX_OPEN_PHASES}I"
 )
 MARK = struct.Struct("<Q")
-MARKS = struct.Struct("<4Q")  # heartbeat, last work (ns), collectives issued, time of the last one (ns)
+MARKS = struct.Struct("<5Q")
+"""Heartbeat, last work (ns), collectives issued, time of the last one (ns), forward passes of generation."""
 MAX_IDLE_THREADS = 7
 THREADS = struct.Struct(f"<{1 + MAX_IDLE_THREADS}Q")  # native ids: of the heartbeat, of idle threads
 
@@ -48,6 +49,7 @@ HEARTBEAT_AT = 344  # the marks are 8-byte stores outside the seqlock
 LAST_WORK_AT = 352
 COLLECTIVES_ISSUED_AT = 360
 LAST_COLLECTIVE_AT = 368
+GENERATION_PASSES_AT = 376
 FLOATS_AT = 384
 THREADS_AT = 512  # written by the heartbeat, outside the seqlock
 HISTOGRAMS_AT = 1024
@@ -100,6 +102,7 @@ class SlotFields:
     ended_length: float = _stored("d", 0.0)
     ended_repetition: float = _stored("d", 0.0)
     ended_deadline: float = _stored("d", 0.0)
+    generation_limit: float = _stored("d", math.nan)
 
 
 def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:
@@ -154,7 +157,7 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
     """
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
-    heartbeat_ns, last_work_ns, collectives, last_collective_ns = MARKS.unpack_from(raw, HEARTBEAT_AT)
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
     heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
     values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
     for index in _NANOSECOND_INDICES:
@@ -177,6 +180,7 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
         last_work_seconds=last_work_ns / 1e9,
         collectives_issued=collectives,
         last_collective_seconds=last_collective_ns / 1e9,
+        generation_passes=passes,
         heartbeat_thread=heartbeat_thread,
         idle_threads=tuple(thread for thread in idle_threads if thread),
         **dict(zip(_READING_NAMES, values, strict=True)),
@@ -197,7 +201,7 @@ def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
 
 def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:
     """Return an earlier reading with the present marks, which are stored outside the seqlock."""
-    heartbeat_ns, last_work_ns, collectives, last_collective_ns = MARKS.unpack_from(
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(
         memory, offset + HEARTBEAT_AT
     )
     return dataclasses.replace(
@@ -206,4 +210,5 @@ def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:
         last_work_seconds=last_work_ns / 1e9,
         collectives_issued=collectives,
         last_collective_seconds=last_collective_ns / 1e9,
+        generation_passes=passes,
     )

@@ -22,6 +22,7 @@ from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,
     COLLECTIVES_ISSUED_AT,
     FLOATS_AT,
+    GENERATION_PASSES_AT,
     HEARTBEAT_AT,
     HISTOGRAMS_AT,
     IDENTITY,
@@ -111,6 +112,7 @@ class SlotWriter(SlotFields):
         self._sequence = 0
         self._open_phases: list[_OpenPhase] = []
         self._published_work = (0, 0)
+        self._generation_passes = 0
         memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
         self.collective_log = CollectiveLogWriter(
             memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
@@ -197,6 +199,13 @@ class SlotWriter(SlotFields):
     def record_work(self) -> None:
         """Stamp the time of measurable work: a forward pass, generated tokens, scored rewards."""
         MARK.pack_into(self._memory, self._offset + LAST_WORK_AT, time.monotonic_ns())
+
+    def record_pass(self) -> None:
+        """Record a forward pass of the model: work, and in `generate` one more token of every unfinished completion."""
+        self.record_work()
+        if self._open_phases and self._open_phases[-1].phase is Phase.generate:
+            self._generation_passes += 1
+            MARK.pack_into(self._memory, self._offset + GENERATION_PASSES_AT, self._generation_passes)
 
     def detach(self) -> None:
         """Redirect all further writes to private memory. Called in a forked child, which is not the rank."""

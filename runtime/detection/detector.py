@@ -55,7 +55,7 @@ class HangDetector:
         observe_exit: Observe,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._observe_exit = observe_exit
         self._clock = clock
         self.phase_durations = PhaseDurations()
@@ -83,12 +83,12 @@ class HangDetector:
         self._records = CollectiveRecords(self._ranks, self._clock)
         self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records)
         self._stalls = StallDetector(
-            self._ranks, self._settings, self._movement, self._records, self.phase_durations, now
+            self._ranks, self.settings, self._movement, self._records, self.phase_durations, now
         )
         self._waits = WaitDetector(
-            self._ranks, self._movement, self._stalls.overdue_at, self._settings.exit_connected_seconds
+            self._ranks, self._movement, self._stalls.overdue_at, self.settings.exit_connected_seconds
         )
-        self._exit_hangs = ExitHangDetector(self._settings, self._observe_exit)
+        self._exit_hangs = ExitHangDetector(self.settings, self._observe_exit)
         self._scanned_at = now
 
     def rank_exited(self, rank: int) -> None:
@@ -132,7 +132,7 @@ class HangDetector:
             if self._is_repeated(stuck.stall, slots):
                 return self._stalls.scan(slots, now, self._deadlocks.last_poll)
             # the deadline is certain to pass; the next attempt waits for the end, unless there is none in sight
-            if stuck.stall.lasts_seconds <= self._settings.ceiling_seconds:
+            if stuck.stall.lasts_seconds <= self.settings.ceiling_seconds:
                 self.phase_durations.record_end(stuck.stall.key, stuck.stall.lasts_seconds)
             return stuck
         return self._stalls.scan(slots, now, self._deadlocks.last_poll)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.waiting import Wait, find_wait
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.progress.late_ranks import DataOrder, LateRank, explain
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from grpo_run.watchdog.stalls.stragglers import find_stragglers
 
 WAITING_STATES = ("starting", "running", "suspect", "stopping")
 """In the other states the supervisor handles a fault, or the ranks are gone."""
@@ -57,6 +59,8 @@ class RunStatus:
     awaited: AwaitedRank | None = None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
+    late_ranks: tuple[LateRank, ...] = ()
+    """Ranks of this node that are regularly late, each with the reason as far as it is proved."""
     read_at_seconds: float = field(default_factory=time.monotonic)
 
     @property
@@ -100,6 +104,7 @@ class RunStatus:
             "own_training": history.own.current,
             "own_checkpoint": history.own.checkpoint_as_json(),
             "waiting": self._waiting_as_json(),
+            "late_ranks": [one.as_json() for one in self.late_ranks],
             "ranks": [self._rank_as_json(place, slot) for place, slot in enumerate(self.slots)],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
             "sentence": self.summary,
@@ -159,12 +164,14 @@ def live_status(run: tuple[str, str, str], history: History, board: Board, **obs
     run_id, state, sentence = run
     # once the run has ended, its exit code says how, also if the supervisor failed on the way
     state = history.state if history.exit_code is not None else state
+    slots = tuple(board.read_all())
     return RunStatus(
         run_id=run_id,
         state=state,
         sentence=sentence or summarize(state, history),
         history=history,
-        slots=tuple(board.read_all()),
+        slots=slots,
+        late_ranks=find_late_ranks(board, slots, history),
         supervisor_pid=os.getpid(),
         **observed,
     )
@@ -185,11 +192,13 @@ def read_status(run: RunDirectory) -> RunStatus:
         history.snapshot_step = None  # its memory was freed, or the machine has been started again
     slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
+    late_ranks: tuple[LateRank, ...] = ()
     # pages of a board on another machine are as old as this machine's cache, and its clock is another
     if supervisor is not None and supervisor.is_on_this_machine:
         try:
             board = Board.open(run.board)
             slots, awaited = tuple(board.read_all()), board.read_awaited()
+            late_ranks = find_late_ranks(board, slots, history)
         except RunDirectoryError:
             slots = ()
     state = history.state
@@ -204,7 +213,27 @@ def read_status(run: RunDirectory) -> RunStatus:
         slots=slots,
         supervisor_pid=owner,
         awaited=awaited,
+        late_ranks=late_ranks,
     )
+
+
+def find_late_ranks(board: Board, slots: Sequence[Slot | None], history: History) -> tuple[LateRank, ...]:
+    """Return the ranks on a board that are regularly late in this attempt.
+
+    Args:
+        board: of the run.
+        slots: its readings, by place.
+        history: knows the order of the data.
+    """
+    if len(slots) < 2 or not board.has_full_size:
+        return ()
+    by_rank = {slot.rank: slot for slot in slots if slot is not None}
+    durations = {
+        slot.rank: board.phase_histograms(place) for place, slot in enumerate(slots) if slot is not None
+    }
+    call = history.calls.interrupted
+    order = DataOrder(call.data_order) if call is not None and call.data_order else DataOrder.unknown
+    return tuple(explain(find_stragglers(durations), by_rank, order))
 
 
 def _is_directory(path: object) -> bool:

@@ -16,11 +16,12 @@ from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
+from grpo_run.runtime.record.status import find_late_ranks
 from grpo_run.runtime.supervision import notices
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls.stragglers import find_stragglers
+from grpo_run.watchdog.progress.step_clock import StepClock
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
@@ -48,6 +49,7 @@ class HangMonitor:
         self._suspicion: str | None = None
         self._board: Board | None = None
         self._durations_written_at = time.monotonic()
+        self._step = StepClock(detector.settings, time.monotonic())
 
     def begin_attempt(self, attempt: Attempt, board: Board, pids: Mapping[int, int]) -> None:
         """Watch the ranks of a new attempt.
@@ -59,6 +61,7 @@ class HangMonitor:
         """
         self._suspicion = None
         self._board = board
+        self._step = StepClock(self.detector.settings, time.monotonic())
         self.detector.phase_durations.earlier_attempts = self._history.learned_durations()
         self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
 
@@ -78,9 +81,20 @@ class HangMonitor:
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
-            stragglers = find_stragglers(self.detector.phase_durations.by_rank())
-            notices.warn_of_stragglers(stragglers, self._reporter.warn_once)
-        return finding
+            if self._board is not None:
+                late = find_late_ranks(self._board, self._board.read_all(), self._history)
+                notices.warn_of_late_ranks(late, self._reporter.warn_once)
+        return finding or self._check_step(slots)
+
+    def _check_step(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+        """Report a step that is slow, once; return one that can have no end."""
+        now = time.monotonic()
+        self._step.record(slots, now)
+        slow = self._step.slow_sentence()
+        if slow is not None:
+            self._reporter.warn_once(0, f"slow step {self._step.position}", slow)
+        stall = self._step.stall()
+        return None if stall is None else Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     @property
     def due_at(self) -> float:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.observation import Phase, PhaseKey
+from grpo_run.watchdog.progress.late_ranks import LateRank
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.stragglers import Straggler
 
 WarnOnce = Callable[[int, str, str], None]
 """Warns about (rank, subject, text) unless the same rank and subject were warned about before."""
@@ -40,14 +40,10 @@ def warn_of_blind_spots(blind: Mapping[int, str], warn_once: WarnOnce) -> None:
         warn_once(rank, reason, text)
 
 
-def warn_of_stragglers(stragglers: Iterable[Straggler], warn_once: WarnOnce) -> None:
-    """Warn about ranks that need much longer than the others for the same phase."""
-    for straggler in stragglers:
-        text = (
-            f"rank {straggler.rank} takes {straggler.ratio:.1f} times as long in {straggler.phase.name} as the others"
-            f" ({straggler.median_seconds:.2f} s against {straggler.others_seconds:.2f} s)"
-        )
-        warn_once(straggler.rank, straggler.phase.name, text)
+def warn_of_late_ranks(late: Iterable[LateRank], warn_once: WarnOnce) -> None:
+    """Warn about ranks that need much longer than the others for the same phase, with the reason as far as it is proved."""
+    for one in late:
+        warn_once(one.straggler.rank, one.straggler.phase.name, one.sentence)
 
 
 def warn_of_busy_rank(

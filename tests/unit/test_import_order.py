@@ -16,10 +16,10 @@ ALLOWED = {
 }
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
-        ("diagnosis", "run_processes"),
+        ("diagnosis", "run_processes", "progress"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
-            "causes", "cgroups", "observation", "origins", "processes", "socket_tables",
+            "causes", "cgroups", "duration_text", "observation", "origins", "processes", "socket_tables",
             "rank_names", "callback_names", "verdict",
         ),
         ("learning",),
@@ -65,6 +65,10 @@ PURE = (
     "watchdog.learning.reward_collapse",
     "watchdog.learning.rules",
     "watchdog.learning.zero_variance",
+    "watchdog.progress",
+    "watchdog.progress.late_ranks",
+    "watchdog.progress.step_clock",
+    "watchdog.stalls",
     "watchdog.origins",
     "watchdog.deadlocks.sentences",
     "watchdog.stalls.detection",

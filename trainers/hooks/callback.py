@@ -6,6 +6,7 @@ callback per `train()` call, added by `train_call.py`. Does not wrap methods (`p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -75,6 +76,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
         self._exact.begin(self._resumed_from)
         self._loaded()
+        # what one rollout takes at most; other trainers do not generate
+        self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
         self._steps.begin(state.global_step, state.max_steps, record=self._record, restoring=self._restoring)
         if self._restored is not None and not self._restoring:
             self._saver.saved_step = state.global_step

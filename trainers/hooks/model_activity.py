@@ -22,7 +22,7 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
     slot, accelerator, model = session.slot, trainer.accelerator, trainer.model
     handle = None
     if getattr(model, "_compiled_call_impl", None) is None and not trainer.args.torch_compile:
-        handle = model.register_forward_pre_hook(lambda module, inputs: slot.record_work())
+        handle = model.register_forward_pre_hook(lambda module, inputs: slot.record_pass())
     backward = accelerator.backward
 
     @functools.wraps(backward)

@@ -19,6 +19,7 @@ from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.exclusion.attach import SampleExclusion
+from grpo_run.trainers.hooks import data_order
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity
 from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
@@ -59,6 +60,9 @@ def run_train_call(
     guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
     step_vote = StepVote(session, fingerprint, guard.requests, guards)
     reader = StepReader(trainer)
+    order = data_order.data_order(trainer)
+    if (text := data_order.warning(order)) is not None and session.world_size > 1:
+        session.warn(text)
     with ExitStack() as hooks:
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
@@ -98,7 +102,7 @@ def run_train_call(
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,
-            record=agreed.record,
+            record={**agreed.record, "data_order": str(order)},
             loaded=loading.close,
         )
         trainer.add_callback(callback)

@@ -29,8 +29,9 @@ def find(series: Series, limit: float | None) -> Alarm | None:
         series: mean entropy in nats per token.
         limit: the smallest allowed; None for `LEAST_NATS`, or less if the run began with less.
     """
-    last, earlier = series[-STEPS:], series[:-STEPS]
-    if len(last) < STEPS:
+    shown = [one for one in series if one.value != 0]  # what TRL computes if every token is masked
+    last, earlier = shown[-STEPS:], shown[:-STEPS]
+    if len(last) < STEPS or last[-1].step != series[-1].step:
         return None
     began = median(one.value for one in earlier[:BEGINNING]) if len(earlier) >= BEGINNING else None
     if limit is not None:
@@ -40,14 +41,14 @@ def find(series: Series, limit: float | None) -> Alarm | None:
     else:
         return None
     if all(one.value < least for one in last):
-        return _alarm(series, f"below {least:g}")
+        return _alarm(last, f"below {least:g}")
     if began is not None and all(one.value > began + max(MORE_NATS, MORE_NATS * began) for one in last):
-        return _alarm(series, f"far above the {began:.3g} of the beginning")
+        return _alarm(last, f"far above the {began:.3g} of the beginning")
     return None
 
 
 def _alarm(series: Series, where: str) -> Alarm:
-    first, last = series[-STEPS], series[-1]
+    first, last = series[0], series[-1]
     return Alarm(
         guard=Guard.entropy,
         step=last.step,

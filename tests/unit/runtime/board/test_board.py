@@ -107,6 +107,7 @@ def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
     clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
     stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued", "last_collective_seconds"}
+    stamped |= {"generation_passes"}
     stamped |= {"heartbeat_thread", "idle_threads"}
     names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
     assert {name for name in names if not hasattr(writer, name)} == set()

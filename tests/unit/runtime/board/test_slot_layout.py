@@ -17,6 +17,7 @@ INTEGERS = [
 FLOATS = [
     "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "reward", "completion_length", "loss",
     "grad_norm", "learning_rate", "ended_eos", "ended_length", "ended_repetition", "ended_deadline",
+    "generation_limit",
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
     slot = path.read_bytes()[HEADER_BYTES + SLOT_BYTES :]
     assert struct.unpack_from("<IIII", slot, 8) == (5, 1, 4711, 3)
     assert struct.unpack_from("<iiiiiiiQQQQQQHI", slot, 256) == tuple(range(1, 16))
-    assert struct.unpack_from("<13d", slot, 384) == (*(number / 4 for number in range(1, 13)), 0.0)
+    assert struct.unpack_from("<14d", slot, 384) == (*(number / 4 for number in range(1, 14)), 0.0)
 
 
 def test_every_field_of_the_table_is_in_a_reading() -> None:

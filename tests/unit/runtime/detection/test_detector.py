@@ -1131,7 +1131,7 @@ def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
     world: World, monkeypatch: pytest.MonkeyPatch, lasts: float, remembered: float
 ) -> None:
     """The next attempt waits for it. One that lasts for days would make all later deadlines useless."""
-    world.watch._settings = DeadlineSettings()
+    world.watch.settings = DeadlineSettings()
     sleeping = Stall(
         cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.callback, callback="Upload.on_save",
         deadline_seconds=60.0, waited_seconds=7.0, lasts_seconds=lasts, sentence="It sleeps.", confidence="proved",

@@ -8,14 +8,18 @@ from typing import Any, cast
 
 import pytest
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import HangDetector
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision import hang_monitor
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import OpenPhase, Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 
 
@@ -29,6 +33,8 @@ class Scene:
         durations = {Phase.reward: Durations.of([1.0, 2.0])}
         self.detector: Any = SimpleNamespace(
             scan=lambda slots: None,
+            begin_attempt=lambda *arguments: None,
+            settings=DeadlineSettings(),
             blind={},
             suspicion=None,
             awaited=None,
@@ -111,3 +117,33 @@ def test_a_blind_spot_is_reported(scene: Scene) -> None:
     scene.poll(None)
     (message,) = scene.messages
     assert "rank 1: refused" in message
+
+
+def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, make_slot: Any
+) -> None:
+    """By the supervisor's own clock; a slow step is no fault."""
+    now = 1000.0
+    monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: now)
+    scene.monitor.begin_attempt(
+        SimpleNamespace(place_of_rank={0: 0}, sockets={}, world_size=1),
+        Board.create(scene.journal.with_name("b"), 1),
+        {},
+    )  # type: ignore[arg-type]
+    phases = (OpenPhase(phase=Phase.forward_backward, since_seconds=now),)
+
+    def poll(*, works: bool) -> Finding | None:
+        nonlocal now
+        now += 1.0
+        worked = now if works else 1700.0
+        return scene.monitor.poll({0: make_slot(0, phases=phases, voted_step=0, last_work_seconds=worked)})
+
+    assert all(poll(works=True) is None for _ in range(700))
+    assert len([text for text in scene.messages if "step 1 is slow, but moves" in text]) == 1
+    found = None
+    while found is None:
+        found = poll(works=False)
+        assert now < 6000.0
+    assert found.stall is not None
+    assert found.stall.cause is Cause.no_progress
+    assert now == pytest.approx(1700 + DeadlineSettings().startup_seconds, abs=5)

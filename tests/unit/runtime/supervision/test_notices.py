@@ -13,15 +13,23 @@ from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision.notices import (
     warn_of_blind_spots,
     warn_of_busy_rank,
-    warn_of_stragglers,
+    warn_of_late_ranks,
     warn_of_suspension,
 )
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.progress.late_ranks import Blame, LateRank
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.stragglers import Straggler
 
-SLOW = Straggler(rank=1, phase=Phase.reward, median_seconds=3.0, others_seconds=1.25)
+
+def late(phase: Phase = Phase.reward, rank: int = 1, seconds: float = 3.0) -> LateRank:
+    """A rank that is late for a reason that is not known."""
+    straggler = Straggler(rank=rank, phase=phase, median_seconds=seconds, others_seconds=1.25)
+    return LateRank(straggler=straggler, blame=Blame.unknown, reason="nothing is known")
+
+
+SLOW = late()
 
 
 @pytest.fixture
@@ -85,18 +93,20 @@ def test_a_straggler_is_reported_with_its_times(
     reporter: Reporter, shown: list[str], ranks: list[int | None]
 ) -> None:
     """The ratio, the phase and the durations."""
-    warn_of_stragglers([SLOW], reporter.warn_once)
+    warn_of_late_ranks([SLOW], reporter.warn_once)
     assert ranks == [1]
-    assert shown == ["rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s)"]
+    assert shown == [
+        "rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s); cause: unknown: nothing is known"
+    ]
 
 
 def test_a_straggler_is_reported_once_per_phase(reporter: Reporter, ranks: list[int | None]) -> None:
     """Changed durations are not reported again."""
-    warn_of_stragglers([SLOW], reporter.warn_once)
-    warn_of_stragglers([replace(SLOW, median_seconds=9.0)], reporter.warn_once)
+    warn_of_late_ranks([SLOW], reporter.warn_once)
+    warn_of_late_ranks([late(seconds=9.0)], reporter.warn_once)
     assert len(ranks) == 1
-    others = [SLOW, replace(SLOW, phase=Phase.data), replace(SLOW, rank=0)]
-    warn_of_stragglers(others, reporter.warn_once)
+    others = [SLOW, late(Phase.data), late(rank=0)]
+    warn_of_late_ranks(others, reporter.warn_once)
     assert ranks == [1, 1, 0]
 
 
@@ -106,7 +116,7 @@ def test_a_new_attempt_is_warned_of_again(reporter: Reporter, shown: list[str]) 
         reporter.begin_attempt()
         for _ in range(2):
             warn_of_blind_spots({1: "refused"}, reporter.warn_once)
-            warn_of_stragglers([SLOW], reporter.warn_once)
+            warn_of_late_ranks([SLOW], reporter.warn_once)
     assert len(shown) == 4
     assert shown[:2] == shown[2:]
 
@@ -114,7 +124,7 @@ def test_a_new_attempt_is_warned_of_again(reporter: Reporter, shown: list[str]) 
 def test_nothing_is_reported_of_healthy_ranks(reporter: Reporter, shown: list[str]) -> None:
     """All ranks are observed and equally fast."""
     warn_of_blind_spots({}, reporter.warn_once)
-    warn_of_stragglers([], reporter.warn_once)
+    warn_of_late_ranks([], reporter.warn_once)
     assert shown == []
 
 

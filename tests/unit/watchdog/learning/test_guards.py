@@ -63,6 +63,16 @@ def test_entropy_below_the_bound_and_far_above_the_beginning() -> None:
     assert entropy.find(series(*healthy, 0.09, 0.09, 0.09), 0.1) is not None
 
 
+def test_an_entropy_of_exactly_nothing_is_no_observation() -> None:
+    """TRL divides 0 by the number of tokens that are left, if all completions of a step are masked."""
+    healthy = [0.5] * 20
+    assert entropy.find(series(*healthy, 0.0, 0.0, 0.0, 0.0), None) is None
+    assert entropy.find(series(*healthy, 4e-4, 4e-4, 0.0, 0.0), None) is None
+    alarm = entropy.find(series(*healthy, 4e-4, 0.0, 4e-4, 4e-4), None)
+    assert alarm is not None
+    assert alarm.onset == 21
+
+
 def test_capped_share_needs_a_rise_unless_the_user_has_set_a_limit() -> None:
     """A model that has never learned to stop is capped from the first step."""
     assert capped.find(series(*[1.0] * 100), None) is None

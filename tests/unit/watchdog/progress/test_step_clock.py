@@ -1,0 +1,175 @@
+"""A step that can have no end is ended; one that moves, or of which too little is known, is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.progress.step_clock import SLOW_SECONDS, StepClock
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+POLL = 1.0
+SETTINGS = DeadlineSettings()
+MakeSlot = Callable[..., Slot]
+
+
+class Run:
+    """Two ranks whose slots a test changes; time passes in polls."""
+
+    def __init__(self, make_slot: MakeSlot) -> None:
+        self._make_slot = make_slot
+        self.now = 1000.0
+        self.clock = StepClock(SETTINGS, self.now)
+        self.fields: dict[str, Any] = {
+            "voted_step": 0, "tokens_generated": 0, "rewards_scored": 0, "last_work_seconds": 900.0, "step": 0,
+        }  # fmt: skip
+        self.phases: tuple[OpenPhase, ...] = ()
+        self.enters(Phase.forward_backward, Phase.score)
+
+    def enters(self, *phases: Phase) -> None:
+        """All open phases from now on, the outermost first."""
+        self.phases = tuple(OpenPhase(phase=phase, since_seconds=self.now) for phase in phases)
+
+    def passes(self, seconds: float, act: Callable[[], None] = lambda: None) -> None:
+        """Time passes; `act` is called before each poll."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += POLL
+            act()
+            self.clock.record({rank: self.slot(rank) for rank in (0, 1)}, self.now)
+
+    def slot(self, rank: int) -> Slot:
+        """The slot of a rank."""
+        return self._make_slot(rank, phases=self.phases, **self.fields)
+
+    def works(self) -> None:
+        """The model runs."""
+        self.fields["last_work_seconds"] = self.now
+        if self.phases[-1].phase is Phase.generate:
+            self.fields["generation_passes"] = self.fields.get("generation_passes", 0) + 1
+
+    def commits(self) -> None:
+        """The step is done."""
+        self.fields["voted_step"] += 1
+
+
+@pytest.fixture
+def run(make_slot: MakeSlot) -> Run:
+    """Ranks whose model has run once, as in every step with a model that is not compiled."""
+    made = Run(make_slot)
+    made.passes(2.0, made.works)
+    return made
+
+
+def alternates(run: Run) -> Callable[[], None]:
+    """Phases begin and end for ever, and nothing is done in them."""
+
+    def act() -> None:
+        run.enters(Phase.forward_backward, Phase.reward if int(run.now) % 10 < 7 else Phase.score)
+
+    return act
+
+
+def test_busy_ranks_that_do_nothing_countable_are_no_progress(run: Run) -> None:
+    """After the deadline of a start, with where the time went."""
+    run.passes(SETTINGS.startup_seconds - 10, alternates(run))
+    assert run.clock.stall() is None
+    run.passes(20, alternates(run))
+    stall = run.clock.stall()
+    assert stall is not None
+    assert stall.cause is Cause.no_progress
+    assert stall.culprits == ()
+    assert stall.waiters == (0, 1)
+    assert "reward 42 min and score 18 min" in stall.sentence
+
+
+def test_forty_minutes_of_honest_generation_are_reported_once_and_not_ended(run: Run) -> None:
+    """A first step that takes long because the model is large, with the end of its generation."""
+    run.fields["generation_limit"] = 4096.0
+    run.enters(Phase.forward_backward, Phase.score, Phase.generate)
+    run.passes(SLOW_SECONDS / 2, run.works)
+    assert run.clock.slow_sentence() is None
+    run.passes(SLOW_SECONDS, run.works)
+    sentence = run.clock.slow_sentence()
+    assert sentence is not None
+    assert sentence.startswith("step 1 is slow, but moves: it has taken 15 min")
+    assert "at 1 tokens per second and completion, its generation ends within 53 min" in sentence
+    run.passes(10 * SETTINGS.startup_seconds, run.works)
+    assert run.clock.stall() is None
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback]
+)
+def test_phases_whose_work_is_not_counted_have_their_own_deadlines(run: Run, phase: Phase) -> None:
+    """An upload, an evaluation or a loader may take hours."""
+    run.enters(Phase.forward_backward, phase)
+    run.passes(3 * SETTINGS.startup_seconds)
+    assert run.clock.stall() is None
+    assert run.clock.slow_sentence() is None
+
+
+def test_the_generation_of_another_engine_is_unknown(run: Run) -> None:
+    """vLLM does not run the model's forward hooks."""
+    run.passes(5.0)
+    run.enters(Phase.forward_backward, Phase.score, Phase.generate)
+    run.passes(3 * SETTINGS.startup_seconds)
+    assert run.clock.stall() is None
+    assert run.clock.slow_sentence() is None
+
+
+def test_a_compiled_model_is_unknown(make_slot: MakeSlot) -> None:
+    """It has no hook, so nothing shows that it runs."""
+    run = Run(make_slot)
+    run.passes(3 * SETTINGS.startup_seconds, alternates(run))
+    assert run.clock.stall() is None
+
+
+def test_a_reward_that_is_scored_now_and_then_moves(run: Run) -> None:
+    """A slow judge."""
+
+    def scores() -> None:
+        run.enters(Phase.forward_backward, Phase.reward)
+        run.fields["rewards_scored"] += int(run.now) % 600 == 0
+
+    run.passes(3 * SETTINGS.startup_seconds, scores)
+    assert run.clock.stall() is None
+
+
+def test_each_step_has_its_own_clock_and_later_ones_a_learned_deadline(run: Run) -> None:
+    """Five times the longest step, but half an hour at least."""
+    for _ in range(3):
+        run.passes(1000, run.works)
+        run.commits()
+        run.passes(1.0, run.works)
+    assert run.clock.deadline_seconds == pytest.approx(5 * 1001, rel=0.01)
+    run.passes(4900, alternates(run))
+    assert run.clock.stall() is None
+    run.passes(200, alternates(run))
+    assert run.clock.stall() is not None
+    run.commits()
+    run.passes(1.0, run.works)
+    assert run.clock.stall() is None
+
+
+def test_a_pause_of_the_supervisor_counts_for_nothing(run: Run) -> None:
+    """What was not observed is unknown."""
+    run.passes(SETTINGS.startup_seconds - 100, alternates(run))
+    run.now += 10 * SETTINGS.startup_seconds
+    run.passes(50, alternates(run))
+    assert run.clock.stall() is None
+
+
+def test_a_rank_that_does_not_train_or_cannot_be_read_stops_the_clock(run: Run) -> None:
+    """Before the call, after it, and with an unreadable board."""
+    run.passes(SETTINGS.startup_seconds - 100, alternates(run))
+    run.fields["state"] = RankState.between
+    run.passes(1000, alternates(run))
+    assert run.clock.stall() is None
+    run.fields["state"] = RankState.training
+    run.clock.record({0: run.slot(0), 1: None}, run.now)
+    assert run.clock.position is None
