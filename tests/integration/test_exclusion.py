@@ -13,6 +13,8 @@ from support.runs import SCRIPTS, Run, digest
 
 STEPS = 6
 GENERATIONS = 4
+LONGEST = 20
+"""Tokens of a completion."""
 
 
 def reward_of(prompt: str, completion: str, faults: Collection[int]) -> float | None:
@@ -39,27 +41,35 @@ def by_hand(algorithm: str, rewards: Sequence[float | None]) -> list[float]:
     return advantages
 
 
+CASES = {
+    "loops": (["--loop"], ["--generation", "repetition=8", "--repeat-rewards-above", "0.4"]),
+    "exceptions": (["--raise"], ["--reward-workers", "1"]),
+}
+"""Arguments of the script, and options."""
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "raises"),
+    ("algorithm", "case"),
     [
-        ("grpo", False),
-        pytest.param("rloo", False, marks=pytest.mark.full),
-        pytest.param("grpo", True, marks=pytest.mark.full),
+        ("grpo", "loops"),
+        pytest.param("rloo", "loops", marks=pytest.mark.full),
+        pytest.param("grpo", "exceptions", marks=pytest.mark.full),
     ],
 )
 def test_groups_that_two_ranks_share(
-    algorithm: str, raises: bool, runs: Callable[..., Run], tmp_path: Path
+    algorithm: str, case: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Each rank has half of each group, and a kill changes neither advantages nor weights.
 
-    An outage on one rank makes all ranks compute the rewards of that step again.
+    Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of that step again.
     """
+    arguments, options = CASES[case]
+    faults = (0, 1, 2) if case == "exceptions" else (0, 1)
     words = [
         str(SCRIPTS / "failing_rewards.py"), "--algorithm", algorithm, "--max-steps", str(STEPS), "--save-steps", "2",
         "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3", "--num-generations", str(GENERATIONS),
-        "--output-dir", "out", *(["--raise"] if raises else []),
+        "--max-completion-length", str(LONGEST), "--output-dir", "out", *arguments,
     ]  # fmt: skip
-    options = ["--reward-workers", "1"] if raises else ["--repeat-rewards-above", "0.4"]
     weights, counts = [], []
     for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step4"]}.items():
         folder = tmp_path / name
@@ -75,25 +85,29 @@ def test_groups_that_two_ranks_share(
             for sample in event["samples"]
         }
         counts.append(excluded)
-        if not raises:
-            repeated = [event for event in run.events("rewards_repeated") if event["step"] == 3]
-            assert repeated[0]["left"] < 0.5 <= repeated[0]["share"]
         lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         steps = {record["step"]: record for record in lines}
         assert sorted(steps) == list(range(1, STEPS + 1))
         for step, record in steps.items():
+            completions = record["completion"]
+            cut = {number for at, reason, number in excluded if (at, reason) == (step, "repetition")}
+            assert all(completions[number].endswith("aaaa") for number in cut)
+            assert cut >= {number for number, text in enumerate(completions) if text.endswith("a" * 16)}
             rewards = [
-                reward_of(prompt, completion, (0, 1, 2) if raises else (0, 1))
-                for prompt, completion in zip(record["prompt"], record["completion"], strict=True)
+                None if number in cut else reward_of(prompt, completion, faults)
+                for number, (prompt, completion) in enumerate(zip(record["prompt"], completions, strict=True))
             ]
             groups = [rewards[first : first + GENERATIONS] for first in range(0, len(rewards), GENERATIONS)]
             expected = [advantage for group in groups for advantage in by_hand(algorithm, group)]
             assert record["advantages"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
-            failed = {number for number, reward in enumerate(rewards) if reward is None}
-            assert {
-                number for at, reason, number in excluded if at == step and reason != "small_group"
-            } == failed
+            left_out = {number for at, reason, number in excluded if at == step and reason != "small_group"}
+            assert left_out == {number for number, reward in enumerate(rewards) if reward is None}
     assert weights[0] == weights[1]
     assert counts[0] == counts[1]
-    assert {reason for _, reason, _ in counts[0]} >= {"nan", "infinite", *(["exception"] if raises else [])}
+    assert {reason for _, reason, _ in counts[0]} >= {
+        "nan", "infinite", "exception" if case == "exceptions" else "repetition",
+    }  # fmt: skip
+    if case == "loops":
+        repeated = [event for event in run.events("rewards_repeated") if event["step"] == 3]
+        assert repeated[0]["left"] < repeated[0]["share"]
     assert "Excluded from the loss: " in run.events("run_ended")[-1]["sentence"]

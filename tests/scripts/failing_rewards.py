@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 import tiny
+import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
@@ -56,6 +57,18 @@ class Outage:
         return [] if step == 3 and first and os.environ["RANK"] == "1" else [0.0] * len(completions)
 
 
+def plant_loop(model: Any, tokenizer: Any) -> None:
+    """Let the letter a be followed by itself, whatever else the model has learned; other tokens lead to it now and then."""
+    token = tokenizer.convert_tokens_to_ids("a")
+    with torch.no_grad():
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding[:, 0] = 0
+        embedding[token] = 0
+        embedding[token, 0] = 50
+        head[token] = 0
+        head[token, 0] = 5
+
+
 class RecordSteps(TrainerCallback):
     """Writes what TRL has logged of each step's rollout."""
 
@@ -76,13 +89,17 @@ def main() -> None:
     parser.add_argument(
         "--raise", action="store_true", dest="raises", help="a function raises, instead of an outage"
     )
+    parser.add_argument("--loop", action="store_true", help="plant a loop into the model")
     parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
     arguments = parser.parse_args()
     configuration, trainer_class = TRAINERS[arguments.algorithm]
     tokenizer = tiny.tokenizer()
     recorder = RecordSteps()
+    model = tiny.policy(len(tokenizer), arguments)
+    if arguments.loop:
+        plant_loop(model, tokenizer)
     trainer = trainer_class(
-        model=tiny.policy(len(tokenizer), arguments),
+        model=model,
         reward_funcs=[overlap, variety, raising if arguments.raises else Outage()],
         args=configuration(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.launch.config import Exclusion
+from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.attach import ROLLOUTS_WITHOUT_REWARD, SampleExclusion
 from grpo_run.trainers.exclusion.outputs import failed
 from grpo_run.trainers.exclusion.reporting import EMPTY_ROLLOUTS
+from grpo_run.watchdog.observation import EndReason
 
 NAN = math.nan
 REWARDS = [1.0, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
@@ -234,3 +235,11 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
     with exclusion.scoring(), exclusion.rewarding():
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
+
+
+def test_the_ends_of_caps_are_the_reasons_of_exclusions() -> None:
+    """Both are one word, and every end of a cap can be masked."""
+    capped = [end.value for end in EndReason if end is not EndReason.eos]
+    assert sorted(capped) == sorted(CAPPED_ENDS)
+    assert [Reason(end).value for end in EndReason if end is not EndReason.eos] == capped
+    assert set(Exclusion().masked_ends) <= set(CAPPED_ENDS)
