@@ -146,12 +146,10 @@ def test_a_function_that_holds_the_interpreter_is_ended_long_before_its_deadline
     assert failure.message == "held the interpreter for 3.2 s"
 
 
-def test_an_exception_keeps_its_traceback_and_its_type(workers: Workers) -> None:
+def test_an_exception_keeps_its_traceback(workers: Workers) -> None:
     failure = workers.call(raises).failure
     assert failure is not None
-    assert failure.error is not None
     assert "in raises\n" in failure.traceback
-    assert isinstance(packing.load(failure.error), LookupError)
 
 
 def test_an_async_function_runs_in_a_worker_too(workers: Workers) -> None:

@@ -7,7 +7,6 @@ Starts no process itself (`workers/`).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 import time
@@ -55,7 +54,6 @@ class MovedFunction:
         self.learned = learned
         self.stays = ""
         self.packed: packing.Packed | None = None
-        self.has_succeeded = False
 
 
 class RewardService:
@@ -129,11 +127,7 @@ class RewardService:
         return Learned(self._config.deadlines, self._config.reward_timeout_seconds, self._earlier)
 
     def score(self, moved: MovedFunction, arguments: dict[str, Any]) -> list[Any] | None:
-        """Return the rewards of one call; None if the function stays in the rank, where the caller must call it.
-
-        Raises:
-            BaseException: what the function raised, if it has never returned for any sample.
-        """
+        """Return the rewards of one call; None if the function stays in the rank, where the caller must call it."""
         self._join_preparation()
         if moved.stays:
             return None
@@ -152,7 +146,6 @@ class RewardService:
             self._keep_in_rank(moved, reply.stays)
             return None
         if reply.failure is None:
-            moved.has_succeeded = True
             moved.learned.add(reply.seconds)
             self._accept(reply.generators)
             batch.replay([(batch.all, reply)])
@@ -186,6 +179,11 @@ class RewardService:
     def _call(
         self, moved: MovedFunction, part: range, batch: _Batch, generators: GeneratorStates, seconds: float
     ) -> Reply:
+        """Make one call.
+
+        Raises:
+            StaysInRankError: the arguments cannot be pickled, or there is no worker.
+        """
         assert moved.packed is not None
         task = Task(
             key=moved.key,
@@ -194,7 +192,10 @@ class RewardService:
             generators=generators,
         )
         clock = CallClock(moved.learned, seconds)
-        return self._pool.call(Call(key=moved.key, function=moved.packed.content, task=task, clock=clock))
+        try:
+            return self._pool.call(Call(key=moved.key, function=moved.packed.content, task=task, clock=clock))
+        except OSError as error:
+            raise packing.StaysInRankError(f"has no worker ({error})") from error
 
     def _search(self, moved: MovedFunction, batch: _Batch, failure: Failure) -> list[Any]:
         """Find the samples that the function fails on, and return the rewards."""
@@ -206,13 +207,10 @@ class RewardService:
             self._pool.refresh()
             self._bisect(moved, batch, search, passed)
         if not passed:
-            if all(one.kind is FailureKind.timeout for one in (failure, *search.failed.values())):
+            late = (FailureKind.timeout, FailureKind.not_tried)
+            if all(one.kind in late for one in (failure, *search.failed.values())):
                 moved.learned.note_slow(moved.learned.longest_call_seconds())
-            raises = (FailureKind.exception, FailureKind.output)
-            if not moved.has_succeeded and all(one.kind in raises for one in search.failed.values()):
-                raise _as_exception(moved.name, failure)
         else:
-            moved.has_succeeded = True
             self._accept(passed[-1][1].generators)
         samples = [
             Sample(index=index, failure=one, prompt=batch.prompts[index], completion=batch.completions[index])
@@ -244,7 +242,10 @@ class RewardService:
                 search.give_up(Failure(kind=FailureKind.not_tried, message=text))
                 return
             seconds = moved.learned.part_seconds(left, max(0, (len(part) - 1).bit_length()))
-            reply = self._call(moved, part, batch, generators, seconds)
+            try:
+                reply = self._call(moved, part, batch, generators, seconds)
+            except packing.StaysInRankError as error:
+                reply = Reply(stays=str(error), records=[])
             failure = reply.failure
             if reply.stays:
                 failure = Failure(kind=FailureKind.exception, message=reply.stays)
@@ -320,28 +321,3 @@ def _needs_device(failure: Failure) -> bool:
 
     words = ("CUDA", "No HIP GPUs", "NVIDIA driver", "XPU")
     return torch.accelerator.is_available() and any(word in failure.message for word in words)
-
-
-def _as_exception(name: str, failure: Failure) -> BaseException:
-    """Return the exception that a function raised in a worker, with the worker's traceback as its cause."""
-    error: BaseException | None = None
-    if failure.error is not None:
-        with contextlib.suppress(Exception):
-            error = packing.load(failure.error)
-    if not isinstance(error, BaseException):
-        error = RuntimeError(failure.message)
-    if failure.kind is FailureKind.output:
-        error = ValueError(f"the reward function {name!r} {failure.message}")
-    error.__cause__ = RemoteTraceback(failure.traceback)
-    return error
-
-
-class RemoteTraceback(Exception):
-    """Shows where an exception was raised in a worker."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"

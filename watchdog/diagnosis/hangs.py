@@ -26,7 +26,7 @@ ADVICE = {
     Cause.collective_missing_rank: "A collective is inside a condition that differs between ranks, or there is one too many. Compare the two lines.",
     Cause.rank_exited_early: "All ranks must take the same number of steps. Use grpo_run.trainers.consensus to agree on when to stop.",
     Cause.generation_stall: "If generation may take this long, raise --deadline-ceiling, or limit it with --generation max_time=SECONDS.",
-    Cause.reward_stall: "Set a timeout on the calls that the reward function waits for.",
+    Cause.reward_stall: "Set a timeout on the calls that the reward function waits for, or run rewards in worker processes with --reward-workers 1.",
     Cause.data_stall: "Check the storage and the worker processes of the data loader.",
     Cause.checkpoint_stall: "Check the file system of output_dir.",
     Cause.interpreter_stuck: "The interpreter did not run: a call holds the GIL (a regular expression, native code), or the process is stopped.",

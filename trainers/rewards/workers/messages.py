@@ -29,13 +29,11 @@ class Failure:
     Attributes:
         message: one line.
         traceback: as Python prints it; empty if there is none.
-        error: the pickled exception; None if it cannot be pickled.
     """
 
     kind: FailureKind
     message: str
     traceback: str = ""
-    error: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

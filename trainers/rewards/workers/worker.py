@@ -175,14 +175,8 @@ def _failure(kind: FailureKind, error: BaseException) -> Failure:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    try:
-        pickled: bytes | None = packing.dump(error).content
-        assert pickled is not None
-        packing.load(pickled)  # some exceptions cannot be made again from their arguments
-    except Exception:  # noqa: BLE001 - the rank raises one of its own then
-        pickled = None
     message = _line(error) if kind is FailureKind.exception else str(error)
-    return Failure(kind=kind, message=message, traceback=text[-MAX_TRACEBACK_CHARACTERS:], error=pickled)
+    return Failure(kind=kind, message=message, traceback=text[-MAX_TRACEBACK_CHARACTERS:])
 
 
 def _pickled(reply: Reply) -> bytes:
