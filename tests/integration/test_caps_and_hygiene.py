@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 STEPS = ("--max-steps", "8", "--save-steps", "4")
 
@@ -27,6 +29,20 @@ def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_p
     lengths = [event["completion_length"] for event in run.events("step_logged")]
     assert lengths
     assert max(lengths) <= 3
+
+
+@pytest.mark.parametrize("script", ["grpo.py", pytest.param("rloo.py", marks=pytest.mark.full)])
+def test_caps_that_are_never_hit_change_no_weight(
+    script: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The run ends as under plain ranks without grpo-run; every rollout was watched."""
+    run = runs(
+        "--nproc-per-node", "2", "--generation", "repetition=8", "max_time=1000", str(SCRIPTS / script),
+        "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    assert run.events("completions_capped") == []
+    assert digest(tmp_path / "out") == undisturbed(script, 12)
 
 
 def test_hygiene_runs_at_its_interval_and_records_its_duration(runs: Callable[..., Run]) -> None:

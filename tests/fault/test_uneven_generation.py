@@ -1,0 +1,41 @@
+"""A deadline of generation on ranks of very different speed: no rank leaves another inside a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import CONFIGS, SCRIPTS, Run
+
+ROOT = CONFIGS.parent.parent
+SLOW_STEPS = (2, 4)
+TOKENS, SECONDS_A_TOKEN, DEADLINE_SECONDS = 40, 0.4, 4.0
+"""Rank 1 would take 16 s for a rollout, and rank 0 takes a fraction of a second."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "zero3", "fsdp2"])
+def test_a_slow_rank_is_cut_and_no_rank_hangs(mode: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """With DDP only the slow rank's rollout is cut. Sharded weights keep ranks in step: both are cut, after as many tokens."""
+    slow = [f"slow-generation@rank1:step{step}:seconds={SECONDS_A_TOKEN}" for step in SLOW_STEPS]
+    run = runs(
+        *(("--allow-untested",) if mode == "fsdp2" else ()),
+        *(word for fault in slow for word in ("--inject", fault)),
+        "--generation", f"max_time={DEADLINE_SECONDS}", "repetition=64",
+        "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
+        str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / "out"), "--max-steps", "6", "--save-steps", "3",
+        "--max-completion-length", str(TOKENS),
+        environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None, cwd=ROOT,
+    ).start()  # fmt: skip
+    assert run.wait(240) == 0, run.tail()
+    assert run.status()["recoveries"] == [], run.tail()
+    cut = {
+        (event["step"], event["rank"]): event["decoding_steps"] for event in run.events("completions_capped")
+    }
+    ranks = (1,) if mode == "ddp" else (0, 1)
+    assert {(step - 1, rank) for step in SLOW_STEPS for rank in ranks} <= set(cut), (cut, run.tail())
+    for step in SLOW_STEPS:
+        assert cut[step - 1, 1] < TOKENS
+        if mode != "ddp":
+            assert abs(cut[step - 1, 0] - cut[step - 1, 1]) <= 1, cut
