@@ -29,10 +29,18 @@ def logged(text: str) -> set[tuple[int, str]]:
 
 
 def killed(
-    runs: Callable[..., Run], ranks: int, words: tuple[str, ...], steps: range, timeout_seconds: float
+    runs: Callable[..., Run],
+    ranks: int,
+    words: tuple[str, ...],
+    steps: range,
+    phases: tuple[str, ...] = (),
+    *,
+    timeout_seconds: float,
 ) -> Run:
     """Run the example under `grpo-run launch`, with a rank killed in each of these steps, to its end."""
-    options = (*kills(steps, ranks), "--nproc-per-node", str(ranks))
+    options = (*kills(steps, ranks, phases), "--nproc-per-node", str(ranks))
+    if phases:
+        options = (*options, "--snapshot-every", "1")
     run = runs(*options, EXAMPLE, *words, environment=ENVIRONMENT).start()
     assert run.wait(timeout_seconds) == 0, run.tail()
     assert len(run.events("fault_injected")) == len(steps), run.tail()
@@ -42,13 +50,14 @@ def killed(
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("phases", [(), ("vote", "optimizer", "checkpoint", "data")], ids=["body", "phases"])
 @pytest.mark.parametrize(
     ("ranks", "mode"),
     [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
     ids=["one rank", "DDP of 2", "DDP of 3", "FSDP2 of 2"],
 )
 def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
-    ranks: int, mode: tuple[str, ...], tmp_path: Path, runs: Callable[..., Run]
+    ranks: int, mode: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
     """Two epochs; DDP with one rank is the plain model. The model is compared by its bytes, the rewards at every step."""
     steps = 2 * EPOCH[ranks]
@@ -57,7 +66,7 @@ def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
     command = ["--standalone", "--nproc-per-node", str(ranks), EXAMPLE, *words]
     expected = logged(torchrun(tmp_path / "torchrun", command, environment=ENVIRONMENT))
     assert len(expected) == steps
-    run = killed(runs, ranks, words, range(1, steps + 1), 600)
+    run = killed(runs, ranks, words, range(1, steps + 1), phases, timeout_seconds=600)
     assert logged(run.output.read_text()) == expected, run.tail()
     assert model(tmp_path) == model(tmp_path / "torchrun"), run.tail()
 
@@ -67,6 +76,6 @@ def test_the_example_with_sharded_state_resumes_from_memory(tmp_path: Path, runs
     words = ("--steps", "5", "--log-every", "1", "--fsdp2")
     (tmp_path / "plain").mkdir()
     plain_ranks(tmp_path / "plain", [EXAMPLE, *words], ranks=2)
-    run = killed(runs, 2, words, range(4, 5), 120)
+    run = killed(runs, 2, words, range(4, 5), timeout_seconds=120)
     assert logged(run.output.read_text()) == logged((tmp_path / "plain" / "printed.txt").read_text())
     assert model(tmp_path) == model(tmp_path / "plain"), run.tail()

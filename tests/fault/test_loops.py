@@ -48,6 +48,7 @@ def test_a_loop_killed_at_every_step_equals_the_undisturbed_one(
     run = launched(runs, tmp_path, *words, ranks=ranks, options=killed).start()
     assert run.wait(400) == 0, run.tail()
     assert len(run.events("fault_injected")) == steps, run.tail()
+    assert any(event["in_memory"] for event in run.events("resume_chosen")), run.tail()
     different = differences(tmp_path / "out", expected)
     assert not different, "\n".join([*different, run.tail()])
 
