@@ -369,6 +369,9 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         expected_snapshot=supervisor.expected_snapshot,
         fresh_seeds=orders_of(supervisor.history.recoveries),
         injections_fired=tuple(supervisor.history.injections_fired),
+        quarantine=supervisor.quarantine.prompts,
+        suspected_rollout=supervisor.quarantine.suspected,
+        prompts=str(files.prompts(rank)),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=supervisor.history.phase_records.get(Phase.reward.name),
     )

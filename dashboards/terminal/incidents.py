@@ -22,6 +22,7 @@ MAX_FILE_CHARACTERS = 40
 ACTIONS = {
     "restart": "restart all ranks",
     "restart_from_earlier_checkpoint": "roll back",
+    "quarantine_batch": "restart all ranks and replace the prompts of the rollout",
     "stop": "stop the run",
 }
 

@@ -21,7 +21,12 @@ class Action(str, Enum):
 
 
 RESTARTS = frozenset(
-    {Action.restart, Action.restart_from_earlier_checkpoint, Action.restart_with_plan_change}
+    {
+        Action.restart,
+        Action.restart_from_earlier_checkpoint,
+        Action.restart_with_plan_change,
+        Action.quarantine_batch,
+    }
 )
 
 

@@ -17,6 +17,7 @@ from grpo_run.runtime.continuity.rewards import MovedReward
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
+from grpo_run.runtime.rollouts.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.staging.slot import SnapshotName
 
 VARIABLE = "GRPO_RUN_RANK"
@@ -60,6 +61,12 @@ class RankSettings(pydantic.BaseModel):
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 
+    quarantine: tuple[QuarantinedPrompt, ...] = ()
+    """Prompts that are replaced."""
+    suspected_rollout: RolloutPosition | None = None
+    """The rollout of the last fault, whose prompts the ranks record; None if it happened elsewhere."""
+    prompts: str = ""
+    """File in which the rank records the prompts of that rollout."""
     moved_rewards: tuple[MovedReward, ...] = ()
     """Reward functions that run in workers because they have hung."""
     reward_durations: dict[str, Any] | None = None

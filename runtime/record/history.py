@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.failure_rate import mean_time_between_failures
 from grpo_run.runtime.record.step_times import StepTimes
 from grpo_run.runtime.rollouts.exclusions import Exclusions
+from grpo_run.runtime.rollouts.quarantine import Quarantine
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -79,6 +80,8 @@ class History:
     """The run's `train()` calls."""
     exclusions: Exclusions = field(default_factory=Exclusions)
     """Samples that were excluded from the loss."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    """Prompts that are replaced."""
     own: OwnTraining = field(default_factory=OwnTraining)
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
@@ -110,9 +113,15 @@ class History:
         if self.first_time is None:
             self.first_time = time
         self._previous_time, self.last_time = self.last_time, time
-        handler = getattr(self, f"_on_{record['event']}", lambda record, time: None)
+        event = record["event"]
+        handler = getattr(self, f"_on_{event}", None)
+        if handler is None and event not in _FORWARDED:
+            return
         try:
-            handler(record, time)
+            if handler is not None:
+                handler(record, time)
+            else:
+                _FORWARDED[event](self, record)
         except (LookupError, TypeError, ValueError, ArithmeticError):
             self.unreadable += 1  # truncated to its header, or written by another version
 
@@ -142,9 +151,6 @@ class History:
         self.own.apply_attempt_started()
         self.calls.apply_attempt_started(record, time)
 
-    def _on_rank_started(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_rank_started(record)
-
     def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
         self.calls.apply_resume_chosen(record)
         if record.get("mismatch"):
@@ -157,15 +163,6 @@ class History:
         self.resume_mismatches += 1
         if self.recoveries and not self.recoveries[-1].mismatch:
             self.recoveries[-1].mismatch = text
-
-    def _on_train_restored(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_train_restored(record)
-
-    def _on_loop_left(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_loop_left(record)
-
-    def _on_train_ended(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_train_ended(record)
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
         if record.get("rank") not in (0, None):
@@ -205,9 +202,6 @@ class History:
         if self.own.apply_noted(record):
             self._recovered(time)
 
-    def _on_state_saved(self, record: dict[str, Any], time: float) -> None:
-        self.own.apply_state_saved(record)
-
     def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
         if self.own.apply_saved(record, time):
             self._reset_budget()
@@ -216,15 +210,6 @@ class History:
         for name in ("reward", "loss"):
             if record.get(name) is not None:
                 setattr(self, name, float(record[name]))
-
-    def _on_sample_excluded(self, record: dict[str, Any], time: float) -> None:
-        self.exclusions.apply_sample_excluded(record)
-
-    def _on_group_excluded(self, record: dict[str, Any], time: float) -> None:
-        self.exclusions.apply_group_excluded(record)
-
-    def _on_rewards_repeated(self, record: dict[str, Any], time: float) -> None:
-        self.exclusions.apply_rewards_repeated()
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])
@@ -281,15 +266,6 @@ class History:
         )
         self.rewards.apply_incident(record)
         self.failures_without_progress += 1
-
-    def _on_reward_moved(self, record: dict[str, Any], time: float) -> None:
-        self.rewards.apply_moved(record)
-
-    def _on_reward_failed(self, record: dict[str, Any], time: float) -> None:
-        self.rewards.apply_failed(record)
-
-    def _on_reward_latency(self, record: dict[str, Any], time: float) -> None:
-        self.rewards.apply_latency(record)
 
     def _on_reward_worker_replaced(self, record: dict[str, Any], time: float) -> None:
         self.rewards.replaced += 1
@@ -398,3 +374,20 @@ class History:
         assert end is not None
         wall = end - self.first_time - self._idle_seconds
         return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
+
+
+_FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
+    "sample_excluded": lambda history, record: history.exclusions.apply_sample_excluded(record),
+    "group_excluded": lambda history, record: history.exclusions.apply_group_excluded(record),
+    "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
+    "reward_moved": lambda history, record: history.rewards.apply_moved(record),
+    "reward_failed": lambda history, record: history.rewards.apply_failed(record),
+    "reward_latency": lambda history, record: history.rewards.apply_latency(record),
+    "rank_started": lambda history, record: history.calls.apply_rank_started(record),
+    "train_restored": lambda history, record: history.calls.apply_train_restored(record),
+    "loop_left": lambda history, record: history.calls.apply_loop_left(record),
+    "train_ended": lambda history, record: history.calls.apply_train_ended(record),
+    "state_saved": lambda history, record: history.own.apply_state_saved(record),
+    "rewards_repeated": lambda history, record: history.exclusions.apply_rewards_repeated(),
+}
+"""Events that concern one part of the history only."""

@@ -46,6 +46,7 @@ OWN_NAMES = (
     "attempts",
     "incidents",
     "held",
+    "quarantine.json",
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))
@@ -102,6 +103,11 @@ class RunDirectory:
     def processes(self) -> Path:
         """Names the last supervisor and the token of its ranks' processes."""
         return self.path / "processes.json"
+
+    @property
+    def quarantine(self) -> Path:
+        """The prompts that are replaced. The user may edit it."""
+        return self.path / "quarantine.json"
 
     @property
     def incidents(self) -> Path:

@@ -40,6 +40,8 @@ class Reason(str, Enum):
     """The completion was cut because it repeated itself."""
     deadline = "deadline"
     """The completion was cut at its deadline."""
+    quarantined = "quarantined"
+    """The prompt is in quarantine; the completion is of another one."""
     small_group = "small_group"
     """The sample has a reward, but fewer than two of its group have one."""
 

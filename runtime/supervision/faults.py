@@ -26,6 +26,7 @@ from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.policy import decide
+from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
 from grpo_run.runtime.supervision.unguarded.means import stop_code
 from grpo_run.watchdog.diagnosis.exits import is_lost_peer
@@ -61,6 +62,7 @@ class FaultHandler:
         lifecycle: of the run.
         reporter: for events and messages.
         history: contains each event as soon as it is written.
+        quarantine: of the run's prompts.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class FaultHandler:
         lifecycle: Lifecycle,
         reporter: Reporter,
         history: History,
+        quarantine: RunQuarantine,
     ) -> None:
         self._config = config
         self._run = run
         self._lifecycle = lifecycle
         self._reporter = reporter
         self._history = history
+        self._quarantine = quarantine
 
     def handle(
         self,
@@ -106,6 +110,7 @@ class FaultHandler:
         self._lifecycle.fire(RunEvent.evidence_written)
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
+        prompts = self._quarantine.due(verdict, context.attempt.files)
         if usage is not None:
             decision = Decision(
                 action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
@@ -117,6 +122,7 @@ class FaultHandler:
                 self._config.budget,
                 stopping=stopping,
                 can_go_back=self._can_go_back(verdict),
+                prompts=len(prompts),
             )
         restart = decision.action in RESTARTS
         if usage is None:
@@ -133,6 +139,8 @@ class FaultHandler:
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if restart:
             self._move_reward()
+        if decision.action is Action.quarantine_batch:
+            self._quarantine.add(prompts)
         tell_ranks(context, verdict)
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it

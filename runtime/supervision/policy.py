@@ -3,7 +3,8 @@
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
 certain to repeat (the same error at the same line and step) causes only one restart, unless the next attempt differs: a
-reward function that has not returned in time twice runs in a worker then.
+reward function that has not returned in time twice runs in a worker then, and prompts on which generation has failed twice
+are replaced.
 
 A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
 progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
@@ -22,6 +23,7 @@ from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.rollback.policy import decide_trip
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
@@ -35,7 +37,13 @@ MIN_PATIENT_TRIES = 4
 
 
 def decide(
-    history: History, verdict: Verdict, budget: Budget, *, stopping: bool, can_go_back: bool = True
+    history: History,
+    verdict: Verdict,
+    budget: Budget,
+    *,
+    stopping: bool,
+    can_go_back: bool = True,
+    prompts: int = 0,
 ) -> Decision:
     """Return what follows the latest incident.
 
@@ -45,6 +53,7 @@ def decide(
         budget: limit on consecutive failures.
         stopping: a stop was requested, so nothing is restarted.
         can_go_back: for a learning guard, see `decide_trip`.
+        prompts: how many prompts could be put into quarantine.
     """
     if stopping:
         return _stop("a stop was requested")
@@ -68,6 +77,12 @@ def decide(
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
     failed_start = trained and verdict.starting
     repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
+    fails_on_its_prompts = verdict.deterministic or verdict.cause is Cause.generation_stall
+    if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
+        return Decision(
+            action=Action.quarantine_batch,
+            reason=f"{_expected_start(history)}; generation has failed twice on this rollout",
+        )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
         if history.own.current:

@@ -42,6 +42,7 @@ from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
 from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import set_aside
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.means import StopMeans, stop_code
@@ -104,8 +105,14 @@ class Supervisor:
             else None
         )
         self.lifecycle = Lifecycle(self._state_changed)
+        self.quarantine = RunQuarantine(run, self.history, self._reporter)
         self._faults = FaultHandler(
-            config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
+            config,
+            run,
+            lifecycle=self.lifecycle,
+            reporter=self._reporter,
+            history=self.history,
+            quarantine=self.quarantine,
         )
         self._hangs = HangMonitor(
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
@@ -167,6 +174,7 @@ class Supervisor:
             self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
             self._live.read_ranks()
         self.held.hold()
+        self.quarantine.begin_attempt()
         self._reporter.begin_attempt()
         self.attempt.files.close()
         self.attempt = Attempt(

@@ -70,7 +70,7 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """The exit code, or None while the process runs; a signal's number is negative."""
-        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+        if self.returncode is None and _is_ready(self._connection, 0.0):
             self._receive()
         return self.returncode
 
@@ -81,7 +81,7 @@ class WarmProcess:
             subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
         """
         if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
+            if not _is_ready(self._connection, timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self._receive()
         assert self.returncode is not None
@@ -268,3 +268,10 @@ def import_time(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if READ_AT_IMPORT.fullmatch(name) and name != "PYTHONPATH"
     }
+
+
+def _is_ready(connection: socket.socket, timeout_seconds: float | None) -> bool:
+    """Whether there is something to read; unlike `select`, with any number of open files."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))

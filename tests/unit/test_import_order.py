@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
         ("inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -97,6 +97,7 @@ PURE = (
     "runtime.call_names",
     "runtime.record.commits",
     "runtime.rollouts.exclusions",
+    "runtime.rollouts.quarantine",
     "runtime.launch.injection",
     "runtime.record.failure_rate",
     "runtime.record.step_times",

@@ -151,7 +151,8 @@ class SampleExclusion:
         if reasons is None:
             return set()
         self._cut = list(reasons)
-        flags = table.new_tensor([float(reason in self._config.masked_ends) for reason in self._cut])
+        masked = {*self._config.masked_ends, Reason.quarantined.value}
+        flags = table.new_tensor([float(reason in masked) for reason in self._cut])
         gathered = self._trainer.accelerator.gather(flags)
         return {row for row, masked in enumerate(gathered.tolist()) if masked}
 

@@ -28,6 +28,7 @@ from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.hooks.tools import mark_tools
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
+from grpo_run.trainers.quarantine.attach import PromptQuarantine
 from grpo_run.trainers.rewards.served import rewards_of
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
@@ -73,10 +74,12 @@ def run_train_call(
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rewards_of(session).served(trainer))
         end_reasons = hooks.enter_context(capped_rollouts(trainer, session))
-        exclusion = SampleExclusion(trainer, session, end_reasons)
+        quarantine = PromptQuarantine(trainer, session, call.ordinal)
+        exclusion = SampleExclusion(trainer, session, quarantine.row_reasons(end_reasons))
         hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(exclusion.rewarding())
+        hooks.enter_context(quarantine.attached())
         hooks.enter_context(mark_tools(trainer, session))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))

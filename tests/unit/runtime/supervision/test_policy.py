@@ -43,6 +43,7 @@ def history(story: Sequence[str], *, trained: bool = True) -> History:
 
 KILLED = verdict()
 BUG = verdict(cause=Cause.exception, signature="KeyError@train.py:3:step7", deterministic=True)
+STALL = verdict(cause=Cause.generation_stall, signature="generation_stall@train.py:3:step7")
 BUG_TWICE = f"!{BUG.signature}"
 NO_START = verdict(
     cause=Cause.startup_failure, signature="ImportError@train.py:1:step0", deterministic=True, starting=True
@@ -356,3 +357,30 @@ def test_without_a_budget_no_reward_is_moved() -> None:
     }
     budget = Budget(failures_without_progress=0)
     assert decide(History.of([failure, failure]), BUG, budget, stopping=False).action is Action.stop
+
+
+@pytest.mark.parametrize(
+    ("why", "story", "what", "prompts", "action"),
+    [
+        ("first failure", [BUG_TWICE], BUG, 4, Action.restart),
+        ("the same again", [BUG_TWICE, BUG_TWICE], BUG, 4, Action.quarantine_batch),
+        ("prompts not known", [BUG_TWICE, BUG_TWICE], BUG, 0, Action.stop),
+        ("a hang again", [f"!{STALL.signature}"] * 2, STALL, 4, Action.quarantine_batch),
+        ("a hang again, prompts not known", [f"!{STALL.signature}"] * 2, STALL, 0, Action.restart),
+        ("kills may be anyone's", ["!killed", "!killed"], KILLED, 4, Action.restart),
+    ],
+)
+def test_prompts_leave_where_the_run_would_be_given_up(
+    why: str, story: Sequence[str], what: Verdict, prompts: int, action: Action
+) -> None:
+    """A failure that a restart only repeats may be that of a prompt; no other changes the training."""
+    decision = decide(history(story), what, Budget(), stopping=False, prompts=prompts)
+    assert decision.action is action, why
+
+
+def test_no_restart_is_allowed_for_prompts_either() -> None:
+    """With `--max-restarts 0`."""
+    budget = Budget(failures_without_progress=0)
+    assert (
+        decide(history([BUG_TWICE, BUG_TWICE]), BUG, budget, stopping=False, prompts=4).action is Action.stop
+    )

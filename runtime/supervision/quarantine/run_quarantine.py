@@ -1,0 +1,89 @@
+"""The quarantined prompts of a run: read before every attempt, extended after a fault.
+
+    first fault in generation → the next attempt records the prompts of that rollout → the same fault again → quarantine
+
+Used by `faults.py` and by `cli.launch`, which passes the prompts to the ranks. That a fault leads to quarantine is decided in
+`policy.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.record.attempt_files import AttemptFiles
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.reporter import Reporter
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.rollouts.quarantine import QuarantinedPrompt, RolloutPosition, quarantined
+from grpo_run.runtime.rollouts.quarantine_file import read_quarantine, read_rollout, write_quarantine
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.verdict import Verdict
+
+GENERATION = Phase.generate.name
+
+
+class RunQuarantine:
+    """The quarantined prompts of a run.
+
+    Raises:
+        RunDirectoryError: the user's `quarantine.json` is not valid.
+    """
+
+    def __init__(self, run: RunDirectory, history: History, reporter: Reporter) -> None:
+        self._run = run
+        self._history = history
+        self._reporter = reporter
+        self.prompts = self._read()
+        """Prompts that the ranks replace."""
+        self.suspected: RolloutPosition | None = None
+        """The rollout whose prompts the ranks record."""
+
+    def begin_attempt(self) -> None:
+        """Read the file again, which the user may have edited, and suspect the rollout of the last fault."""
+        try:
+            self.prompts = self._read()
+        except RunDirectoryError as error:
+            self._reporter.warn(None, f"{error}; the prompts that were quarantined before are replaced")
+        last = self._history.recoveries[-1] if self._history.recoveries else None
+        self.suspected = None
+        if last is not None and last.train_call:
+            self.suspected = RolloutPosition(train_call=last.train_call, step=last.step + 1)
+
+    def due(self, verdict: Verdict, files: AttemptFiles) -> list[QuarantinedPrompt]:
+        """Return the prompts that a fault would put into quarantine: those of the culprits' rollout, if it failed in generation.
+
+        Args:
+            files: of the attempt, in which the ranks recorded them.
+        """
+        position = self.suspected
+        if (
+            position is None
+            or verdict.phase != GENERATION
+            or verdict.step + 1 != position.step
+            or self._history.quarantine.holds(position)
+        ):
+            return []
+        found = [one for rank in verdict.culprits for one in read_rollout(files.prompts(rank), position)]
+        return quarantined(found, position)
+
+    def add(self, prompts: Sequence[QuarantinedPrompt]) -> None:
+        """Put prompts into quarantine, and say so."""
+        known = [one for one in self.prompts if one not in prompts]
+        self._reporter.write(
+            "prompt_quarantined", step=prompts[0].from_step - 1, prompts=[one.model_dump() for one in prompts]
+        )
+        path = self._run.quarantine
+        try:
+            write_quarantine(path, [*known, *prompts])
+        except OSError as error:
+            self._reporter.warn(None, f"{path} cannot be written: {error.strerror}")
+        plural = "prompt is" if len(prompts) == 1 else "prompts are"
+        self._reporter.notify(
+            f"{len(prompts)} {plural} replaced from step {prompts[0].from_step} on, because generation failed twice on the"
+            f" rollout: {prompts[0].preview!r}{' …' if len(prompts) > 1 else ''} ({path} lists them)"
+        )
+
+    def _read(self) -> tuple[QuarantinedPrompt, ...]:
+        found = read_quarantine(self._run.quarantine)
+        return tuple(self._history.quarantine.prompts if found is None else found)

@@ -1,0 +1,75 @@
+"""A prompt that cannot be generated from costs two recoveries, not the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import SCRIPTS, Run, digest
+
+SCRIPT = str(SCRIPTS / "bad_prompt.py")
+STEPS = ("--max-steps", "6", "--save-steps", "2", "--bad-prompt", "5")
+"""Rank 1 generates from prompt 5 in step 4."""
+
+
+def bad_prompt(runs: Callable[..., Run], *words: str, name: str = "run", output_dir: str = "out") -> Run:
+    """A run whose generation fails in step 4."""
+    return runs(
+        "--nproc-per-node", "2", *words, SCRIPT, "--output-dir", output_dir, *STEPS, name=name
+    ).start()  # fmt: skip
+
+
+def test_a_prompt_on_which_generation_fails_twice_is_replaced(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It leaves baseline and loss, is listed for the user, and stays out after another fault."""
+    run = bad_prompt(runs, "--inject", "kill@rank0:step6")
+    assert run.wait(150) == 0, run.tail()
+    actions = [event["action"] for event in run.events("action")]
+    assert actions == ["restart", "quarantine_batch", "restart"], run.tail()
+    (event,) = run.events("prompt_quarantined")
+    listed = json.loads((run.directory / "quarantine.json").read_text())
+    assert event["prompts"] == listed
+    assert [(one["preview"], one["from_step"]) for one in listed] == [("pxesgx", 4)]
+    (excluded,) = run.events("sample_excluded")
+    assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
+    assert "1 prompt is replaced from step 4 on" in run.tail()
+
+
+@pytest.mark.full
+def test_a_fault_after_the_quarantine_ends_in_the_same_weights(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Steps before the recorded one keep the prompt, later ones replace it, whatever is done again."""
+    undisturbed = bad_prompt(runs, name="undisturbed")
+    assert undisturbed.wait(150) == 0, undisturbed.tail()
+    expected = digest(tmp_path / "out")
+    killed = bad_prompt(
+        runs, "--inject", "kill@rank0:step6", "--inject", "kill@rank1:step5", name="killed", output_dir="out2"
+    )
+    assert killed.wait(150) == 0, killed.tail()
+    assert digest(tmp_path / "out2") == expected
+
+
+@pytest.mark.full
+def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Callable[..., Run]) -> None:
+    """It waits until the deadline twice."""
+    run = runs(
+        "--nproc-per-node", "2", "--deadline-floor", "3", "--deadline-first", "5", SCRIPT, "--output-dir", "out", *STEPS,
+        "--how", "hang",
+    ).start()  # fmt: skip
+    assert run.wait(120) == 0, run.tail()
+    assert [event["action"] for event in run.events("action")][-1] == "quarantine_batch", run.tail()
+
+
+@pytest.mark.full
+def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Callable[..., Run]) -> None:
+    """At the launch, with the place in the file; nothing is lost."""
+    run = bad_prompt(runs, "--max-restarts", "0")
+    assert run.wait(150) == 93
+    (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
+    run.start()
+    assert run.wait(60) == 2
+    assert "quarantine.json: 0.sha256: String should match pattern" in run.tail()
