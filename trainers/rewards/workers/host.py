@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -26,7 +25,6 @@ PREPARE_SECONDS = 300.0
 HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _MESSAGE = struct.Struct("<BQ")
 _PREPARE, _START = 1, 2
-_REAP_MILLISECONDS = 500
 _started: Host | None = None
 
 
@@ -133,13 +131,9 @@ def _serve(connection: socket.socket) -> NoReturn:
         import setproctitle
 
         setproctitle.setproctitle("grpo-run reward workers")
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
+    signal.signal(signal.SIGCHLD, lambda number, frame: _reap_keepers())
     while True:
-        ready = poll.poll(_REAP_MILLISECONDS)
-        _reap_keepers()
-        if not ready:
-            continue
+        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
         header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 3)
         while header and len(header) < _MESSAGE.size:
             header += connection.recv(_MESSAGE.size - len(header))

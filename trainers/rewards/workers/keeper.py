@@ -24,8 +24,6 @@ from grpo_run.trainers.rewards.workers.worker import work
 from grpo_run.watchdog.processes import list_processes, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-REAP_SECONDS = 0.5
-"""Time between two looks for adopted processes that have exited."""
 END_SECONDS = 10.0
 """How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left then."""
 _LOOK_SECONDS = 0.01
@@ -41,6 +39,7 @@ def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoRetu
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keeper = os.getpid()
     worker = os.fork()
     if worker == 0:
@@ -77,20 +76,25 @@ def _become_worker(control: socket.socket, tasks: socket.socket, heartbeat: int,
 
 def _await_end(control: socket.socket, worker: int) -> int | None:
     """Return the worker's wait status; None if the rank has asked for the end."""
-    pidfd = os.pidfd_open(worker)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    poll.register(pidfd, select.POLLIN)
+    poll.register(woken, select.POLLIN)
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(REAP_SECONDS * 1000)}
-        if pidfd in ready:
-            return os.waitpid(worker, 0)[1]
-        if control.fileno() in ready:
-            receive_frame(control)
-            return None
         for pid in _children():
             if pid != worker:
                 _reap(pid)
+        found, status = os.waitpid(worker, os.WNOHANG)
+        if found:
+            return status
+        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if control.fileno() in ready:
+            receive_frame(control)
+            return None
+        os.read(woken, 4096)
 
 
 def _end_all(worker: int) -> int:

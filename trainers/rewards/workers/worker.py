@@ -47,14 +47,15 @@ def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
     Args:
         heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the interpreter.
     """
-    _start_heartbeat(heartbeat)
+    beating = _Heartbeat(heartbeat)
     # a function may start processes that look up its helpers by name; they must not run a script again
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()  # a crash shows its line in the rank's output
     worker = _Worker()
     process = os.getpid()
     while (frame := receive_frame(tasks)) is not None:
-        reply = worker.run(pickle.loads(frame))
+        with beating:
+            reply = worker.run(pickle.loads(frame))
         if os.getpid() != process:
             os._exit(0)  # forked by the function, and returned from it
         for stream in (sys.stdout, sys.stderr):
@@ -63,16 +64,40 @@ def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
     os._exit(0)
 
 
-def _start_heartbeat(descriptor: int) -> None:
-    memory = mmap.mmap(descriptor, HEARTBEAT.size)
-    os.close(descriptor)
+class _Heartbeat:
+    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to run.
 
-    def stamp() -> None:
+    Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck only if all
+    threads of its processes are.
+
+    Args:
+        descriptor: of the memory, which is 0 between two calls. It is closed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, HEARTBEAT.size)
+        os.close(descriptor)
+        self._calling = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="grpo-run-heartbeat").start()
+
+    def __enter__(self) -> None:
+        self._stamp(time.monotonic_ns())
+        self._calling.set()
+
+    def __exit__(self, *exception: object) -> None:
+        self._calling.clear()
+        self._stamp(0)
+
+    def _beat(self) -> None:
         while True:
-            HEARTBEAT.pack_into(memory, 0, time.monotonic_ns())
+            self._calling.wait()
+            self._stamp(time.monotonic_ns())
             time.sleep(HEARTBEAT_SECONDS)
+            if not self._calling.is_set():
+                self._stamp(0)
 
-    threading.Thread(target=stamp, daemon=True, name="grpo-run-heartbeat").start()
+    def _stamp(self, nanoseconds: int) -> None:
+        HEARTBEAT.pack_into(self._memory, 0, nanoseconds)
 
 
 class _Worker:
