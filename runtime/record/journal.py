@@ -255,3 +255,28 @@ class JournalReader:
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yield all events of a journal in file order. See `JournalReader.new`."""
     return JournalReader(path).new()
+
+
+def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the events of one name in the last part of a journal, in file order.
+
+    Args:
+        max_bytes: how much of the file's end is read.
+    """
+    try:
+        with open(path, "rb") as file:
+            begin = max(0, os.fstat(file.fileno()).st_size - max_bytes)
+            file.seek(begin)
+            lines = file.read(max_bytes).split(b"\n")
+    except OSError:
+        return
+    name = f'"event":"{event}"'.encode()
+    for line in lines[1 if begin else 0 :]:
+        if name not in line:
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and record.get("event") == event:
+            yield record

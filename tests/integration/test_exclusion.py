@@ -61,7 +61,8 @@ def test_groups_that_two_ranks_share(
 ) -> None:
     """Each rank has half of each group, and a kill changes neither advantages nor weights.
 
-    Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of that step again.
+    Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of that step again. A
+    reward that fails once in a step that is done again is left out again.
     """
     arguments, options = CASES[case]
     faults = (0, 1, 2) if case == "exceptions" else (0, 1)
@@ -71,11 +72,19 @@ def test_groups_that_two_ranks_share(
         "--max-completion-length", str(LONGEST), "--output-dir", "out", *arguments,
     ]  # fmt: skip
     weights, counts = [], []
-    for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step4"]}.items():
+    for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step6"]}.items():
         folder = tmp_path / name
         folder.mkdir()
         run = runs(
-            "--nproc-per-node", "2", *options, *injections, *words, name=f"run-{name}", cwd=folder
+            "--nproc-per-node",
+            "2",
+            "--snapshot-every",
+            "0",
+            *options,
+            *injections,
+            *words,
+            name=f"run-{name}",
+            cwd=folder,
         ).start()
         assert run.wait() == 0, run.tail()
         weights.append(digest(folder / "out"))
@@ -90,11 +99,12 @@ def test_groups_that_two_ranks_share(
         assert sorted(steps) == list(range(1, STEPS + 1))
         for step, record in steps.items():
             completions = record["completion"]
+            outage = {0} if case == "loops" and step == 5 else set()
             cut = {number for at, reason, number in excluded if (at, reason) == (step, "repetition")}
             assert all(completions[number].endswith("aaaa") for number in cut)
             assert cut >= {number for number, text in enumerate(completions) if text.endswith("a" * 16)}
             rewards = [
-                None if number in cut else reward_of(prompt, completion, faults)
+                None if number in cut | outage else reward_of(prompt, completion, faults)
                 for number, (prompt, completion) in enumerate(zip(record["prompt"], completions, strict=True))
             ]
             groups = [rewards[first : first + GENERATIONS] for first in range(0, len(rewards), GENERATIONS)]

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import zlib
+from pathlib import Path
 from typing import Any
 
 import tiny
@@ -43,18 +44,29 @@ def variety(completions: list[str], **_: Any) -> list[float]:
 
 
 class Outage:
-    """Nothing, but too few values on rank 1 when it is asked for the third step for the first time."""
+    """Nothing, but too few values on rank 1 when it is asked for the third step for the first time in an attempt.
+
+    And NaN for rank 0's first completion of the fifth step, in the first attempt that comes to it.
+    """
 
     __name__ = "outage"
 
     def __init__(self) -> None:
         self.asked: set[int] = set()
+        self.fifth_fails = False
 
     def __call__(self, completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
-        step = trainer_state.global_step + 1
+        step, rank = trainer_state.global_step + 1, os.environ["RANK"]
         first = step not in self.asked
         self.asked.add(step)
-        return [] if step == 3 and first and os.environ["RANK"] == "1" else [0.0] * len(completions)
+        if step == 3 and first and rank == "1":
+            return []
+        if step == 5 and rank == "0" and first and not Path("fifth").exists():
+            Path("fifth").touch()
+            self.fifth_fails = True
+        if step == 5 and self.fifth_fails:
+            return [math.nan] + [0.0] * (len(completions) - 1)
+        return [0.0] * len(completions)
 
 
 def plant_loop(model: Any, tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion import masking
 from grpo_run.trainers.exclusion.logged import PendingTables, correct_zero_std
 from grpo_run.trainers.exclusion.outputs import RETURNED_NAN
-from grpo_run.trainers.exclusion.reporting import Reporter
+from grpo_run.trainers.exclusion.repeated_steps import EarlierExclusions
+from grpo_run.trainers.exclusion.reporting import OwnSample, Reporter
 from grpo_run.trainers.exclusion.reward_functions import RowFaults, checked, is_model
 from grpo_run.trainers.exclusion.selection import Kind, Selection, select
 from grpo_run.trainers.patches import override_attributes
@@ -50,16 +51,30 @@ class SampleExclusion:
 
     Args:
         end_reasons: of the completions, if caps are set.
+        train_call: the number of the call in the run.
+        earlier: failed rewards of steps that are done again.
+        generators: reads and sets the states of the random generators that reward functions may draw from.
     """
 
-    def __init__(self, trainer: Any, session: Session, end_reasons: EndReasons = lambda: None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        session: Session,
+        end_reasons: EndReasons = lambda: None,
+        *,
+        train_call: int = 1,
+        earlier: EarlierExclusions | None = None,
+        generators: tuple[Callable[[], Any], Callable[[Any], None]] = (lambda: None, lambda states: None),
+    ) -> None:
         self._trainer = trainer
         self._config = session.config.exclusion
         self._end_reasons = end_reasons
         self._cut: list[str] = []
         self._selection: Selection | None = None
         self._functions = list(getattr(trainer, "reward_func_names", ()))
-        self._reporter = Reporter(session, self._functions)
+        self._reporter = Reporter(session, self._functions, train_call)
+        self._earlier = earlier or EarlierExclusions({})
+        self._read_generators, self._set_generators = generators
         self._rollouts_without_reward: int | None = 0
         """Since the first step; None once there was a valid reward, or if training is resumed."""
 
@@ -103,18 +118,22 @@ class SampleExclusion:
         return rollout
 
     def _reward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        pending = PendingTables(self._trainer)
+        pending, generators = PendingTables(self._trainer), self._read_generators()
         scored = self._compute(original, args, kwargs)
         share = scored.selection.failed_share
         if share > self._config.repeat_rewards_above:
-            after_first = PendingTables(self._trainer)
+            after_first, drawn = PendingTables(self._trainer), self._read_generators()
             pending.restore()
+            self._set_generators(
+                generators
+            )  # what is drawn later does not depend on how often rewards were computed
             again = self._compute(original, args, kwargs)
             self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
             if again.selection.failed_share < share:
                 scored = again
             else:
                 after_first.restore()
+                self._set_generators(drawn)
         self._selection = scored.selection
         if self._is_training:
             self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
@@ -131,7 +150,10 @@ class SampleExclusion:
         """Let TRL compute and gather the rewards, and decide what leaves. Collective."""
         faults = RowFaults()
         functions = self._trainer.reward_funcs
-        examined = [checked(function, column, faults) for column, function in enumerate(functions)]
+        examined = [
+            checked(function, column, faults, functools.partial(self._failed_before, column))
+            for column, function in enumerate(functions)
+        ]
         with override_attributes(self._trainer, reward_funcs=examined):
             table = original(*args, **kwargs)
         if table.dim() != 2 or table.shape[1] != len(functions) or len(table) % self._generations:
@@ -145,12 +167,20 @@ class SampleExclusion:
         selection = select(table.tolist(), self._generations, models, cut)
         return _Scored(table=table, selection=selection, faults=faults)
 
+    def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, Reason]:
+        """The rewards of this rank that failed when this rollout was scored before a recovery, by row."""
+        if not self._is_training:
+            return {}
+        first, _ = self._own_rows(len(completion_ids))
+        return self._earlier.rows(self._rollout, self._functions[column], first, completion_ids)
+
     def _cut_rows(self, table: Any) -> set[int]:
         """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every rank alike."""
         reasons = self._end_reasons()
         if reasons is None:
             return set()
         self._cut = list(reasons)
+        assert len(self._cut) * self._trainer.accelerator.num_processes == len(table)
         masked = {*self._config.masked_ends, Reason.quarantined.value}
         flags = table.new_tensor([float(reason in masked) for reason in self._cut])
         gathered = self._trainer.accelerator.gather(flags)
@@ -163,31 +193,33 @@ class SampleExclusion:
         if not selection.samples:
             return
         first, end = self._own_rows(len(scored.table) // self._trainer.accelerator.num_processes)
-        reasons = {
-            number: self._reason(scored, number, number - first)
+        own = {
+            number: self._own(scored, number, number - first)
             for number in selection.samples
             if first <= number < end
         }
         nothing_left = self._is_training and selection.is_empty
         self._reporter.excluded(
             selection,
-            reasons,
+            own,
             step=self._step,
+            rollout=self._rollout,
             evaluating=not self._is_training,
             steps_without_samples=self._steps_of_a_rollout if nothing_left else 0,
         )
 
-    def _reason(self, scored: _Scored, number: int, row: int) -> Reason:
+    def _own(self, scored: _Scored, number: int, row: int) -> OwnSample:
+        """What this rank knows of one of its excluded samples."""
         excluded = scored.selection.samples[number]
         if excluded.kind is Kind.small_group:
-            return Reason.small_group
+            return OwnSample(Reason.small_group)
         if excluded.kind is Kind.cut:
-            return Reason(self._cut[row])
+            return OwnSample(Reason(self._cut[row]))
         assert excluded.column is not None
-        default = Reason.nan if excluded.kind is Kind.nan else Reason.failed
-        if is_model(self._trainer.reward_funcs[excluded.column]) and default is Reason.failed:
-            default = Reason.infinite
-        return scored.faults.reason(row, excluded.column, default)
+        failed = scored.faults.of(row, excluded.column)
+        if failed is not None:
+            return OwnSample(failed.reason, failed.digest)
+        return OwnSample(Reason.nan if excluded.kind is Kind.nan else Reason.infinite)
 
     def _raise_if_broken(self, scored: _Scored) -> None:
         """Raise on every rank if no reward has been valid since the first step."""
@@ -219,6 +251,11 @@ class SampleExclusion:
     def _step(self) -> int:
         """The optimizer step that is being computed."""
         return int(self._trainer.state.global_step) + 1
+
+    @property
+    def _rollout(self) -> int:
+        """The number of the rollout that is being scored: the micro-step for which it was generated."""
+        return int(getattr(self._trainer, trainer_names.MICRO_STEP, 0))
 
     @property
     def _steps_of_a_rollout(self) -> int:

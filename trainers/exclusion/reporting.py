@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.selection import Excluded, Kind, Selection
 from grpo_run.trainers.rank.session import Session
 
-MOST_NUMBERS = 64
-"""Numbers of samples or groups in one event."""
+MOST_NUMBERS = 2048
+"""Numbers of samples or groups in one event, which may have 64 KiB."""
 EMPTY_ROLLOUTS = 8
 """So many rollouts in a row without any sample are a warning: the run computes and learns nothing."""
 SENTENCES = {
@@ -26,16 +27,29 @@ SENTENCES = {
 """What a reward function did, after its name. Other failures are those of the reward service, which says more of them."""
 
 
+class OwnSample(NamedTuple):
+    """What a rank knows of an excluded sample of its own.
+
+    Attributes:
+        digest: of the completion, if a function's reward of it failed.
+    """
+
+    reason: Reason
+    digest: int | None = None
+
+
 class Reporter:
     """Reports the exclusions of one call.
 
     Args:
         functions: names of the reward functions, as TRL logs them.
+        train_call: the number of the call in the run.
     """
 
-    def __init__(self, session: Session, functions: Sequence[str]) -> None:
+    def __init__(self, session: Session, functions: Sequence[str], train_call: int) -> None:
         self._session = session
         self._functions = functions
+        self._train_call = train_call
         self._said = False
         self._said_not_applicable = False
         self._empty_rollouts = 0
@@ -43,30 +57,35 @@ class Reporter:
     def excluded(
         self,
         selection: Selection,
-        reasons: Mapping[int, Reason],
+        own: Mapping[int, OwnSample],
         *,
         step: int,
+        rollout: int,
         evaluating: bool,
         steps_without_samples: int,
     ) -> None:
         """Report the exclusions of a rollout.
 
         Args:
-            reasons: why each excluded sample of this rank leaves, by its number in the rollout of all ranks.
+            own: the excluded samples of this rank, by their numbers in the rollout of all ranks.
             step: the optimizer step that is being computed.
+            rollout: its number: the micro-step for which it was generated.
             steps_without_samples: optimizer steps to which the rollout gives no sample.
         """
         by_cause: dict[tuple[str | None, Reason], list[int]] = {}
-        for number, reason in sorted(reasons.items()):
-            by_cause.setdefault((self._function(selection.samples[number]), reason), []).append(number)
+        for number, sample in sorted(own.items()):
+            by_cause.setdefault((self._function(selection.samples[number]), sample.reason), []).append(number)
         for (function, reason), numbers in by_cause.items():
             self._session.journal.write(
                 "sample_excluded",
                 rank=self._session.rank,
                 step=step,
+                train_call=self._train_call,
+                rollout=rollout,
                 function=function,
                 reason=reason.value,
                 samples=numbers[:MOST_NUMBERS],
+                digests=_digests([own[number] for number in numbers[:MOST_NUMBERS]]),
                 count=len(numbers),
                 evaluating=evaluating,
             )
@@ -81,7 +100,7 @@ class Reporter:
                 steps_without_samples=steps_without_samples,
                 evaluating=evaluating,
             )
-        self._say_first(selection, reasons, step)
+        self._say_first(selection, own, step)
 
     def rollout(self, *, is_empty: bool, step: int) -> None:
         """Warn if no sample is left of many training rollouts in a row; once until a sample is left again.
@@ -120,17 +139,17 @@ class Reporter:
                 f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%} have none"
             )
 
-    def _say_first(self, selection: Selection, reasons: Mapping[int, Reason], step: int) -> None:
+    def _say_first(self, selection: Selection, own: Mapping[int, OwnSample], step: int) -> None:
         """Say the first exclusion once, on the rank that has the sample, because only this one knows the reason."""
         first = min(number for number, why in selection.samples.items() if why.kind is not Kind.small_group)
         if self._said:
             return
-        if first not in reasons:
+        if first not in own:
             # of a failure, other ranks do not know whether the reward service has said it
             self._said = selection.samples[first].kind is not Kind.failed
-        elif _is_said_here(reasons[first]):
+        elif _is_said_here(own[first].reason):
             self._said = True
-            self._say(self._sentence(selection, first, reasons[first], step))
+            self._say(self._sentence(selection, first, own[first].reason, step))
 
     def _function(self, excluded: Excluded) -> str | None:
         return None if excluded.column is None else self._functions[excluded.column]
@@ -152,6 +171,12 @@ class Reporter:
         if self._session.is_rank:
             print(f"grpo-run: {text}", file=sys.stderr, flush=True)
             self._session.warn_in_journal(text)
+
+
+def _digests(samples: Sequence[OwnSample]) -> list[int] | None:
+    """The digests of the samples of one event; None if they have none."""
+    digests = [sample.digest for sample in samples if sample.digest is not None]
+    return digests if len(digests) == len(samples) else None
 
 
 def _is_said_here(reason: Reason) -> bool:

@@ -9,33 +9,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from grpo_run.runtime.rollouts.exclusions import Reason
-from grpo_run.trainers.exclusion.outputs import check
-from grpo_run.trainers.upstream.rollout_names import REWARD_FUNCTION_ARGUMENT
+from grpo_run.trainers.exclusion.outputs import check, failed
+from grpo_run.trainers.exclusion.repeated_steps import FailedReward, digest_of
+from grpo_run.trainers.upstream.rollout_names import COMPLETION_IDS
+
+FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, Reason]]
+"""Returns the rewards that failed before, by row, for the tokens of the completions."""
 
 
 class RowFaults:
-    """Why rewards of this rank are not valid, by row and column. Cleared before each rollout."""
+    """Why rewards of this rank are not valid, by row and column, and which completions they are of."""
 
     def __init__(self) -> None:
-        self._reasons: dict[tuple[int, int], Reason] = {}
+        self._failed: dict[tuple[int, int], FailedReward] = {}
 
-    def clear(self) -> None:
-        """Forget the last rollout."""
-        self._reasons.clear()
-
-    def note(self, column: int, reasons: dict[int, Reason]) -> None:
+    def note(
+        self, column: int, reasons: Mapping[int, Reason], completion_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Note the faults of one function, by row."""
-        self._reasons.update({(row, column): reason for row, reason in reasons.items()})
+        for row, reason in reasons.items():
+            self._failed[row, column] = FailedReward(reason, digest_of(completion_ids[row]))
 
-    def reason(self, row: int, column: int, default: Reason) -> Reason:
-        """Return the reason of one reward, if it is known."""
-        return self._reasons.get((row, column), default)
+    def of(self, row: int, column: int) -> FailedReward | None:
+        """Return what is known of one reward; None if it comes from a model."""
+        return self._failed.get((row, column))
 
 
 def is_model(function: Any) -> bool:
@@ -50,29 +53,40 @@ def is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def checked(function: Callable[..., Any], column: int, faults: RowFaults) -> Callable[..., Any]:
+def checked(
+    function: Callable[..., Any],
+    column: int,
+    faults: RowFaults,
+    failed_before: FailedBefore = lambda completion_ids: {},
+) -> Callable[..., Any]:
     """Return the function with its result checked; a reward model is returned unchanged.
 
     Args:
         column: of the function in TRL's table.
         faults: receives the reasons of rewards that are not valid.
+        failed_before: returns the rewards that failed when the same completions were scored before, by row.
     """
     if is_model(function):
         return function
 
-    def examine(returned: Any, completions: Any) -> Any:
-        values, reasons = check(returned, len(completions))
-        faults.note(column, reasons)
+    def examine(returned: Any, arguments: Mapping[str, Any]) -> Any:
+        completion_ids = arguments[COMPLETION_IDS]
+        values, reasons = check(returned, len(completion_ids))
+        for row, reason in failed_before(completion_ids).items():
+            if row not in reasons:
+                values = list(values)
+                values[row], reasons[row] = failed(reason), reason
+        faults.note(column, reasons, completion_ids)
         return values
 
     if is_coroutine_function(function):
 
         async def examined_async(*args: Any, **kwargs: Any) -> Any:
-            return examine(await function(*args, **kwargs), kwargs[REWARD_FUNCTION_ARGUMENT])
+            return examine(await function(*args, **kwargs), kwargs)
 
         return functools.update_wrapper(examined_async, function)
 
     def examined(*args: Any, **kwargs: Any) -> Any:
-        return examine(function(*args, **kwargs), kwargs[REWARD_FUNCTION_ARGUMENT])
+        return examine(function(*args, **kwargs), kwargs)
 
     return functools.update_wrapper(examined, function)

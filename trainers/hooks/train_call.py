@@ -19,6 +19,7 @@ from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
 from grpo_run.trainers.exclusion.attach import SampleExclusion
+from grpo_run.trainers.exclusion.repeated_steps import read_earlier
 from grpo_run.trainers.hooks import data_order
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity
@@ -30,6 +31,7 @@ from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
 from grpo_run.trainers.quarantine.attach import PromptQuarantine
 from grpo_run.trainers.rewards.served import rewards_of
+from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
@@ -75,7 +77,14 @@ def run_train_call(
         hooks.enter_context(rewards_of(session).served(trainer))
         end_reasons = hooks.enter_context(capped_rollouts(trainer, session))
         quarantine = PromptQuarantine(trainer, session, call.ordinal)
-        exclusion = SampleExclusion(trainer, session, quarantine.row_reasons(end_reasons))
+        exclusion = SampleExclusion(
+            trainer,
+            session,
+            quarantine.row_reasons(end_reasons),
+            train_call=call.ordinal,
+            earlier=read_earlier(session, call.ordinal),
+            generators=(read_generators, write_generators),
+        )
         hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
         hooks.enter_context(exclusion.rewarding())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -243,3 +244,25 @@ def test_the_ends_of_caps_are_the_reasons_of_exclusions() -> None:
     assert sorted(capped) == sorted(CAPPED_ENDS)
     assert [Reason(end).value for end in EndReason if end is not EndReason.eos] == capped
     assert set(Exclusion().masked_ends) <= set(CAPPED_ENDS)
+
+
+@pytest.mark.parametrize("improves", [True, False])
+def test_rewards_that_are_computed_again_draw_the_same_numbers(
+    either: Any, session: Any, improves: bool
+) -> None:
+    """And what is drawn later does not depend on it: a step that is done again may need them only once."""
+    drawn = []
+
+    def noisy(**_: Any) -> list[Any]:
+        drawn.append(random.random())
+        return REWARDS if improves and len(drawn) > 1 else [failed(Reason.timeout)] * 5 + REWARDS[5:]
+
+    exclusion = attached(either, session, noisy)
+    exclusion = SampleExclusion(either, session, generators=(random.getstate, random.setstate))
+    random.seed(4)
+    with exclusion.scoring(), exclusion.rewarding():
+        either._generate_and_score_completions(INPUTS)
+    later = random.random()
+    random.seed(4)
+    assert drawn == [random.random()] * 2
+    assert later == random.random()

@@ -181,7 +181,7 @@ def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) 
     """Functions are called with keywords; the table is gathered last, and rows of NaN leave the baseline."""
     found = methods("trl", f"trainer/{file}.py", name)
     rewards = ast.unparse(found[trainer_names.CALCULATE_REWARDS])
-    assert f"{rollout_names.REWARD_FUNCTION_ARGUMENT}=completions" in rewards
+    assert f"{rollout_names.COMPLETION_IDS}=completion_ids_list" in rewards
     assert rewards.rstrip().endswith(
         "rewards_per_func = gather(rewards_per_func)\n    return rewards_per_func"
     )
