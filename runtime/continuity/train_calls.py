@@ -104,6 +104,12 @@ class TrainCalls:
         """The call that was running when the last attempt ended."""
         return None if self._running is None else self._calls[self._running]
 
+    def left_after(self, ordinal: int) -> int | None:
+        """Return after how many steps all ranks that are known left a loop before its end, or None."""
+        call = self._calls.get(ordinal)
+        steps = {after for _, after in call.left} if call is not None and not call.finished else set()
+        return steps.pop() if len(steps) == 1 else None
+
     def lineage(self, ordinal: int) -> int:
         """Return the first of the calls of which this one is a repetition from step 0; itself if it is none.
 

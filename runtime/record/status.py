@@ -264,9 +264,11 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     """
     if exit_code is None:
         exit_code = history.exit_code
-    place = (
-        f"step {history.step} of {history.target_steps}" if history.target_steps else f"step {history.step}"
-    )
+    left_after = history.calls.left_after(history.train_call) if exit_code == EXIT_FINISHED else None
+    step = history.step if left_after is None else left_after  # no vote follows the last step then
+    place = f"step {step} of {history.target_steps}" if history.target_steps else f"step {step}"
+    if left_after is not None:
+        place += ", where the script left the loop"
     recovered = sum(
         1
         for recovery in history.recoveries

@@ -131,6 +131,22 @@ def test_an_ended_run_shows_how_it_ended(run: RunDirectory, code: int, said: str
     assert status.state == {0: "finished", 75: "stopped"}.get(code, "failed")
 
 
+def test_a_run_that_left_its_loop_finishes_at_the_step_where_it_did() -> None:
+    """No vote follows that step, so it is one more than the last that was committed."""
+    started = {
+        "event": "train_started", "rank": 0, "train_call": 1, "step": 0, "target_steps": 30,
+        "trainer_class": "loop", "output_dir": "/out", "time": 5.0,
+    }  # fmt: skip
+    committed = {"event": "step_committed", "train_call": 1, "step": 7, "target_steps": 30, "time": 6.0}
+    left = {"event": "loop_left", "train_call": 1, "ends_after": 8, "time": 7.0}
+    history = History.of([started, committed, {**left, "rank": 0}, {**left, "rank": 1}])
+    assert summarize("finished", history, 0) == (
+        "Finished at step 8 of 30, where the script left the loop, no faults."
+    )
+    history.apply({"event": "train_ended", "train_call": 1, "time": 8.0})
+    assert summarize("finished", history, 0) == "Finished at step 7 of 30, no faults."
+
+
 def test_the_json_object_has_the_documented_keys(run: RunDirectory) -> None:
     """Every value is JSON."""
     value = read_status(run).as_json()
