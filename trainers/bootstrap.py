@@ -203,6 +203,7 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code and session.is_rank else None)
     if not session.is_rank:
         _exit_as_child(code)
+    _end_reward_workers()  # a rank that has started processes is given longer to exit
     if completed:
         session.slot.state = RankState.done
         session.slot.publish()
@@ -215,7 +216,6 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     if not session.is_rank:
         _leave(code)  # forked by an exit handler
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
-    _end_reward_workers()
     _leave(code)
 
 

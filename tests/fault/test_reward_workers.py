@@ -15,7 +15,6 @@ KINDS = {
     "sleep": "timeout",
     "regex": "timeout",
     "ignore_sigterm": "timeout",
-    "leak": "memory",
     "raise": "exception",
     "few": "output",
     "exit": "died",
@@ -95,7 +94,7 @@ def test_with_workers_no_recovery_is_needed(runs: Callable[..., Run], fault: str
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("fault", [*KINDS, "nan", "fork", "child"])
+@pytest.mark.parametrize("fault", [*KINDS, "leak", "nan", "fork", "child"])
 def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
     runs: Callable[..., Run], fault: str
 ) -> None:
@@ -106,7 +105,13 @@ def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
     if fault in KINDS:
         assert KINDS[fault] in kinds
         assert sum(event["excluded"] for event in run.events("reward_failed")) > 5
-    elif fault in ("fork", "child"):
+    elif fault == "nan":
+        assert {event["reason"] for event in run.events("sample_excluded")} >= {"nan"}
+    elif fault == "leak":
+        reasons = [event["reason"] for event in run.events("reward_worker_replaced")]
+        assert reasons
+        assert all(reason.startswith("kept ") for reason in reasons)
+    else:
         assert {event["reason"] for event in run.events("reward_worker_replaced")} == {"left 9 processes"}
     check_nothing_is_left(run)
 

@@ -152,6 +152,20 @@ def test_an_exception_keeps_its_traceback(workers: Workers) -> None:
     assert "in raises\n" in failure.traceback
 
 
+def test_functions_may_start_pools_of_processes_with_helpers_of_the_same_name(workers: Workers) -> None:
+    """Pools find helpers by name, in `__main__`; each function has brought its own copies."""
+    source = (
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "def judge(prompt): return len(prompt)\n"
+        "def {name}(prompts, **columns):\n"
+        "    with ProcessPoolExecutor(1) as pool: return list(pool.map(judge, prompts))\n"
+    )
+    for name in ("first", "second", "first"):
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(source.format(name=name), space)  # noqa: S102 - as a script is run
+        assert workers.call(space[name]).values == [1, 2, 3]
+
+
 def test_an_async_function_runs_in_a_worker_too(workers: Workers) -> None:
     async def judge(prompts: list[str], **columns: Any) -> list[float]:
         await asyncio.sleep(0.001)

@@ -5,6 +5,7 @@ Which samples those are depends on prompt and completion only. Knows nothing of 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import tiny
 from trl import GRPOConfig, GRPOTrainer
 
 FAULT, ONE_IN = "", 50
+LEAKED_BYTES = 400 * 2**20
 
 
 def fails(prompt: str, completion: str) -> bool:
@@ -45,9 +47,9 @@ def faulty(prompts: list[str], completions: list[str], **columns: object) -> lis
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
         time.sleep(1e6)
     elif FAULT == "leak":
-        kept = [bytearray(os.urandom(1024) * 2048) for _ in range(1024)]
-        time.sleep(1)
-        return scores[: len(kept)]
+        library = ctypes.CDLL(None)
+        library.malloc.restype = ctypes.c_void_p
+        library.memset(ctypes.c_void_p(library.malloc(LEAKED_BYTES)), 1, LEAKED_BYTES)
     elif FAULT == "raise":
         raise ValueError(f"cannot parse {completions[bad.index(True)]!r}")
     elif FAULT == "nan":

@@ -115,6 +115,7 @@ class _Worker:
         for name in RECORDED:
             if name in arguments:
                 arguments[name] = _recorder(name, records)
+        _name_helpers(function)
         write_generators(task.generators)
         began = time.monotonic()
         try:
@@ -129,7 +130,6 @@ class _Worker:
     def _function(self, task: Task) -> tuple[Any, bytes]:
         if task.function is not None:
             function = packing.load(task.function)
-            _name_helpers(function)
             before = packing.dump(function).content
             if packing.dump(function).content != before:
                 raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
@@ -186,13 +186,16 @@ def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any
 
 
 def _name_helpers(function: Any) -> None:
-    """Let the helpers of a function be found by name, as a pool of processes does that is started by it."""
+    """Let the helpers of a function be found by name, as a pool of processes does that is started by it.
+
+    Before each call: another function of the script has helpers of the same names, which are other objects here.
+    """
     inner = inspect.unwrap(getattr(function, "func", function))
+    if not hasattr(inner, "__globals__"):
+        inner = getattr(inner, "__func__", None) or type(inner).__call__
     space = getattr(inner, "__globals__", {})
-    main = sys.modules["__main__"].__dict__
-    for name, value in space.items():
-        if not name.startswith("__"):
-            main.setdefault(name, value)
+    helpers = {name: value for name, value in space.items() if not name.startswith("__")}
+    sys.modules["__main__"].__dict__.update(helpers)
 
 
 def _failure(kind: FailureKind, error: BaseException) -> Failure:
