@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.references import plain_ranks, undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import CONFIGS, SCRIPTS, Run, digest
 
 from grpo_run.watchdog.learning.rules import Guard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
+ROOT = CONFIGS.parent.parent
 COLLAPSE = str(SCRIPTS / "collapse.py")
 
 
@@ -42,6 +43,7 @@ def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
     assert json.loads((incident / "verdict.json").read_text())["guard"]["step"] == 6
 
 
+@pytest.mark.full
 def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -60,6 +62,7 @@ def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
     assert "fresh sampling seeds" in run.tail()
 
 
+@pytest.mark.full
 def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., Run], tmp_path: Path) -> None:
     """The run ends; a later kill does not seed it a second time."""
     run = runs(
@@ -73,7 +76,14 @@ def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., 
     assert len(run.events("reseeded")) == 1
 
 
-@pytest.mark.parametrize(("response", "code"), [("stop", 93), ("roll-back", 93), ("warn", 0)])
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("stop", 93),
+        pytest.param("roll-back", 93, marks=pytest.mark.full),
+        pytest.param("warn", 0, marks=pytest.mark.full),
+    ],
+)
 def test_a_reward_collapse_is_answered_at_its_onset(
     response: str, code: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -96,6 +106,24 @@ def test_a_reward_collapse_is_answered_at_its_onset(
         assert resumed == [23, 23]
         assert (tmp_path / "out" / "rejected-checkpoint-24").is_dir()
         assert [event["step"] for event in run.events("reseeded")] == [24]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["zero2", "zero3", "fsdp2"])
+def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The norm of the gradient is DeepSpeed's or that of shards; one exact repetition all the same."""
+    digests = {}
+    for name, extra in (("undisturbed", ()), ("nan", ("--nan-at", "6"))):
+        run = runs(
+            *(("--allow-untested",) if mode == "fsdp2" else ()),
+            "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
+            COLLAPSE, "--output-dir", str(tmp_path / name), *STEPS, *extra, "--marker", str(tmp_path / "nan-once"),
+            name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None, cwd=ROOT,
+        ).start()  # fmt: skip
+        assert run.wait(240) == 0, run.tail()
+        assert [trip["onset"] for trip in run.events("guard_tripped")] == ([6] if extra else [])
+        digests[name] = digest(tmp_path / name)
+    assert digests["nan"] == digests["undisturbed"]
 
 
 ALL_ROLL_BACK = [f"--guard={guard}=roll-back" for guard in Guard]

@@ -17,6 +17,7 @@ class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
     nan_at: int | None = None
     times = 1
     cured_by_seeds = False
+    marker = Path("nan")
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
@@ -24,10 +25,10 @@ class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
             return loss
         if self.cured_by_seeds:
             return loss * float("nan") if torch.initial_seed() == self.args.seed else loss
-        done = len(list(Path().glob("nan-*")))
+        done = len(list(self.marker.parent.glob(f"{self.marker.name}-*")))
         if done >= self.times:
             return loss
-        Path(f"nan-{done}").touch()
+        self.marker.with_name(f"{self.marker.name}-{done}").touch()
         return loss * float("nan")
 
 
@@ -36,9 +37,11 @@ def main() -> None:
     tiny.rollout_arguments(parser)
     parser.add_argument("--nan-at", type=int, default=None, metavar="STEP")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--marker", type=Path, default=Path("nan"), help="files that count what was done")
     parser.add_argument("--cured-by-seeds", action="store_true")
     parser.add_argument("--reward-falls-at", type=int, default=None, metavar="STEP")
     arguments = parser.parse_args()
+    tiny.use_test_shims()
 
     overlap = tiny.rewards(arguments.step_seconds)
 
@@ -60,6 +63,7 @@ def main() -> None:
         processing_class=tokenizer,
     )
     trainer.nan_at, trainer.times = arguments.nan_at, arguments.times
+    trainer.marker = arguments.marker
     trainer.cured_by_seeds = arguments.cured_by_seeds
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)

@@ -58,8 +58,10 @@ class StepReader:
         self._loss_is_finite, self._norm = True, None
         if finite and norm is not None:
             finite = _is_valid_norm(norm)
-        if not finite and self._trainer.accelerator.optimizer_step_was_skipped:
-            finite = True  # a gradient scaler looks for its scale; the weights have not changed
+        accelerator = self._trainer.accelerator
+        # a scaler looks for its scale; without one, DeepSpeed skips such a step too, and its samples would be lost
+        if not finite and accelerator.mixed_precision == "fp16" and accelerator.optimizer_step_was_skipped:
+            finite = True
         table = self._table()
         values: dict[str, float] = {}
         for name, key in METRICS.items():

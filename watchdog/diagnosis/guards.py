@@ -46,6 +46,9 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
         signature=f"guard:{trip.guard}:step{trip.step}",
         deterministic=False,
         waiters=tuple(sorted(slots)),
-        advice=(ADVICE[trip.guard],),
+        advice=(
+            ADVICE[trip.guard],
+            f"To continue by hand from before the onset: --fresh --resume-from CHECKPOINT, of a step below {trip.onset}.",
+        ),
         trip=trip,
     )

@@ -19,7 +19,9 @@ class Trainer:
         self.loss: Any = torch.tensor(0.5)
         self.norm: Any = torch.tensor(1.0)
         self.accelerator = SimpleNamespace(
-            clip_grad_norm_=lambda *arguments: self.norm, optimizer_step_was_skipped=False
+            clip_grad_norm_=lambda *arguments: self.norm,
+            optimizer_step_was_skipped=False,
+            mixed_precision="no",
         )
         self._metrics: dict[str, dict[str, list[float]]] = {
             "train": defaultdict(list), "eval": defaultdict(list),
@@ -79,7 +81,10 @@ def test_a_step_that_a_gradient_scaler_skips_is_healthy() -> None:
     trainer = Trainer()
     trainer.norm = torch.tensor(float("inf"))
     trainer.accelerator.optimizer_step_was_skipped = True
+    trainer.accelerator.mixed_precision = "fp16"
     assert finite(trainer)
+    trainer.accelerator.mixed_precision = "bf16"
+    assert not finite(trainer)  # DeepSpeed skips it without a scale to look for
 
 
 def test_a_bad_step_does_not_spoil_the_next_one() -> None:
