@@ -223,6 +223,11 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         help="How often each learning guard has tripped, whatever followed.",
     ),
     Metric(
+        name="grpo_nan_read_as_none_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.exclusions.nan_read_as_none)),
+        help="NaN rewards read as not applicable, because a function returned NaN for all completions of a prompt.",
+    ),
+    Metric(
         name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",

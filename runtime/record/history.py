@@ -388,6 +388,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),
     "train_ended": lambda history, record: history.calls.apply_train_ended(record),
     "state_saved": lambda history, record: history.own.apply_state_saved(record),
+    "nan_read_as_none": lambda history, record: history.exclusions.apply_nan_read_as_none(record),
     "rewards_repeated": lambda history, record: history.exclusions.apply_rewards_repeated(),
 }
 """Events that concern one part of the history only."""

@@ -47,6 +47,7 @@ EVENTS = frozenset(
         "sample_excluded",
         "group_excluded",
         "rewards_repeated",
+        "nan_read_as_none",
         "prompt_quarantined",
         "guard_tripped",
         "reseeded",

@@ -59,6 +59,13 @@ class Exclusions:
     repeated_rewards: int = 0
     """How often the rewards of a rollout were computed once more."""
 
+    nan_read_as_none: int = 0
+    """Rewards that were NaN for all completions of a prompt: the function does not apply, and nothing was excluded."""
+
+    def apply_nan_read_as_none(self, record: dict[str, Any]) -> None:
+        """Count NaN that was read as None."""
+        self.nan_read_as_none += int(record["count"])
+
     def apply_sample_excluded(self, record: dict[str, Any]) -> None:
         """Count samples that one rank has excluded for one reason."""
         reason = str(record["reason"])
@@ -99,6 +106,7 @@ class Exclusions:
             "groups": self.groups,
             "steps_without_samples": self.steps_without_samples,
             "repeated_rewards": self.repeated_rewards,
+            "nan_read_as_none": self.nan_read_as_none,
         }
 
 

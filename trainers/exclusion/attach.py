@@ -189,7 +189,7 @@ class SampleExclusion:
     def _report(self, scored: _Scored) -> None:
         selection = scored.selection
         if selection.not_applicable:
-            self._reporter.not_applicable(sorted(selection.not_applicable))
+            self._reporter.not_applicable(selection.not_applicable, step=self._step)
         if not selection.samples:
             return
         first, end = self._own_rows(len(scored.table) // self._trainer.accelerator.num_processes)

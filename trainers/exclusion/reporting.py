@@ -116,14 +116,23 @@ class Reporter:
                 " optimizer's momentum still moves the weights"
             )
 
-    def not_applicable(self, columns: Sequence[int]) -> None:
-        """Say once that NaN was read as None."""
+    def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
+        """Journal that NaN was read as None, and say so once.
+
+        Args:
+            counts: samples by the column of the function.
+            step: the optimizer step that is being computed.
+        """
+        by_function = {self._functions[column]: count for column, count in sorted(counts.items())}
+        if self._session.is_main:
+            self._session.journal.write(
+                "nan_read_as_none", rank=0, step=step, functions=by_function, count=sum(by_function.values())
+            )
         if not self._said_not_applicable:
             self._said_not_applicable = True
-            names = ", ".join(self._functions[column] for column in columns)
             self._session.warn(
-                f"reward function {names} returned NaN for every completion of a prompt: read as not applicable, as TRL"
-                " does. None says the same; NaN for a single completion excludes it"
+                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt: read as not"
+                " applicable, as TRL does. None says the same; NaN for a single completion excludes it"
             )
 
     def repeated(self, *, step: int, share: float, left: float) -> None:

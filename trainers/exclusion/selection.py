@@ -12,8 +12,9 @@ documentation says None.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from grpo_run.trainers.exclusion.outputs import RETURNED_NAN
@@ -48,7 +49,7 @@ class Selection:
         samples: the excluded samples by their number in the rollout of all ranks.
         groups: numbers of the groups of which no sample is left.
         group_count: groups of the rollout.
-        not_applicable: columns in which NaN of a whole group is read as None.
+        not_applicable: by column, for how many samples NaN of a whole group is read as None.
         failed_share: samples without a valid reward, of those that no cap has cut; 0 to 1.
         all_failed: no sample has a valid reward, and NaN is not the reason.
     """
@@ -56,7 +57,7 @@ class Selection:
     samples: Mapping[int, Excluded]
     groups: tuple[int, ...] = ()
     group_count: int = 0
-    not_applicable: frozenset[int] = frozenset()
+    not_applicable: Mapping[int, int] = field(default_factory=dict)
     failed_share: float = 0.0
     all_failed: bool = False
 
@@ -80,7 +81,7 @@ def select(
     """
     samples: dict[int, Excluded] = {}
     empty: list[int] = []
-    not_applicable: set[int] = set()
+    not_applicable: Counter[int] = Counter()
     group_count = len(rewards) // generations
     for group in range(group_count):
         rows = range(group * generations, (group + 1) * generations)
@@ -91,7 +92,9 @@ def select(
             if why is not None:
                 leaving[row] = why
             else:
-                not_applicable |= {column for column in read_as_none if rewards[row][column] == RETURNED_NAN}
+                not_applicable.update(
+                    column for column in read_as_none if rewards[row][column] == RETURNED_NAN
+                )
         samples |= leaving
         left = [row for row in rows if row not in leaving and any(map(math.isfinite, rewards[row]))]
         if leaving and len(left) < min(2, generations):
@@ -103,7 +106,7 @@ def select(
         samples=samples,
         groups=tuple(empty),
         group_count=group_count,
-        not_applicable=frozenset(not_applicable),
+        not_applicable=not_applicable,
         failed_share=len(failed) / scored if scored else 0.0,
         all_failed=0 < scored == len(failed) and Kind.nan not in failed,
     )

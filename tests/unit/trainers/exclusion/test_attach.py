@@ -266,3 +266,15 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
     random.seed(4)
     assert drawn == [random.random()] * 2
     assert later == random.random()
+
+
+def test_nan_that_is_read_as_none_is_counted(
+    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+) -> None:
+    """Each time, although it is said once."""
+    for _ in range(2):
+        rollout(either, session, [NAN] * 4 + REWARDS[4:], REWARDS)
+    assert [record["functions"] for record in events("nan_read_as_none")] == [{"reward_0": 4}] * 2
+    history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
+    assert history.exclusions.nan_read_as_none == 8
+    assert not history.exclusions

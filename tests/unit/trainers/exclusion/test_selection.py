@@ -55,14 +55,14 @@ def test_nan_is_a_failure_unless_the_whole_group_has_it() -> None:
     """In the second group the function does not apply, as if it had returned None."""
     found = of([NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3], generations=3)
     assert found.samples == {0: Excluded(kind=Kind.nan, column=0)}
-    assert found.not_applicable == {0}
+    assert found.not_applicable == {0: 3}
 
 
 def test_a_time_out_beside_nan_of_the_others_is_a_failure() -> None:
     """The others keep their other reward."""
     found = of([FAIL, 1], [NAN, 2], [NAN, 3], generations=3)
     assert kinds(found) == {0: "failed"}
-    assert found.not_applicable == {0}
+    assert found.not_applicable == {0: 2}
 
 
 def test_nan_without_any_other_reward_is_a_failure() -> None:
