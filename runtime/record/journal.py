@@ -67,6 +67,7 @@ EVENTS = frozenset(
         "generation_capped",
         "tool_cancelled",
         "completions_capped",
+        "rollout_ended",
         "own_training",
         "state_saved",
         "own_checkpoint",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import CONFIGS, SCRIPTS, Run
+from support.runs import CONFIGS, SCRIPTS, Run, digest
 
 ROOT = CONFIGS.parent.parent
 SLOW_STEPS = (2, 4)
@@ -39,3 +39,26 @@ def test_a_slow_rank_is_cut_and_no_rank_hangs(mode: str, runs: Callable[..., Run
         assert cut[step - 1, 1] < TOKENS
         if mode != "ddp":
             assert abs(cut[step - 1, 0] - cut[step - 1, 1]) <= 1, cut
+
+
+@pytest.mark.full
+def test_a_run_killed_after_a_cut_ends_in_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The rollout that was cut is generated again, at full speed, and ends after the same token."""
+    digests, cuts = {}, {}
+    for name, faults in (("undisturbed", ()), ("killed", ("kill@rank0:step4",))):
+        slow = "slow-generation@rank1:step2:seconds=2"  # four tokens take 8 s
+        run = runs(
+            *(word for fault in (slow, *faults) for word in ("--inject", fault)),
+            "--generation", "max_time=7", "--snapshot-dir", "off", "--nproc-per-node", "2",
+            str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / name), "--max-steps", "6", "--save-steps", "6",
+            "--max-completion-length", "12", name=f"run-{name}",
+        ).start()  # fmt: skip
+        assert run.wait(240) == 0, run.tail()
+        digests[name] = digest(tmp_path / name)
+        cuts[name] = [
+            (event["attempt"], event["step"], event["rank"], event["decoding_steps"])
+            for event in run.events("completions_capped")
+        ]
+    assert cuts["undisturbed"] == [(0, 1, 1, 4)]
+    assert cuts["killed"] == [(0, 1, 1, 4), (1, 1, 1, 4)]
+    assert digests["killed"] == digests["undisturbed"]

@@ -19,6 +19,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.caps import backends, generation
 from grpo_run.trainers.caps.criteria import CapCriteria
 from grpo_run.trainers.caps.deadline import Deadline
+from grpo_run.trainers.caps.decisions import Decision
 from grpo_run.trainers.caps.end_reasons import Cut
 from grpo_run.trainers.caps.repetition import Repetition
 from grpo_run.trainers.caps.rollout import Rollout
@@ -38,6 +39,7 @@ class Capping:
 
     Args:
         report: called with each rollout that has ended.
+        decided: returns what the deadline did to the rollout that begins now, in an earlier attempt.
         clock: for the deadline, in seconds.
 
     Raises:
@@ -50,6 +52,7 @@ class Capping:
         settings: CapSettings,
         *,
         report: Callable[[Rollout], None] = lambda rollout: None,
+        decided: Callable[[], Decision | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         generates = all(
@@ -58,6 +61,7 @@ class Capping:
         self._trainer = trainer
         self._settings = settings if generates else CapSettings()
         self._report = report
+        self._decided = decided
         self._clock = clock
         self._rollout: Rollout | None = None
         self._last: Rollout | None = None
@@ -117,6 +121,7 @@ class Capping:
             end_tokens=frozenset(getattr(self._trainer, generation_names.EOS_TOKENS)),
             max_length=self._trainer.max_completion_length or sys.maxsize,
             deadline=None if seconds is None else Deadline(seconds, clock=self._clock),
+            decided=None if seconds is None else self._decided(),
         )
 
     def _single_turn(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:

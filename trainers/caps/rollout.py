@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from grpo_run.trainers.caps.deadline import Deadline
+from grpo_run.trainers.caps.decisions import Decision
 from grpo_run.trainers.caps.end_reasons import Cut, cut, end_reason
-from grpo_run.trainers.caps.turns import continued
 from grpo_run.watchdog.observation import EndReason
 
 
@@ -36,11 +36,13 @@ class Rollout:
         end_tokens: the tokens that end a completion.
         max_length: of a completion in tokens, over all turns.
         deadline: None without that cap.
+        decided: what the deadline did when this rollout was generated in an earlier attempt; None in the first.
     """
 
     end_tokens: Collection[int]
     max_length: int
     deadline: Deadline | None = None
+    decided: Decision | None = None
     steps: int = field(default=0, init=False)
     """Decoding steps of the turns that have ended; the caller adds them."""
     timed_out_after: int | None = field(default=None, init=False)
@@ -53,10 +55,16 @@ class Rollout:
         Args:
             steps: decoding steps of the present turn.
         """
-        if self.deadline is None or not self.deadline.passed():
+        if self.deadline is None:
+            return False
+        total = self.steps + steps
+        over = None if self.decided is None else self.decided.over(total)
+        if over is None:
+            over = self.deadline.passed()
+        if not over:
             return False
         if self.timed_out_after is None:
-            self.timed_out_after = self.steps + steps
+            self.timed_out_after = total
         return True
 
     def end_turn(
@@ -94,3 +102,28 @@ class Rollout:
     def reasons(self) -> tuple[EndReason, ...]:
         """Why each completion ended, in the order of the trainer's completions."""
         return tuple(completion.reason for completion in self._completions)
+
+
+def continued(sequences: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each prompt of a turn the index of the completion that it continues, in increasing order.
+
+    Equal completions of one prompt cannot be told apart; the first of them is named.
+
+    Args:
+        sequences: prompt and completion so far of each completion.
+        prompts: of the turn, in the order of the completions.
+
+    Raises:
+        ValueError: a prompt continues none of the completions after the previous one.
+    """
+    found: list[int] = []
+    for prompt in prompts:
+        first = found[-1] + 1 if found else 0
+        for index in range(first, len(sequences)):
+            so_far = sequences[index]
+            if len(so_far) <= len(prompt) and list(prompt[: len(so_far)]) == list(so_far):
+                found.append(index)
+                break
+        else:
+            raise ValueError(f"prompt {len(found)} of the turn continues no completion after {first - 1}")
+    return found

@@ -75,7 +75,7 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rewards_of(session).served(trainer))
-        end_reasons = hooks.enter_context(capped_rollouts(trainer, session))
+        end_reasons = hooks.enter_context(capped_rollouts(trainer, session, call.ordinal))
         quarantine = PromptQuarantine(trainer, session, call.ordinal)
         exclusion = SampleExclusion(
             trainer,
@@ -149,5 +149,5 @@ def run_inner_call(
     would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session):
+    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session, None):
         return original(trainer, script_argument, None, *args, **kwargs)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from grpo_run.trainers.caps.deadline import Deadline
+from grpo_run.trainers.caps.decisions import Decision, RolloutKey, read_decisions
 from grpo_run.trainers.caps.end_reasons import Cut, EndReason, cut, end_reason
-from grpo_run.trainers.caps.rollout import Rollout
-from grpo_run.trainers.caps.turns import continued
+from grpo_run.trainers.caps.rollout import Rollout, continued
 
 EOS = 1
 
@@ -73,3 +76,35 @@ def test_the_deadline_covers_all_turns() -> None:
     assert rollout.out_of_time(2)
     assert rollout.out_of_time(3)
     assert rollout.timed_out_after == 42
+
+
+def test_a_deadline_is_decided_once() -> None:
+    """A rollout that was cut is cut after the same token; one that ended itself is not cut before that, at any speed."""
+    late = Deadline(1, clock=iter([0.0, *[99.0] * 99]).__next__)
+    early = Deadline(1000)
+    cut = Rollout(end_tokens={1}, max_length=99, deadline=early, decided=Decision(steps=9, timed_out_after=7))
+    assert [cut.out_of_time(steps) for steps in (1, 6, 7)] == [False, False, True]
+    assert cut.timed_out_after == 7
+    ended = Rollout(
+        end_tokens={1}, max_length=99, deadline=late, decided=Decision(steps=9, timed_out_after=None)
+    )
+    assert [ended.out_of_time(steps) for steps in (1, 9)] == [False, False]
+    assert ended.out_of_time(10)  # it has become another rollout
+
+
+def test_a_journal_with_broken_lines_is_read(tmp_path: Path) -> None:
+    """Of several lines of a rollout the newest counts."""
+    path = tmp_path / "journal.jsonl"
+    assert read_decisions(path, 0, 2) == {}
+    record = {
+        "event": "rollout_ended", "rank": 0, "world_size": 2, "train_call": 1, "step": 3, "mode": "train", "number": 0,
+        "decoding_steps": 5, "timed_out_after": 5,
+    }  # fmt: skip
+    lines = [
+        json.dumps(record), '{"event": "rollout_ended"', json.dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
+        json.dumps(record | {"rank": 1}), json.dumps(record | {"step": "x"}), "[1]",
+    ]  # fmt: skip
+    path.write_text("\n".join(lines))
+    assert read_decisions(path, 0, 2) == {
+        RolloutKey(1, 3, "train", 0): Decision(steps=6, timed_out_after=None)
+    }

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.caps.decisions import Decision
 from grpo_run.trainers.caps.end_reasons import Cut
 from grpo_run.trainers.caps.rollout import Rollout
+from grpo_run.trainers.caps.settings import CapSettings
 from grpo_run.trainers.hooks import rollouts
 from grpo_run.trainers.hooks.prompts import check_prompts
 from grpo_run.watchdog.observation import EndReason, Slot
@@ -23,11 +25,14 @@ def test_reasons_are_counted_and_cuts_are_journaled(
 ) -> None:
     """A rollout without a cut leaves no line."""
     cut = Cut(length=3, reason=EndReason.repetition)
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=7))
+    reports = rollouts.RolloutReports(trainer, session, CapSettings(repetition=8), 1)
     for cuts in ([None, cut, None], [None, None, None]):
         rollout = Rollout(end_tokens={1}, max_length=5)
         rollout.end_turn([[9], [9], [9]], [[5, 1], [5, 5, 5], [5, 6, 7, 8, 9]], cuts)
         rollout.steps = 5
-        rollouts._report(rollout, session, 7)
+        assert reports.begin() is None
+        reports.ended(rollout)
     slot = reading()
     assert [slot.ended(reason) for reason in EndReason] == [3.0, 2.0, 1.0, 0.0]
     found = [event for event in events() if event["event"] == "completions_capped"]
@@ -39,9 +44,38 @@ def test_reasons_are_counted_and_cuts_are_journaled(
 def test_without_a_cap_the_trainer_stays_as_it_is(session: Any) -> None:
     """Not even its prompts are looked at."""
     trainer = SimpleNamespace()
-    with rollouts.capped_rollouts(trainer, session) as end_reasons:
+    with rollouts.capped_rollouts(trainer, session, 1) as end_reasons:
         assert end_reasons() is None
         assert vars(trainer) == {}
+
+
+def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> None:
+    """By call, step, mode and number; another number of ranks decides anew."""
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=SimpleNamespace(training=True))
+    settings = CapSettings(max_time=5.0)
+
+    def decisions() -> list[Decision | None]:
+        found: list[Decision | None] = []
+        reports = rollouts.RolloutReports(trainer, session, settings, 2)
+        for step, training in ((0, True), (0, True), (1, False), (1, True)):
+            trainer.state.global_step, trainer.model.training = step, training
+            found.append(reports.begin())
+            rollout = Rollout(end_tokens={1}, max_length=5)
+            rollout.end_turn([[9]], [[5, 6]], [None])
+            rollout.steps, rollout.timed_out_after = 10 * len(found), len(found) if training else None
+            reports.ended(rollout)
+        return found
+
+    expected = [
+        Decision(steps=10, timed_out_after=1),
+        Decision(steps=20, timed_out_after=2),
+        Decision(steps=30, timed_out_after=None),
+        Decision(steps=40, timed_out_after=4),
+    ]
+    assert decisions() == [None] * 4
+    assert decisions() == expected
+    session.world_size = 7
+    assert decisions() == [None] * 4
 
 
 class Prompts(list[Any]):
