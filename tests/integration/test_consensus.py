@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def answers(folder: Path, rank: int) -> dict[str, Any]:
     return read
 
 
-@pytest.mark.parametrize("launcher", ["grpo-run", "plain"])
+@pytest.mark.parametrize("launcher", ["grpo-run", "plain", pytest.param("two nodes", marks=pytest.mark.full)])
 def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
     launcher: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -37,6 +38,24 @@ def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
     if launcher == "grpo-run":
         run = runs("--nproc-per-node", "2", str(SCRIPT)).start()
         assert run.wait() == 0, run.tail()
+    elif launcher == "two nodes":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        joined = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint)
+        options = (
+            "--run-id",
+            "pair",
+            *joined,
+            "--local-addr",
+            "127.0.0.1",
+            "--nproc-per-node",
+            "1",
+            str(SCRIPT),
+        )
+        nodes = [runs(*options, name=f"node{number}").start() for number in (0, 1)]
+        for node in nodes:
+            assert node.wait() == 0, node.tail()
     else:
         plain_ranks(tmp_path, [str(SCRIPT)], ranks=2)
     first, second = answers(tmp_path, 0), answers(tmp_path, 1)

@@ -89,6 +89,10 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, bytes):
+        return {TAG: "bytes", "hex": value.hex()}
+    if isinstance(value, complex):
+        return {TAG: "complex", "items": [value.real, value.imag]}
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, tensors)
     if isinstance(value, np.generic):
@@ -159,6 +163,10 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device) 
             return tensors[value["name"]].numpy()
         case "tuple":
             return tuple(_decode(value["items"], tensors, device))
+        case "bytes":
+            return bytes.fromhex(value["hex"])
+        case "complex":
+            return complex(*value["items"])
         case "set":
             return set(_decode(value["items"], tensors, device))
         case "frozenset":

@@ -6,7 +6,7 @@ It is a part of the rank's file of the exact state (`exact/format.py`), so none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from grpo_run.trainers.exact.encoding import Decoder, UnsupportedValueError, enc
 from grpo_run.trainers.exact.format import SavedRankState
 from grpo_run.trainers.loops.data_position import DataPosition
 from grpo_run.trainers.loops.state import LoopState
+from grpo_run.trainers.loops.values.in_place import InPlace, path_of, shared_objects
 
-VALUES, OBJECTS, GENERATOR_STATES, RANDOM, DATA, GRADIENT_ORDERS = (
-    "values", "objects", "generators", "random", "data", "gradient_orders",
+VALUES, SHARED, OBJECTS, GENERATOR_STATES, RANDOM, DATA, GRADIENT_ORDERS = (
+    "values", "shared", "objects", "generators", "random", "data", "gradient_orders",
 )  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def save(
     tensors: dict[str, torch.Tensor] = {}
     parts = {
         VALUES: state.values,
+        SHARED: shared_objects(state.values),
         OBJECTS: {key: one.state_dict() for key, one in state.others.items()},
         **randomness.state(),
         DATA: data.state() if data is not None else None,
@@ -176,29 +178,8 @@ class LoadedRankState:
                     f"{self.folder} does not contain state[{key!r}] of the loop; use the state that was saved, or"
                     " start another run with --run-id"
                 )
-        for key in state.values:
-            set_value(state.entries, key, values[key])
+        in_place = InPlace(self._parts.get(SHARED) or ())
+        for key, present in state.values.items():
+            state.entries[key] = in_place.set(present, values[key], path_of(key))
         for key, one in state.others.items():
             one.load_state_dict(objects[key])
-
-
-def set_value(entries: MutableMapping[str, Any], key: str, value: Any) -> None:
-    """Set a plain value, in place if the script may hold a reference to a container or tensor."""
-    present = entries[key]
-    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
-        if present.shape == value.shape and present.dtype == value.dtype:
-            with torch.no_grad():
-                present.copy_(value)
-            return
-    elif isinstance(present, dict) and isinstance(value, dict):
-        present.clear()
-        present.update(value)
-        return
-    elif isinstance(present, list) and isinstance(value, list):
-        present[:] = value
-        return
-    elif isinstance(present, set) and isinstance(value, set):
-        present.clear()
-        present.update(value)
-        return
-    entries[key] = value

@@ -28,7 +28,13 @@ def round_trip(value: Any) -> Any:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary()
+        | st.complex_numbers(allow_nan=False),
         lambda inner: (
             st.lists(inner)
             | st.tuples(inner, inner)

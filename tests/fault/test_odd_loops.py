@@ -1,0 +1,40 @@
+"""Hand-written loops that are odd but legitimate, killed twice, end like an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.loops import kills
+from support.references import plain_ranks
+from support.runs import SCRIPTS, Run, digest
+
+SCRIPT = str(SCRIPTS / "odd_loops.py")
+KINDS = (
+    "progress_bar", "caught", "two_loops", "called_twice", "workers", "stream", "batches", "accumulated", "schedulers", "averaged",
+    "compiled", "compiled_in_place", "scaled", "no_steps", "shared", "agreed", "adversaries", "values", "referred", "changing", "in_functions",
+    "listed", "committed", "saved",
+)  # fmt: skip
+WITH_DDP = ("accumulated", "agreed", "committed", "averaged")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [*((kind, 1) for kind in KINDS), *((kind, 2) for kind in WITH_DDP)]
+)
+def test_an_odd_loop_that_is_killed_equals_the_undisturbed_one(
+    kind: str, ranks: int, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Weights, what was logged, and the next random numbers."""
+    words = (SCRIPT, "--kind", kind, "--output-dir")
+    plain_ranks(tmp_path, [*words, "plain"], ranks=ranks)
+    options = ("--nproc-per-node", str(ranks), *kills((3, 4), ranks))
+    run = runs(*options, *words, "out", environment={"CUDA_VISIBLE_DEVICES": ""}).start()
+    assert run.wait(180) == 0, run.tail()
+    assert len(run.events("fault_injected")) == 2, run.tail()
+    for rank in range(ranks):
+        name = f"end{rank}.txt"
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "plain" / name).read_text(), run.tail()
+    assert digest(tmp_path / "out") == digest(tmp_path / "plain"), run.tail()
