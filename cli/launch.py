@@ -215,7 +215,11 @@ def _supervise(
         stop_signals = _handle_signals(supervisor)
         stops.start()
         _report_failed_threads(supervisor)
-        supervisor.begin(world_size_local=ranks, may_use_trainer=may_use_trainer(launch.sources))
+        supervisor.begin(
+            world_size_local=ranks,
+            may_use_trainer=may_use_trainer(launch.sources),
+            accept_change=launch.accept_change,
+        )
         supervisor.report_terminated(end_earlier(directory.processes, own_identity(token), config.keep))
         agent.run()
     except _StoppedWithoutRanks as stopped:

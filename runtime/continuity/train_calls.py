@@ -187,6 +187,11 @@ class TrainCalls:
             kept = tuple((rank, int(steps)) for rank, steps in sorted(left.items()) if steps is not None)
             self._change(call.ordinal, left=kept)
 
+    def forget_left(self) -> None:
+        """A loop that was left goes on until the script leaves it again."""
+        for ordinal in self._calls:
+            self._change(ordinal, left=())
+
     def apply_step_committed(self, ordinal: int, step: int) -> None:
         """All ranks have voted on a step."""
         self._change(ordinal, reached=step)

@@ -129,6 +129,8 @@ class History:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
         self.own.without_trainer = record.get("may_use_trainer") is False
+        if record.get("accept_change"):
+            self.calls.forget_left()  # the script may decide otherwise now
         if self.exit_code == EXIT_GAVE_UP:
             self._reset_budget()  # the user has started the run again after it was given up
         self.exit_code = None
