@@ -42,7 +42,12 @@ INCIDENT_CAUSES = (
 )
 """The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
 
-DECIDED_ACTIONS = (Action.restart, Action.restart_from_earlier_checkpoint, Action.stop)
+DECIDED_ACTIONS = (
+    Action.restart,
+    Action.restart_from_earlier_checkpoint,
+    Action.quarantine_batch,
+    Action.stop,
+)
 """The actions the supervisor can decide on. A member of `Action` that nothing decides yet is not exported."""
 
 CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
