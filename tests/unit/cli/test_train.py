@@ -74,3 +74,10 @@ def test_the_same_command_has_the_same_run_id(words: OptionWords) -> None:
     assert run_id() == run_id("--show-ranks", "all")
     assert run_id() != run_id("--set", "seed=3")
     assert run_id("--run-id", "mine") == "mine"
+
+
+def test_the_guards_of_a_recipe_come_before_those_of_the_command(words: OptionWords) -> None:
+    """A later setting of the same guard wins."""
+    command = train.split(["arithmetic", "--guard", "kl=off"], words)
+    made = train.launch_arguments(command, guards=["kl=stop", "reward=stop:0.3"])
+    assert made[:4] == ["--guard=kl=stop", "--guard=reward=stop:0.3", "--guard", "kl=off"]

@@ -303,3 +303,10 @@ def test_sections_contain_only_keys_of_trl() -> None:
 
     assert set(GrpoSection.model_fields) <= {field.name for field in fields(GRPOConfig)}
     assert set(SftSection.model_fields) <= {field.name for field in fields(SFTConfig)}
+
+
+def test_the_guards_of_a_recipe_are_checked() -> None:
+    """Before a process is started, and with the place of the setting."""
+    assert load_recipe("arithmetic", ['guards=["kl=stop:3"]']).guards == ["kl=stop:3"]
+    with pytest.raises(ConfigError, match=r"did you mean roll-back\?"):
+        load_recipe("arithmetic", ['guards=["kl=rollback"]'])
