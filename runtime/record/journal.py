@@ -68,6 +68,7 @@ EVENTS = frozenset(
         "tool_cancelled",
         "completions_capped",
         "rollout_ended",
+        "rollout_timed_out",
         "own_training",
         "state_saved",
         "own_checkpoint",

@@ -51,6 +51,11 @@ class StepVote:
         self._fingerprint = fingerprint
         self._requests = requests
         self._result: VoteResult | None = None
+        self._timed_out = False
+
+    def report_timed_out(self) -> None:
+        """Report in the next vote that a deadline has ended a rollout on this rank."""
+        self._timed_out = True
 
     def start(self, step: int, *, snapshot: bool, learning: Flags) -> VoteResult | None:
         """Start the vote on a finished step; the vote before must have been collected.
@@ -70,7 +75,9 @@ class StepVote:
             # the save that is about to be made answers this request too
             save=save and not (result is not None and result.flags.save),
             snapshot=snapshot,
+            timed_out=self._timed_out,
         )
+        self._timed_out = False
         self._session.votes.start(Vote(step=step, fingerprint=self._fingerprint.take(), flags=flags))
         slot = self._session.slot
         slot.voted_step = step

@@ -106,6 +106,8 @@ class CallSteps:
             required=save or self._saver.stopping,
             kept=save,
         )
+        if result is not None and result.flags.timed_out and session.is_main:
+            session.journal.write("rollout_timed_out", rank=session.rank, step=result.step)
 
     def end(self) -> None:
         """Commit the last step."""

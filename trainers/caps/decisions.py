@@ -7,11 +7,11 @@ number of ranks, rollouts are others, and nothing is reapplied.
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from grpo_run.runtime.record.journal import read_newest
 
 EVENT = "rollout_ended"
 MAX_READ_BYTES = 64 << 20
@@ -55,29 +55,17 @@ class Decision:
 def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey, Decision]:
     """Return this rank's decisions from the run's journal; the newest of each rollout. A missing file has none."""
     found: dict[RolloutKey, Decision] = {}
-    try:
-        with open(journal, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - MAX_READ_BYTES))
-            for line in file:
-                if EVENT.encode() in line:
-                    _add(found, line, rank, world_size)
-    except FileNotFoundError:
-        pass
+    for record in read_newest(journal, EVENT, MAX_READ_BYTES):
+        if (record.get("rank"), record.get("world_size")) != (rank, world_size):
+            continue
+        try:
+            key = RolloutKey(
+                int(record["train_call"]), int(record["step"]), str(record["mode"]), int(record["number"])
+            )
+            after = record["timed_out_after"]
+            found[key] = Decision(
+                steps=int(record["decoding_steps"]), timed_out_after=None if after is None else int(after)
+            )
+        except (ValueError, KeyError, TypeError):
+            continue  # of another version
     return found
-
-
-def _add(found: dict[RolloutKey, Decision], line: bytes, rank: int, world_size: int) -> None:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        if (record["event"], record["rank"], record["world_size"]) != (EVENT, rank, world_size):
-            return
-        key = RolloutKey(
-            int(record["train_call"]), int(record["step"]), str(record["mode"]), int(record["number"])
-        )
-        after = record["timed_out_after"]
-        found[key] = Decision(
-            steps=int(record["decoding_steps"]), timed_out_after=None if after is None else int(after)
-        )
-    except (ValueError, KeyError, TypeError):
-        return  # the first line of what was read, or one that a killed rank has not finished

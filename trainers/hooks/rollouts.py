@@ -27,13 +27,16 @@ EndReasons = Callable[[], Sequence[str] | None]
 
 
 @contextmanager
-def capped_rollouts(trainer: Any, session: Session, train_call: int | None) -> Iterator[EndReasons]:
+def capped_rollouts(
+    trainer: Any, session: Session, train_call: int | None, timed_out: Callable[[], None] = lambda: None
+) -> Iterator[EndReasons]:
     """Cap the trainer's rollouts for the length of the block.
 
     Yields a function that returns why each completion of this rank's last rollout ended; without a cap, it returns None.
 
     Args:
         train_call: the number of the call; None for one inside another call's step.
+        timed_out: called when a deadline has ended a rollout of this rank.
 
     Raises:
         ConfigError: the trainer's backend cannot apply a cap, or a prompt does not fit into the model's window.
@@ -45,7 +48,7 @@ def capped_rollouts(trainer: Any, session: Session, train_call: int | None) -> I
     # imports transformers' generation, which a script that does not generate may not need
     from grpo_run.trainers.caps.capping import Capping
 
-    reports = RolloutReports(trainer, session, settings, train_call)
+    reports = RolloutReports(trainer, session, settings, train_call, timed_out)
     capping = Capping(trainer, settings, report=reports.ended, decided=reports.begin)
     check_prompts(trainer)
 
@@ -62,9 +65,18 @@ class RolloutReports:
 
     Args:
         train_call: the number of the call; without one, rollouts have no numbers and end by the clock alone.
+        timed_out: called when a deadline has ended a rollout.
     """
 
-    def __init__(self, trainer: Any, session: Session, settings: CapSettings, train_call: int | None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        session: Session,
+        settings: CapSettings,
+        train_call: int | None,
+        timed_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timed_out = timed_out
         self._trainer = trainer
         self._session = session
         self._train_call = train_call if settings.max_time is not None else None
@@ -103,6 +115,8 @@ class RolloutReports:
                 decoding_steps=rollout.steps,
                 **capped,
             )
+        if rollout.timed_out_after is not None:
+            self._timed_out()
         if self._key is not None:
             session.journal.write(
                 EVENT,

@@ -75,7 +75,9 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rewards_of(session).served(trainer))
-        end_reasons = hooks.enter_context(capped_rollouts(trainer, session, call.ordinal))
+        end_reasons = hooks.enter_context(
+            capped_rollouts(trainer, session, call.ordinal, step_vote.report_timed_out)
+        )
         quarantine = PromptQuarantine(trainer, session, call.ordinal)
         exclusion = SampleExclusion(
             trainer,

@@ -27,6 +27,9 @@ class Flags(NamedTuple):
     tripped: bool = False
     """A learning guard whose response ends the attempt has tripped at this step."""
 
+    timed_out: bool = False
+    """A deadline has ended a rollout of this step."""
+
     def union(self, other: Flags) -> Flags:
         """Return the flags that are set in either."""
         return Flags(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -100,9 +101,10 @@ def test_a_journal_with_broken_lines_is_read(tmp_path: Path) -> None:
         "event": "rollout_ended", "rank": 0, "world_size": 2, "train_call": 1, "step": 3, "mode": "train", "number": 0,
         "decoding_steps": 5, "timed_out_after": 5,
     }  # fmt: skip
+    dumps = functools.partial(json.dumps, separators=(",", ":"))
     lines = [
-        json.dumps(record), '{"event": "rollout_ended"', json.dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
-        json.dumps(record | {"rank": 1}), json.dumps(record | {"step": "x"}), "[1]",
+        dumps(record), '{"event":"rollout_ended"', dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
+        dumps(record | {"rank": 1}), dumps(record | {"step": "x"}), "[1]",
     ]  # fmt: skip
     path.write_text("\n".join(lines))
     assert read_decisions(path, 0, 2) == {

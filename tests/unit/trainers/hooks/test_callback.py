@@ -287,6 +287,14 @@ def test_a_guard_that_warns_is_journaled_once(session: Any, events: Events) -> N
     ]
 
 
+def test_a_rollout_that_timed_out_is_known_to_the_first_rank(loop: Loop, events: Events) -> None:
+    """It goes into the next vote, once."""
+    loop.step_vote.report_timed_out()
+    for _ in range(3):
+        loop.step()
+    assert [one["step"] for one in events() if one["event"] == "rollout_timed_out"] == [1]
+
+
 def test_hygiene_runs_on_its_steps(session: Any, events: Events, reading: Reading) -> None:
     """The interval is two steps."""
     session.config = replace(session.config, hygiene_every=2)

@@ -53,10 +53,11 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     """By call, step, mode and number; another number of ranks decides anew."""
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=SimpleNamespace(training=True))
     settings = CapSettings(max_time=5.0)
+    told: list[int] = []
 
     def decisions() -> list[Decision | None]:
         found: list[Decision | None] = []
-        reports = rollouts.RolloutReports(trainer, session, settings, 2)
+        reports = rollouts.RolloutReports(trainer, session, settings, 2, lambda: told.append(1))
         for step, training in ((0, True), (0, True), (1, False), (1, True)):
             trainer.state.global_step, trainer.model.training = step, training
             found.append(reports.begin())
@@ -76,6 +77,7 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     assert decisions() == expected
     session.world_size = 7
     assert decisions() == [None] * 4
+    assert len(told) == 3 * 3
 
 
 class Prompts(list[Any]):
