@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.loops import kills
+from support.loops import ON_CPU, kills
 from support.references import plain_ranks, torchrun
 from support.runs import Run
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "grpo_loop.py")
 EPOCH = {1: 8, 2: 4, 3: 3}
 """Steps of an epoch by number of ranks: 32 prompts, at most 4 for each rank and step."""
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def model(folder: Path) -> str:
@@ -41,7 +40,7 @@ def killed(
     options = (*kills(steps, ranks, phases), "--nproc-per-node", str(ranks))
     if phases:
         options = (*options, "--snapshot-every", "1")
-    run = runs(*options, EXAMPLE, *words, environment=ENVIRONMENT).start()
+    run = runs(*options, EXAMPLE, *words, environment=ON_CPU).start()
     assert run.wait(timeout_seconds) == 0, run.tail()
     assert len(run.events("fault_injected")) == len(steps), run.tail()
     assert any(event["in_memory"] for event in run.events("resume_chosen")), run.tail()
@@ -64,7 +63,7 @@ def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
     words = ("--steps", str(steps), "--log-every", "1", *mode)
     (tmp_path / "torchrun").mkdir()
     command = ["--standalone", "--nproc-per-node", str(ranks), EXAMPLE, *words]
-    expected = logged(torchrun(tmp_path / "torchrun", command, environment=ENVIRONMENT))
+    expected = logged(torchrun(tmp_path / "torchrun", command, environment=ON_CPU))
     assert len(expected) == steps
     run = killed(runs, ranks, words, range(1, steps + 1), phases, timeout_seconds=600)
     assert logged(run.output.read_text()) == expected, run.tail()

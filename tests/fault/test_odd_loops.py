@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.loops import kills
+from support.loops import ON_CPU, kills
 from support.references import plain_ranks
 from support.runs import SCRIPTS, Run, digest
 
@@ -31,7 +31,7 @@ def test_an_odd_loop_that_is_killed_equals_the_undisturbed_one(
     words = (SCRIPT, "--kind", kind, "--output-dir")
     plain_ranks(tmp_path, [*words, "plain"], ranks=ranks)
     options = ("--nproc-per-node", str(ranks), *kills((3, 4), ranks))
-    run = runs(*options, *words, "out", environment={"CUDA_VISIBLE_DEVICES": ""}).start()
+    run = runs(*options, *words, "out", environment=ON_CPU).start()
     assert run.wait(180) == 0, run.tail()
     assert len(run.events("fault_injected")) == 2, run.tail()
     for rank in range(ranks):

@@ -11,6 +11,8 @@ from support.references import plain_ranks
 from support.runs import SCRIPTS, Run, digest
 
 SCRIPT = str(SCRIPTS / "loops.py")
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""} if Path("/dev/nvidiactl").exists() else {}
+"""Hides GPUs from ranks. Without any it is empty, because a launch with another value than this process starts cold."""
 
 
 def launched(
@@ -24,7 +26,7 @@ def launched(
     """Return the run of the script under `grpo-run launch`, not started yet."""
     return runs(
         *options, "--nproc-per-node", str(ranks), SCRIPT, "--output-dir", str(folder / "out"), *words,
-        name=name, environment={"CUDA_VISIBLE_DEVICES": ""},
+        name=name, environment=ON_CPU,
     )  # fmt: skip
 
 
