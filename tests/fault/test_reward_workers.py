@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,14 +24,22 @@ KINDS = {
 """Faults that fail a call, and the kind that is journaled."""
 
 
+def processes_of(run: Run) -> list[tuple[int, str]]:
+    """The processes that work in the run's folder, and zombies that its ranks have left."""
+    ranks = {event["pid"] for event in run.events("rank_started")}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.pid in ranks or process.ppid() in ranks or process.cwd().startswith(str(run.folder)):
+                found.append((process.pid, process.name()))
+    return found
+
+
 def check_nothing_is_left(run: Run) -> None:
-    """No process of the run exists, also not as a zombie."""
-    mark = str(run.directory)
-    left = []
-    for process in psutil.process_iter(["pid", "status", "environ", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if "grpo-run reward workers" in " ".join(words) or any(mark in word for word in words):
-            left.append(process.info["pid"])
+    """Nothing of the run exists. multiprocessing's own helpers of the supervisor exit some milliseconds after it."""
+    deadline = time.monotonic() + 10
+    while (left := processes_of(run)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert left == []
 
 
