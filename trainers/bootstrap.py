@@ -84,6 +84,7 @@ def _run(
         from grpo_run.trainers.hooks.attach import install_guard
 
         install_guard(session)
+        _end_at_usage_error(session)
         try:
             _run_script(settings, inherited)
         except BaseException as error:
@@ -115,6 +116,22 @@ def _run(
         traceback.print_exception(type(error), error, user_traceback(error, __file__))
         return 1, False
     return 0, True
+
+
+def _end_at_usage_error(session: Session) -> None:
+    """Let a usage error in another thread end the rank: Python ends that thread only, and the script would go on."""
+    report = threading.excepthook
+
+    def excepthook(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        if not isinstance(error, UsageError) or not session.is_rank:
+            report(arguments)
+            return
+        print(f"grpo-run: {error}", file=sys.stderr)
+        _fail(session, error)
+        _leave(EXIT_USAGE)
+
+    threading.excepthook = excepthook
 
 
 def _run_script(settings: RankSettings, inherited: InheritedModules | None) -> None:

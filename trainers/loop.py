@@ -17,6 +17,7 @@ every rank. See docs/loops.md.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -168,6 +169,11 @@ def _begin(
     session = current()
     if session is None:
         return PlainLoop(n)
+    if threading.current_thread() is not threading.main_thread():
+        # a stop and an exception would end this thread only, and the script would go on as if it had trained
+        raise ConfigError(
+            f"a loop begins in thread {threading.current_thread().name!r}: loops work in the main thread only"
+        )
     return SupervisedLoop(
         session,
         n,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.references import plain_ranks, undisturbed
 from support.runs import CONFIGS, SCRIPTS, Run, digest
+from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.watchdog.learning.rules import Guard
 
@@ -24,13 +25,20 @@ def manifests(output_dir: Path) -> list[int]:
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "reference"),
+    [
+        pytest.param(COLLAPSE, TRAINER, id="trainer"),
+        pytest.param(str(SCRIPTS / LOOP), LOOP, id="loop", marks=pytest.mark.full),
+    ],
+)
 def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
-    runs: Callable[..., Run], tmp_path: Path
+    command: str, reference: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The loss of one rank is NaN once: one exact repetition, and nothing else differs."""
-    run = runs("--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6").start()
+    run = runs("--nproc-per-node", "2", command, "--output-dir", "out", *STEPS, "--nan-at", "6").start()
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "out") == undisturbed("grpo.py", 12)
+    assert digest(tmp_path / "out") == undisturbed(reference, 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["step"]) == ("nonfinite", 6)
     assert recovery["action"] == "restart_from_earlier_checkpoint"

@@ -38,3 +38,27 @@ def test_an_odd_loop_that_is_killed_equals_the_undisturbed_one(
         name = f"end{rank}.txt"
         assert (tmp_path / "out" / name).read_text() == (tmp_path / "plain" / name).read_text(), run.tail()
     assert digest(tmp_path / "out") == digest(tmp_path / "plain"), run.tail()
+
+
+IN_A_THREAD = """
+import threading, torch
+from grpo_run.trainers import loop
+
+def main():
+    model = torch.nn.Linear(2, 2)
+    for step in loop.steps(4, state={"model": model}, output_dir="out"):
+        pass
+
+thread = threading.Thread(target=main, name="training")
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.full
+def test_a_loop_in_another_thread_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A stop or an exception would end the thread only, and the run would count as finished."""
+    (tmp_path / "train.py").write_text(IN_A_THREAD)
+    run = runs("train.py").start()
+    assert run.wait() == 2, run.tail()
+    assert "a loop begins in thread 'training': loops work in the main thread only" in run.tail()

@@ -5,6 +5,7 @@ One rank, or DDP on several. Writes `weights.sha256`. Run it with `torchrun` or 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import tiny
@@ -34,6 +35,7 @@ def log_probabilities(model: Any, tokens: torch.Tensor, length: int) -> torch.Te
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
+    parser.add_argument("--nan-at", type=int, help="the loss of rank 1 is NaN in this step, once in a run")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -60,6 +62,9 @@ def main() -> None:
         rewards = torch.tensor(reward(prompts=group, completions=completions))
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
         loss = -(log_probabilities(model, tokens, length) * advantages[:, None]).mean()
+        if step + 1 == arguments.nan_at and rank == 1 and not Path("nan").exists():
+            Path("nan").touch()
+            loss = loss * float("nan")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -140,7 +140,8 @@ def agree_on_resume(
         call = identified.call
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     if choice.checkpoint is not None:
-        verb = "is already finished; restored from" if choice.finished else "resumes from"
+        over = choice.finished and not choice.foreign
+        verb = "is already finished; restored from" if over else "resumes from"
         where = str(choice.checkpoint.path)
         if snapshot is not None and choice.in_memory:
             where = f"{path_of(snapshot.staged)}, from memory"

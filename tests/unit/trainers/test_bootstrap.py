@@ -35,6 +35,7 @@ def run(
     monkeypatch.setattr(sys, "argv", sys.argv[:])
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     session.start = lambda: None
     session.script_raised = functools.partial(Session.script_raised, session)
     monkeypatch.setattr(attach, "install_guard", lambda session: None)
@@ -384,3 +385,20 @@ def test_other_errors_of_printing_are_raised(tmp_path: Path) -> None:
             raw.write(b"text")
     finally:
         os.close(descriptor)
+
+
+def test_a_usage_error_in_another_thread_ends_the_rank(
+    run: Run, session: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python ends the thread only, and the script would finish as if nothing had happened."""
+    codes: list[int] = []
+    monkeypatch.setattr(bootstrap, "_leave", codes.append)
+    run(
+        "import threading\n"
+        "from grpo_run.runtime.errors import ConfigError\n"
+        "def fail():\n    raise ConfigError('only in the main thread')\n"
+        "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()\n"
+    )
+    assert codes == [2]
+    assert written(session)["type"] == "ConfigError"
+    assert "grpo-run: only in the main thread" in capsys.readouterr().err
