@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.caps.settings import MIN_WINDOW
 from grpo_run.trainers.learning.options import parse_guards
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.settings import Setting, apply_overrides, read_settings, validation_error
@@ -96,6 +97,13 @@ class GrpoSection(TrainerSection):
     log_completions: bool | None = None
 
 
+class CapsSection(Section):
+    """Caps on generation, as for `caps.apply`."""
+
+    repetition: Annotated[int, Field(ge=MIN_WINDOW)] | None = None
+    max_time: PositiveNumber | None = None
+
+
 class Recipe(Section):
     """A recipe: task, model, data, settings of each trainer, and output directory."""
 
@@ -106,6 +114,7 @@ class Recipe(Section):
     seed: Count = 0
     guards: list[str] = []
     """Settings of `--guard`, which the command line overrides."""
+    caps: CapsSection | None = None
     sft: SftSection | None = None
     grpo: GrpoSection
 
@@ -117,7 +126,7 @@ def packaged_recipes() -> list[str]:
 
 def setting_keys() -> list[str]:
     """Return every key that a recipe may contain, with nested keys dotted."""
-    sections: dict[str, type[Section]] = {"sft": SftSection, "grpo": GrpoSection}
+    sections: dict[str, type[Section]] = {"caps": CapsSection, "sft": SftSection, "grpo": GrpoSection}
     nested = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
     return [*Recipe.model_fields, *nested]
 

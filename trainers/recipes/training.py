@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from grpo_run.trainers import caps
 from grpo_run.trainers.recipes.recipe import Recipe, TrainerSection
 from grpo_run.trainers.recipes.tiny import TINY, tiny_model, tiny_tokenizer
 
@@ -119,6 +120,8 @@ def train_grpo(
         train_dataset=dataset,
         processing_class=tokenizer,
     )
+    if recipe.caps is not None:
+        caps.apply(trainer, repetition=recipe.caps.repetition, max_time=recipe.caps.max_time)
     trainer.train()
     # on every rank: sharded weights are gathered from all ranks; rank 0 writes them
     trainer.save_model(str(Path(recipe.output_dir).expanduser() / "final"))

@@ -310,3 +310,13 @@ def test_the_guards_of_a_recipe_are_checked() -> None:
     assert load_recipe("arithmetic", ['guards=["kl=stop:3"]']).guards == ["kl=stop:3"]
     with pytest.raises(ConfigError, match=r"did you mean roll-back\?"):
         load_recipe("arithmetic", ['guards=["kl=rollback"]'])
+
+
+def test_the_caps_of_a_recipe_are_checked() -> None:
+    """A section of their own, because TRL does not know them."""
+    recipe = load_recipe("arithmetic", ["caps.repetition=64", "caps.max_time=2.5"])
+    assert recipe.caps is not None
+    assert (recipe.caps.repetition, recipe.caps.max_time) == (64, 2.5)
+    assert load_recipe("arithmetic").caps is None
+    with pytest.raises(ConfigError, match=r"caps\.repetition = '7', expected"):
+        load_recipe("arithmetic", ["caps.repetition=7"])
