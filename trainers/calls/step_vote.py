@@ -38,17 +38,15 @@ class StepVote:
     """Votes on the steps of one call.
 
     Args:
-        fingerprint: of the phases that this rank enters between two votes.
         requests: the user's requests, shared by all calls of the attempt.
         guards: act on each result before anything else does.
     """
 
-    def __init__(
-        self, session: Session, fingerprint: PhaseFingerprint, requests: UserRequests, guards: LearningGuards
-    ) -> None:
+    def __init__(self, session: Session, requests: UserRequests, guards: LearningGuards) -> None:
         self._session = session
         self._guards = guards
-        self._fingerprint = fingerprint
+        self.fingerprint = PhaseFingerprint()
+        """Of the phases that this rank enters between two votes."""
         self._requests = requests
         self._result: VoteResult | None = None
         self._timed_out = False
@@ -78,7 +76,7 @@ class StepVote:
             timed_out=self._timed_out,
         )
         self._timed_out = False
-        self._session.votes.start(Vote(step=step, fingerprint=self._fingerprint.take(), flags=flags))
+        self._session.votes.start(Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags))
         slot = self._session.slot
         slot.voted_step = step
         slot.voted_at_ns = time.monotonic_ns()

@@ -15,23 +15,18 @@ from transformers import TrainerCallback
 
 from grpo_run.trainers.calls.guard import Guard
 from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory, serve_snapshot
-from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
+from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
-from grpo_run.trainers.exclusion.attach import SampleExclusion
-from grpo_run.trainers.exclusion.repeated_steps import read_earlier
 from grpo_run.trainers.hooks import data_order
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity
-from grpo_run.trainers.hooks.phases import mark_callbacks, mark_trainer
+from grpo_run.trainers.hooks.phases import mark_callbacks
 from grpo_run.trainers.hooks.resume import RestoredCall, facts_of, skip_training
+from grpo_run.trainers.hooks.rollout_hooks import rollouts_hooked
 from grpo_run.trainers.hooks.rollouts import capped_rollouts
-from grpo_run.trainers.hooks.tools import mark_tools
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
-from grpo_run.trainers.quarantine.attach import PromptQuarantine
-from grpo_run.trainers.rewards.served import rewards_of
-from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
@@ -59,9 +54,8 @@ def run_train_call(
     facts = facts_of(trainer, session)
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-    fingerprint = PhaseFingerprint()
     guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
-    step_vote = StepVote(session, fingerprint, guard.requests, guards)
+    step_vote = StepVote(session, guard.requests, guards)
     reader = StepReader(trainer)
     order = data_order.data_order(trainer)
     if (text := data_order.warning(order)) is not None and session.world_size > 1:
@@ -74,24 +68,7 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rewards_of(session).served(trainer))
-        end_reasons = hooks.enter_context(
-            capped_rollouts(trainer, session, call.ordinal, step_vote.report_timed_out)
-        )
-        quarantine = PromptQuarantine(trainer, session, call.ordinal)
-        exclusion = SampleExclusion(
-            trainer,
-            session,
-            quarantine.row_reasons(end_reasons),
-            train_call=call.ordinal,
-            earlier=read_earlier(session, call.ordinal),
-            generators=(read_generators, write_generators),
-        )
-        hooks.enter_context(exclusion.scoring())
-        hooks.enter_context(mark_trainer(trainer, session.slot, fingerprint))
-        hooks.enter_context(exclusion.rewarding())
-        hooks.enter_context(quarantine.attached())
-        hooks.enter_context(mark_tools(trainer, session))
+        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)

@@ -20,7 +20,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.calls.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
-from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
+from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.calls.steps import CallSteps, finish, leave
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.trainers.learning.guards import LearningGuards
@@ -108,7 +108,7 @@ class SupervisedLoop:
         )
         self._guards = LearningGuards(session, self._call.ordinal, sampling_group=session.rank)
         self._logs = LoopLogs(session, train_call=self._call.ordinal, step=lambda: self.step + 1)
-        self._step_vote = StepVote(session, PhaseFingerprint(), guard.requests, self._guards)
+        self._step_vote = StepVote(session, guard.requests, self._guards)
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )

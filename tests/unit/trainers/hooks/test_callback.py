@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from grpo_run.runtime.errors import GuardTripped
 from grpo_run.trainers.calls.requests import UserRequests
-from grpo_run.trainers.calls.step_vote import PhaseFingerprint, StepVote
+from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.vote import Vote
@@ -61,12 +61,9 @@ class Loop:
         hooks_before_optimizer: bool = True,
         restoring: bool = False,
     ) -> None:
-        self.fingerprint = PhaseFingerprint()
         self.cadence = cadence or FakeCadence()
         self.guards = LearningGuards(session, 1, sampling_group=0)
-        self.step_vote = StepVote(
-            session, self.fingerprint, requests or UserRequests(session.board), self.guards
-        )
+        self.step_vote = StepVote(session, requests or UserRequests(session.board), self.guards)
         self.values = StepValues()
         exact: Any = SimpleNamespace(
             begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
@@ -351,7 +348,7 @@ def test_the_fingerprint_of_phases_is_voted_on(session: Any) -> None:
         start(vote)
 
     session.votes.start = record
-    loop.fingerprint.enter(Phase.generate)
+    loop.step_vote.fingerprint.enter(Phase.generate)
     loop.step()
     loop.step()
     assert fingerprints[0] != 0
