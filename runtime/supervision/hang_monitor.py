@@ -94,7 +94,14 @@ class HangMonitor:
         if slow is not None:
             self._reporter.warn_once(0, f"slow step {self._step.position}", slow)
         stall = self._step.stall()
-        return None if stall is None else Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+        if stall is None:
+            return None
+        durations = self.detector.phase_durations
+        ended = max((one.ended_seconds for one in durations.merged().values()), default=0.0)
+        if stall.waited_seconds <= self.detector.settings.factor_ended * ended:
+            return None  # as for phases: a legitimate pause costs one recovery
+        durations.record_end(stall.key, stall.waited_seconds)
+        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     @property
     def due_at(self) -> float:

@@ -90,7 +90,7 @@ class StepClock:
         if slot.phase is not None:
             rank.spent[slot.phase] = rank.spent.get(slot.phase, 0.0) + gap
         done = _done(slot)
-        if done[:2] == rank.done[:2] and done != rank.done:
+        if slot.generation_passes or (done[:2] == rank.done[:2] and done != rank.done):
             self._counted.add(slot.rank)
         if done != rank.done or self._is_unknown(slot):
             rank.done, self._moved = done, now
@@ -105,7 +105,9 @@ class StepClock:
         """How long a step may take without any work that is counted."""
         if not self._longest:
             return self._settings.unlearned_seconds(Phase.startup)
-        return max(self._settings.first_seconds, self._settings.factor_seen * self._longest)
+        bounds = self._settings
+        # never below what a phase alone may take
+        return max(bounds.first_seconds, bounds.ceiling_seconds, bounds.factor_seen * self._longest)
 
     def stall(self) -> Stall | None:
         """Return the stall of a step in which nothing has moved for the deadline, else None."""

@@ -39,7 +39,9 @@ class Scene:
             suspicion=None,
             awaited=None,
             suspended_since=None,
-            phase_durations=SimpleNamespace(merged=lambda: durations, by_rank=dict),
+            phase_durations=SimpleNamespace(
+                merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
+            ),
         )
         self.lifecycle = Lifecycle()
         self.lifecycle.fire(RunEvent.step_committed)

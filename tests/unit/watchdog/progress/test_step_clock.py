@@ -129,6 +129,14 @@ def test_a_compiled_model_is_unknown(make_slot: MakeSlot) -> None:
     assert run.clock.stall() is None
 
 
+def test_passes_of_generation_show_that_passes_are_counted(make_slot: MakeSlot) -> None:
+    """Steps may be faster than polls, so that no pass is ever seen to come alone."""
+    run = Run(make_slot)
+    run.fields["generation_passes"] = 100
+    run.passes(SETTINGS.startup_seconds + 10, alternates(run))
+    assert run.clock.stall() is not None
+
+
 def test_a_reward_that_is_scored_now_and_then_moves(run: Run) -> None:
     """A slow judge."""
 
@@ -141,7 +149,7 @@ def test_a_reward_that_is_scored_now_and_then_moves(run: Run) -> None:
 
 
 def test_each_step_has_its_own_clock_and_later_ones_a_learned_deadline(run: Run) -> None:
-    """Five times the longest step, but half an hour at least."""
+    """Five times the longest step, but as much as a phase may take at least."""
     for _ in range(3):
         run.passes(1000, run.works)
         run.commits()
