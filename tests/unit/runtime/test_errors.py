@@ -29,7 +29,7 @@ def test_the_docstring_lists_every_class() -> None:
     assert set(entry.findall(errors.__doc__ or "")) == set(CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped"}))
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped", "GuardTripped"}))
 def test_every_error_derives_from_the_base_class(name: str) -> None:
     """`except GrpoRunError` catches all of them, and each keeps its message."""
     error = CLASSES[name]("what, where, what to do")
@@ -47,6 +47,12 @@ def test_stopped_is_not_an_exception() -> None:
     stopped = Stopped(12)
     assert not isinstance(stopped, Exception)
     assert (stopped.code, stopped.step) == (75, 12)
+
+
+def test_a_tripped_guard_is_not_an_exception() -> None:
+    """A script that catches exceptions cannot save weights that a guard has refused."""
+    assert not issubclass(errors.GuardTripped, Exception)
+    assert issubclass(errors.GuardTripped, SystemExit)
 
 
 def test_the_exit_codes_are_the_documented_ones() -> None:
