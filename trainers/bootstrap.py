@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import faulthandler
+import functools
 import io
 import os
 import runpy
@@ -122,6 +123,7 @@ def _end_at_usage_error(session: Session) -> None:
     """Let a usage error in another thread end the rank: Python ends that thread only, and the script would go on."""
     report = threading.excepthook
 
+    @functools.wraps(report)  # a script finds the name that it finds under torchrun
     def excepthook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
         if not isinstance(error, UsageError) or not session.is_rank:
