@@ -73,7 +73,9 @@ def print_text(status: RunStatus) -> None:
             recovery.action,
             *_known("detected in {:.2f} s", recovery.detection_seconds),
             *_known("recovered in {:.2f} s", recovery.recovery_seconds),
-            *_known("{} steps repeated", recovery.lost_steps),
+            *_known(
+                "1 step repeated" if recovery.lost_steps == 1 else "{} steps repeated", recovery.lost_steps
+            ),
             *_known("{}", recovery.incident),
         ]
         console.print("   " + " · ".join(filter(None, details)), style="dim")

@@ -104,7 +104,9 @@ def tags_of(report: Report) -> tuple[Tag, ...]:
 
 def _step_and_phase(verdict: Mapping[str, Any]) -> str:
     step, phase = verdict.get("step"), verdict.get("phase")
-    return (f"step {step}" if step is not None else "step unknown") + (f", phase {phase}" if phase else "")
+    return (f"last completed step {step}" if step is not None else "step unknown") + (
+        f", phase {phase}" if phase else ""
+    )
 
 
 def _confidence(verdict: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
     for words in (
         "Cause collective_mismatch",
         "Culprit rank 1",
-        "Step and phase step 41, phase reward",
+        "Step and phase last completed step 41, phase reward",
         "/home/me/train.py:88 in reward",
         "proved: records or thread states of the ranks show the cause",
         "all_gather [8] Float on rank 1",
