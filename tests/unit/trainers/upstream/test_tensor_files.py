@@ -20,11 +20,6 @@ from torch.utils.serialization import config
 from grpo_run.trainers.upstream import tensor_files
 
 
-def parameters(function: ast.FunctionDef) -> list[str]:
-    """Return the names of the positional parameters."""
-    return [argument.arg for argument in function.args.args]
-
-
 def test_torch_save_has_the_expected_parameters() -> None:
     """Names, order and defaults; `_save` is called by position."""
     save = inspect.signature(torch.save).parameters

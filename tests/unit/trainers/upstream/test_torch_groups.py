@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 from torch._C import _distributed_c10d
 
 from grpo_run.trainers.upstream import torch_groups
-
-
-@functools.cache
-def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
-    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
-    spec = find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize(
