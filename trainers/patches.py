@@ -7,7 +7,7 @@ what is overridden.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -16,7 +16,7 @@ def override_attributes(target: Any, **values: Any) -> Iterator[None]:
     """Set attributes of an object for the length of the block, then restore what the object had or inherited.
 
     Args:
-        target: an object that stores its attributes in `__dict__`.
+        target: a class, or an object that stores its attributes in `__dict__`.
         values: the attributes to set, by name.
     """
     own = {name: vars(target)[name] for name in values if name in vars(target)}
@@ -29,4 +29,5 @@ def override_attributes(target: Any, **values: Any) -> Iterator[None]:
             if name in own:
                 setattr(target, name, own[name])
             else:
-                vars(target).pop(name, None)
+                with suppress(AttributeError):  # removed meanwhile
+                    delattr(target, name)

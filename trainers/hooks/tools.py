@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -41,7 +42,7 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
             )
         pools = getattr(trainer, trainer_names.ENVIRONMENTS, {})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
-            marks.enter_context(_marked_reset(kind, session))
+            marks.enter_context(override_attributes(kind, reset=_marked_reset(kind, session)))
         yield
 
 
@@ -122,17 +123,11 @@ def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable
     return marked
 
 
-@contextmanager
-def _marked_reset(environment: type, session: Session) -> Iterator[None]:
-    """Mark `reset` on the class of an environment: its instances may be pickled, or have no attributes of their own."""
-    inherited = "reset" not in vars(environment)
-    original = environment.reset  # type: ignore[attr-defined]
-    marked = _sync(original, reset_name(environment.__qualname__), session)
-    environment.reset = marked  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        if inherited:
-            del environment.reset  # type: ignore[attr-defined]
-        else:
-            environment.reset = original  # type: ignore[attr-defined]
+def _marked_reset(environment: type, session: Session) -> Any:
+    """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes of their own."""
+    marked = _sync(environment.reset, reset_name(environment.__qualname__), session)  # type: ignore[attr-defined]
+    declared = inspect.getattr_static(environment, "reset")
+    takes_instance = hasattr(type(declared), "__get__") and not isinstance(
+        declared, (staticmethod, classmethod)
+    )
+    return marked if takes_instance else staticmethod(marked)

@@ -146,6 +146,22 @@ def test_a_reset_is_on_the_board_and_the_environment_stays_as_it_is(
     assert ("reset" in vars(kind)) is not inherits
 
 
+@pytest.mark.parametrize("declare", [staticmethod, classmethod])
+def test_a_reset_that_takes_no_instance_is_called_without_one(
+    slot: SlotWriter, reading: Reading, declare: Callable[[Any], Any]
+) -> None:
+    """A static method or a method of the class, as the user has declared it."""
+    seen: list[tuple[Any, ...]] = []
+    kind = type("Shared", (), {"reset": declare(lambda *given, **row: seen.append((*given, row)))})
+    declared = vars(kind)["reset"]
+    trainer = Trainer({}, {})
+    trainer._environment_pool = {None: [kind()]}
+    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
+        kind().reset(answer=4)  # type: ignore[attr-defined]
+    assert seen == [({"answer": 4},) if declare is staticmethod else (kind, {"answer": 4})]
+    assert vars(kind)["reset"] is declared
+
+
 def test_a_trainer_without_tools_is_left_alone(slot: SlotWriter) -> None:
     """SFT and RLOO have none."""
     trainer = SimpleNamespace()
