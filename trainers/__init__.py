@@ -2,8 +2,8 @@
 
 May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
 `hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes`, `consensus` and `loop`; `hooks` and `loops`; `calls`;
-`exclusion`, `saving`; `resuming`; `capture`; `exact`; `rank`; `patches` and `upstream`. Importing this package imports
-neither torch nor TRL.
+`exclusion`, `quarantine`, `rewards`, `saving` and `unguarded`; `resuming`; `loading`; `capture`; `exact`; `caps` and `learning`;
+`rank`; `async_functions`, `inherited`, `patches` and `upstream`. Importing this package imports neither torch nor TRL.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
         ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
-        ("inherited", "patches", "upstream"),
+        ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (
         ("curves", "reward_plot", "terminal"),

@@ -8,13 +8,13 @@ the gathered table.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.trainers.async_functions import is_coroutine_function
 from grpo_run.trainers.exclusion.outputs import check, failed
 from grpo_run.trainers.exclusion.repeated_steps import FailedReward, digest_of
 from grpo_run.trainers.upstream.rollout_names import COMPLETION_IDS
@@ -44,13 +44,6 @@ class RowFaults:
 def is_model(function: Any) -> bool:
     """Whether TRL calls a reward function as a model: it is a torch module."""
     return isinstance(function, torch.nn.Module)
-
-
-def is_coroutine_function(function: Any) -> bool:
-    """Whether TRL awaits a reward function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def checked(

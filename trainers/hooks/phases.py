@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.trainers.async_functions import is_coroutine_function
 from grpo_run.trainers.calls.step_vote import PhaseFingerprint
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.upstream import trainer_names
@@ -101,7 +101,7 @@ def mark_reward(
         slot.publish()
         return result
 
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if is_coroutine_function(function):
 
         async def marked_async(*args: Any, **kwargs: Any) -> Any:
             return count(await function(*args, **kwargs), kwargs.get("completion_ids"))

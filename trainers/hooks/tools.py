@@ -7,13 +7,13 @@ results, and does not end a synchronous tool: nothing in the process can, and th
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from grpo_run.trainers.async_functions import finished_within
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
@@ -66,7 +66,7 @@ class _AsyncTools:
                 session.slot.enter_callback(name)
             self._running += 1
             try:
-                return await self._limited(asyncio.ensure_future(function(*args, **kwargs)), name)
+                return await self._limited(function(*args, **kwargs), name)
             finally:
                 self._running -= 1
                 if not self._running:
@@ -75,13 +75,11 @@ class _AsyncTools:
         setattr(limited, _MARKED, True)
         return limited
 
-    async def _limited(self, task: asyncio.Task[Any], name: str) -> Any:
+    async def _limited(self, call: Awaitable[Any], name: str) -> Any:
         limit_seconds = self._session.config.timeouts.tool_seconds
-        # not `wait_for`: it waits for a tool that suppresses its cancellation
-        done, _ = await asyncio.wait((task,), timeout=limit_seconds)
-        if done:
+        task = await finished_within(call, limit_seconds)
+        if task is not None:
             return task.result()
-        task.cancel()
         session = self._session
         session.journal.write("tool_cancelled", rank=session.rank, tool=name, seconds=limit_seconds)
         text = (

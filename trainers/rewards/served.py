@@ -21,6 +21,7 @@ from typing import Any
 from grpo_run.runtime.continuity.rewards import ALL, FailureKind, MovedReward
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.staging.headroom import least_headroom
+from grpo_run.trainers.async_functions import finished_within, is_coroutine_function
 from grpo_run.trainers.exclusion.outputs import failed
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rewards.failures import FailureLog, Sample
@@ -136,7 +137,7 @@ class Rewards:
                 return None
             return self._service.score(moved, arguments)
 
-        if _is_async(function):
+        if is_coroutine_function(function):
 
             async def served_async(*args: Any, **kwargs: Any) -> Any:
                 began = time.monotonic()
@@ -174,16 +175,10 @@ class Rewards:
         """Await a function that cannot leave the rank; one that takes too long is cancelled."""
         seconds = moved.learned.longest_call_seconds()
         began = time.monotonic()
-        task = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if done:
+        task = await finished_within(function(*args, **kwargs), seconds)
+        if task is not None:
             moved.learned.add(time.monotonic() - began)
             return task.result()
-        task.cancel()
         prompts, completions = kwargs["prompts"], kwargs["completions"]
         failure = Failure(kind=FailureKind.timeout, message=f"did not return within {seconds:.3g} s")
         samples = [
@@ -254,15 +249,6 @@ def _place(function: Any) -> MovedReward | None:
         inner = inspect.unwrap(getattr(inner, "__func__", None) or type(inner).__call__)
     code = getattr(inner, "__code__", None)
     return MovedReward(file=code.co_filename, function=code.co_name) if code is not None else None
-
-
-def _is_async(function: Any) -> bool:
-    """As TRL decides it: also for partial functions and objects that can be called."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - whether calling it returns a coroutine
-    )
 
 
 def _name(function: Any) -> str:
