@@ -13,6 +13,7 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.continuity.fresh_seeds import FreshSeeds
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.continuity.rewards import MovedReward
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
@@ -71,6 +72,8 @@ class RankSettings(pydantic.BaseModel):
     """Reward functions that run in workers because they have hung."""
     reward_durations: dict[str, Any] | None = None
     """How long rewards took in earlier attempts, as JSON; None if that is not known."""
+    memory_plan: MemoryPlan = MemoryPlan()
+    """What is changed so that this attempt needs less memory."""
 
     @property
     def uses_reward_workers(self) -> bool:

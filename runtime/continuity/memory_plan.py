@@ -1,0 +1,40 @@
+"""The memory plan of a run: what is changed so that the next attempt needs less memory, for the same update.
+
+The supervisor chooses it after an out-of-memory error (`runtime.supervision.memory`) and passes it to the ranks in their
+settings; the ranks apply it to the trainer's configuration. The default changes nothing. The values are absolute: they are
+applied to what the script itself has set, never to what an earlier plan has made of it. Plain data.
+"""
+
+from __future__ import annotations
+
+import pydantic
+
+
+class MemoryPlan(pydantic.BaseModel):
+    """What is changed to lower the peak of memory; every field is at its default if it is not changed."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    micro_batch_divisor: int = pydantic.Field(default=1, ge=1)
+    """`per_device_train_batch_size` is divided by it; `gradient_accumulation_steps` and `steps_per_generation` are multiplied."""
+    generation_sub_batches: int = pydantic.Field(default=1, ge=1)
+    """Into how many parts a call of generation is split."""
+    gradient_checkpointing: bool = False
+    """Whether gradient checkpointing is turned on."""
+    optimizer_offload: bool = False
+    """Whether DeepSpeed keeps the optimizer's state in host memory."""
+    expandable_segments: bool = False
+    """Whether the allocator uses expandable segments; set by the supervisor in the ranks' environment."""
+    vllm_gpu_memory_utilization: float | None = pydantic.Field(default=None, gt=0.0, le=1.0)
+    """Share of a GPU that vLLM may use; None keeps the script's."""
+    vllm_sleep: bool = False
+    """Whether vLLM frees its memory while the model is trained."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether it changes anything."""
+        return self != MemoryPlan()
+
+    @property
+    def text(self) -> str:
+        """The fields that are not at their defaults, as `name=value`, in one order; empty if there are none."""
+        return " ".join(f"{name}={value}" for name, value in self.model_dump(exclude_defaults=True).items())
