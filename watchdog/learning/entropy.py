@@ -29,6 +29,9 @@ def find(series: Series, limit: float | None) -> Alarm | None:
         series: mean entropy in nats per token.
         limit: the smallest allowed; None for `LEAST_NATS`, or less if the run began with less.
     """
+    newest = series[-1].value if series else 0.0
+    if (LEAST_NATS if limit is None else limit) <= newest <= MORE_NATS:
+        return None  # within every bound, as nearly always
     shown = [one for one in series if one.value != 0]  # what TRL computes if every token is masked
     last, earlier = shown[-STEPS:], shown[:-STEPS]
     if len(last) < STEPS or last[-1].step != series[-1].step:

@@ -39,11 +39,12 @@ def find(series: Series, limit: float | None) -> Alarm | None:
         limit: share of the level that has to be lost; None for `SHARE`.
     """
     share = limit if limit is not None else SHARE
-    values = [one.value for one in series]
     for length, deviations in TESTS:
-        before, last = values[:-length], values[-length:]
-        if len(last) < length or len(before) < LEVEL or max(last) >= median(before[-LEVEL:]):
+        last = [one.value for one in series[-length:]]
+        recent = [one.value for one in series[-length - LEVEL : -length]]
+        if len(recent) < LEVEL or max(last) >= median(recent):
             continue  # mostly: what follows takes half a millisecond
+        before = [one.value for one in series[:-length]]
         level, sample = _best_level(before)
         low, high = _quantile(sample, 0.05), _quantile(sample, 0.95)
         spread = high - low
