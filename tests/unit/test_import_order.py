@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
+        ("hooks", "loops"), ("memory_plan",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -119,6 +119,10 @@ PURE = (
     "runtime.supervision.unguarded.means",
     "runtime.supervision.unguarded.own_saves",
     "runtime.continuity.expected",
+    "runtime.continuity.memory",
+    "runtime.continuity.memory.split_exactness",
+    "runtime.continuity.memory_facts",
+    "runtime.continuity.memory_plan",
     "runtime.record.history",
     "runtime.errors",
     "runtime.launch.config",

@@ -1,0 +1,118 @@
+"""What decides how a run could use less memory: the facts of a `train()` call, as its ranks have published them.
+
+The first rank of each node writes `memory_facts.json` into the run directory when a `train()` call begins
+(`grpo_run.trainers.memory_plan.facts`); the supervisor reads it after an out-of-memory error, when no rank is left to ask.
+Sizes are those that the script has set: a memory plan in effect is named apart. Plain data; `memory/facts_file.py` reads and writes the file.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+
+
+class _Facts(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+
+class ModelFacts(_Facts):
+    """Sizes of the model that is trained, without adapters' bases left out; 0 for what its configuration does not say."""
+
+    parameters: int = 0
+    trainable_parameters: int = 0
+    parameter_bytes: int = 0
+    trainable_bytes: int = 0
+    layers: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    vocabulary_size: int = 0
+    attention_heads: int = 0
+    key_value_heads: int = 0
+    head_size: int = 0
+
+
+class MemoryFacts(_Facts):
+    """What a `train()` call tells of itself, as far as its memory and its update depend on it."""
+
+    train_call: int = pydantic.Field(ge=1)
+    """Number of the call in the attempt."""
+    trainer_class: str
+    trainer: Literal["grpo", "rloo", "sft", "transformers", "other"]
+    """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+    overridden: tuple[str, ...] = ()
+    """What of the trainer's own computation of the loss the script replaces: names of methods, or `compute_loss_func`."""
+    world_size: int = pydantic.Field(ge=1)
+    layout: str
+    """How state is spread over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`, as in the manifest of a checkpoint."""
+
+    per_device_train_batch_size: int = pydantic.Field(ge=1)
+    gradient_accumulation_steps: int = pydantic.Field(ge=1)
+    steps_per_generation: int | None = None
+    generation_batch_size: int | None = None
+    """Samples of one rollout over all ranks."""
+    num_generations: int | None = None
+    num_iterations: int | None = None
+    max_completion_length: int | None = None
+    """In tokens."""
+    max_length: int | None = None
+    """Longest sample of SFT in tokens; None if there is no limit."""
+    samples: int | None = None
+    """In the training set; None for a stream."""
+    drop_last: bool = False
+    explicit_sizes: tuple[str, ...] = ()
+    """Sizes of the batch that the script also sets elsewhere, by the name of the setting: in DeepSpeed's configuration, or in
+    accelerate's."""
+
+    loss_type: str | None = None
+    beta: float = 0.0
+    reference_model: bool = False
+    """Whether a second model is in memory."""
+    entropy_bonus: bool = False
+    top_entropy_quantile: float = 1.0
+    auxiliary_loss: bool = False
+    """Whether a mixture of experts adds its loss over the load of experts."""
+    dropout: bool = False
+    counts_tokens: bool = False
+    """Whether the loss is divided by the tokens of the whole optimizer step, not of one micro-batch."""
+    averages_tokens_across_ranks: bool = True
+
+    generates: Literal[
+        "", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"
+    ] = ""
+    """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
+    greedy: bool = False
+    """Whether generation draws no random numbers."""
+    vllm_gpu_memory_utilization: float | None = None
+    vllm_sleep: bool = False
+    gradient_checkpointing: bool = False
+    """Whether the script has turned it on."""
+    supports_gradient_checkpointing: bool = False
+    optimizer_offload: bool = False
+    """Whether the script already keeps the optimizer's state in host memory."""
+    deepspeed: bool = False
+    model: ModelFacts = ModelFacts()
+
+    plan: MemoryPlan = MemoryPlan()
+    """The memory plan in effect."""
+    divided_by: int = pydantic.Field(default=1, ge=1)
+    """By what the plan has divided `per_device_train_batch_size`: its divisor, or as much of it as divides the size."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch on one rank, with the plan in effect."""
+        return self.per_device_train_batch_size // self.divided_by
+
+    @property
+    def has_ragged_batch(self) -> bool:
+        """Whether the last batch of an epoch may be filled up, or dropped, otherwise if the micro-batch is smaller.
+
+        Rollouts are always whole. With one rank and nothing dropped, the last step has the samples that are left in any case.
+        """
+        if self.generates or (self.world_size == 1 and not self.drop_last and self.samples is not None):
+            return False
+        return (
+            self.samples is None or self.samples % (self.per_device_train_batch_size * self.world_size) != 0
+        )

@@ -1,0 +1,138 @@
+"""What real trainers of TRL tell of their memory, and what a script's own parts change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS
+
+from grpo_run.runtime.continuity.memory.facts_file import read_facts
+from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
+from grpo_run.runtime.continuity.memory_facts import MemoryFacts
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.trainers.memory_plan.facts import collect_facts, publish_facts
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import tiny as module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return module
+
+
+def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
+    import trl
+
+    tokenizer = tiny.tokenizer()
+    rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
+    common = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "use_cpu": True,
+        "bf16": False, "activation_checkpointing": False, "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip
+    configuration = getattr(trl, f"{kind}Config")(**{**common, **rollouts, **settings})
+    rewards = {"reward_funcs": [len]} if kind != "SFT" else {}
+    return getattr(trl, f"{kind}Trainer")(
+        model=tiny.model(len(tokenizer), 11), args=configuration, processing_class=tokenizer,
+        train_dataset=tiny.texts(20) if kind == "SFT" else tiny.prompts(20), **rewards,
+    )  # fmt: skip
+
+
+def facts(trainer: Any, **changed: Any) -> MemoryFacts:
+    return collect_facts(trainer, 1, **{"world_size": 1, **changed})
+
+
+def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "GRPO", tmp_path, loss_type="dr_grpo", num_iterations=2)
+    found = facts(trainer)
+    assert (found.trainer, found.loss_type, found.generates) == ("grpo", "dr_grpo", "transformers")
+    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (8, 2)
+    assert (found.steps_per_generation, found.generation_batch_size, found.num_iterations) == (2, 16, 2)
+    assert (found.samples, found.layout, found.overridden, found.dropout) == (20, "ddp", (), False)
+    assert found.supports_gradient_checkpointing
+    assert not found.reference_model
+    sizes = found.model
+    assert (sizes.layers, sizes.hidden_size, sizes.vocabulary_size, sizes.head_size) == (2, 16, 43, 8)
+    assert sizes.parameters == sum(one.numel() for one in trainer.model.parameters())
+    assert sizes.parameter_bytes == 4 * sizes.parameters == 4 * sizes.trainable_parameters
+    assert split_refusals(found) == ()
+
+
+def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:
+    assert split_refusals(facts(trainer_of(tiny, "RLOO", tmp_path), world_size=2)) == ()
+    sft = facts(trainer_of(tiny, "SFT", tmp_path), world_size=2)
+    assert (sft.trainer, sft.loss_type, sft.generates, sft.counts_tokens) == ("sft", "nll", "", True)
+    assert split_refusals(sft) == ()
+    assert sft.has_ragged_batch
+
+
+def test_what_a_script_computes_itself_is_named(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "GRPO", tmp_path)
+
+    class Own(type(trainer)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+    trainer.__class__ = Own
+    trainer._prepare_inputs = trainer._prepare_inputs
+    assert facts(trainer).overridden == ("compute_loss", "_prepare_inputs")
+
+
+def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
+    from trl import DPOTrainer
+
+    from grpo_run.trainers.memory_plan.facts import _kind
+
+    assert _kind(DPOTrainer.__new__(DPOTrainer)) == ("other", None)
+
+
+def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "SFT", tmp_path)
+    given = {"train_batch_size": 16, "gradient_accumulation_steps": "auto"}
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(given))
+    for value in (given, str(path)):
+        trainer.args.deepspeed = value
+        assert facts(trainer).explicit_sizes == ("train_batch_size in DeepSpeed's configuration",)
+
+
+def test_dropout_is_seen_in_modules_and_in_attention(tiny: Any, tmp_path: Path) -> None:
+    import torch
+
+    trainer = trainer_of(tiny, "SFT", tmp_path)
+    trainer.model.config.attention_dropout = 0.1
+    assert facts(trainer).dropout
+    trainer.model.config.attention_dropout = 0.0
+    assert not facts(trainer).dropout
+    trainer.model.extra = torch.nn.Dropout(0.1)
+    assert facts(trainer).dropout
+
+
+def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
+    tiny: Any, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+    warned: list[str] = []
+
+    def session(rank: int, folder: Path) -> Any:
+        return SimpleNamespace(
+            rank=rank, world_size=4, local_world_size=2, warn_in_journal=warned.append,
+            config=SimpleNamespace(run_directory=folder),
+            settings=SimpleNamespace(memory_plan=MemoryPlan(gradient_checkpointing=True)),
+        )  # fmt: skip
+
+    publish_facts(trainer, session(3, tmp_path), 1)
+    assert read_facts(tmp_path) is None
+    publish_facts(trainer, session(2, tmp_path), 1)
+    published = read_facts(tmp_path)
+    assert published is not None
+    assert published.plan == MemoryPlan(gradient_checkpointing=True)
+    publish_facts(trainer, session(0, tmp_path / "absent"), 1)
+    assert len(warned) == 1

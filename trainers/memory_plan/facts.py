@@ -1,0 +1,246 @@
+"""Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the supervisor.
+
+Called by `hooks/train_call.py` when a call begins, before anything of the trainer is hooked. After an out-of-memory error no rank
+is left to ask, so the facts are in the run directory (`runtime.continuity.memory_facts`). Changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sized
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_run.runtime.continuity.memory.facts_file import write_facts
+from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.trainers.memory_plan.record import record_of
+from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving import description
+from grpo_run.trainers.upstream import trainer_names
+
+TrainerKind = Literal["grpo", "rloo", "sft", "transformers"]
+TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
+    ("trl.trainer.grpo_trainer", "GRPOTrainer"): "grpo",
+    ("trl.trainer.rloo_trainer", "RLOOTrainer"): "rloo",
+    ("trl.trainer.sft_trainer", "SFTTrainer"): "sft",
+    ("transformers.trainer", "Trainer"): "transformers",
+}
+LIBRARIES = ("trl.", "transformers.")
+"""Modules of trainers whose loss is not a script's own."""
+DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+ACCELERATE_DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+"""Variable of accelerate: a DeepSpeed configuration that its own configuration file names."""
+MAX_CONFIGURATION_BYTES = 1 << 20
+NO_DROPOUT = 0.0
+
+
+def publish_facts(trainer: Any, session: Session, train_call: int) -> None:
+    """Write the facts of a call that begins into the run directory. On the first rank of each node.
+
+    A disk that is full loses them, with a warning: without them no plan can be chosen.
+
+    Args:
+        train_call: the number of the call.
+    """
+    if session.rank % session.local_world_size != 0:
+        return
+    try:
+        write_facts(
+            session.config.run_directory,
+            collect_facts(
+                trainer, train_call, world_size=session.world_size, plan=session.settings.memory_plan
+            ),
+        )
+    except OSError as error:
+        session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
+
+
+def collect_facts(
+    trainer: Any, train_call: int, *, world_size: int, plan: MemoryPlan | None = None
+) -> MemoryFacts:
+    """Return the facts of a trainer.
+
+    Args:
+        train_call: the number of the call.
+        plan: in effect.
+    """
+    args, model = trainer.args, getattr(trainer, "model", None)
+    record = record_of(args)
+    kind, base = _kind(trainer)
+    steps = getattr(args, "steps_per_generation", None)
+    plugin = _deepspeed_plugin(trainer)
+    dataset = getattr(trainer, "train_dataset", None)
+    return MemoryFacts(
+        train_call=train_call,
+        trainer_class=type(trainer).__qualname__,
+        trainer=kind,
+        overridden=tuple(_overridden(trainer, base)),
+        world_size=world_size,
+        layout=description.layout(trainer),
+        per_device_train_batch_size=record.per_device_train_batch_size,
+        gradient_accumulation_steps=record.gradient_accumulation_steps,
+        steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
+        generation_batch_size=getattr(args, "generation_batch_size", None),
+        num_generations=getattr(args, "num_generations", None),
+        num_iterations=getattr(args, "num_iterations", None),
+        max_completion_length=getattr(args, "max_completion_length", None),
+        max_length=getattr(args, "max_length", None),
+        samples=len(dataset) if isinstance(dataset, Sized) else None,
+        drop_last=bool(getattr(args, "dataloader_drop_last", False)),
+        explicit_sizes=tuple(_explicit_sizes(args)),
+        loss_type=getattr(args, "loss_type", None),
+        beta=float(getattr(args, "beta", 0.0) or 0.0),
+        reference_model=getattr(trainer, "ref_model", None) is not None,
+        entropy_bonus=bool(
+            getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False)
+        ),
+        top_entropy_quantile=float(getattr(args, "top_entropy_quantile", 1.0)),
+        auxiliary_loss=_has_auxiliary_loss(trainer),
+        dropout=_has_dropout(model),
+        counts_tokens=bool(getattr(trainer, "model_accepts_loss_kwargs", False)),
+        averages_tokens_across_ranks=bool(getattr(args, "average_tokens_across_devices", True)),
+        generates=_generates(trainer),
+        greedy=(getattr(args, "generation_kwargs", None) or {}).get("do_sample") is False,
+        vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
+        vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
+        gradient_checkpointing=record.gradient_checkpointing,
+        supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
+        optimizer_offload=_offloads_optimizer(plugin),
+        deepspeed=plugin is not None,
+        model=_model_facts(model),
+        plan=plan or MemoryPlan(),
+        divided_by=record.divided_by,
+    )
+
+
+def _kind(trainer: Any) -> tuple[TrainerKind | Literal["other"], type | None]:
+    """Return whose trainer it is, and that class; another trainer of TRL is no `transformers.Trainer` as it is."""
+    for base in type(trainer).__mro__:
+        kind = TRAINERS.get((base.__module__, base.__name__))
+        if kind is not None:
+            return kind, base
+        if f"{base.__module__}.".startswith("trl."):
+            return "other", None
+    return "other", None
+
+
+def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
+    """Yield what of a library's trainer a script replaces, in a subclass or on the object."""
+    if base is None:
+        return
+    classes = type(trainer).__mro__[: type(trainer).__mro__.index(base)]
+    for name in trainer_names.LOSS_METHODS:
+        if name in vars(trainer) or any(name in vars(one) for one in classes):
+            yield name
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        yield "compute_loss_func"
+
+
+def _explicit_sizes(args: Any) -> Iterator[str]:
+    """Yield the settings, beside the arguments' own, that fix the sizes of a batch."""
+    given = _deepspeed_configuration(args)
+    for name in DEEPSPEED_SIZES:
+        if given.get(name, "auto") != "auto":
+            yield f"{name} in DeepSpeed's configuration"
+    accelerator = getattr(args, "accelerator_config", None)
+    if (getattr(accelerator, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
+        yield "num_steps in accelerator_config"
+    if getattr(args, "auto_find_batch_size", False):
+        yield "auto_find_batch_size"
+
+
+def _deepspeed_configuration(args: Any) -> Mapping[str, Any]:
+    """Return DeepSpeed's configuration as it was given, before transformers fills it in; empty if there is none."""
+    given = getattr(args, "deepspeed", None) or os.environ.get(ACCELERATE_DEEPSPEED_FILE)
+    if isinstance(given, str):
+        path = Path(given)
+        try:
+            given = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_CONFIGURATION_BYTES else {}
+        except (OSError, ValueError):  # base64, which transformers accepts too, or not readable any more
+            return {}
+    return given if isinstance(given, Mapping) else {}
+
+
+def _deepspeed_plugin(trainer: Any) -> Any | None:
+    if not getattr(trainer, "is_deepspeed_enabled", False):
+        return None
+    return getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+
+
+def _offloads_optimizer(plugin: Any | None) -> bool:
+    if plugin is None:
+        return False
+    configuration = getattr(plugin, "deepspeed_config", None) or {}
+    offload = (configuration.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    return offload.get("device", "none") not in (None, "none")
+
+
+def _has_auxiliary_loss(trainer: Any) -> bool:
+    """Whether a mixture of experts adds a loss; TRL's trainers know, of others the model's configuration says."""
+    enabled = getattr(trainer, "aux_loss_enabled", None)
+    if enabled is None:
+        configuration = getattr(getattr(trainer, "model", None), "config", None)
+        return bool(getattr(configuration, "output_router_logits", False))
+    return bool(enabled)
+
+
+def _has_dropout(model: Any) -> bool:
+    """Whether training draws random numbers for dropout, in a module or in attention."""
+    if model is None or not hasattr(model, "modules"):
+        return False
+    configuration = getattr(model, "config", None)
+    if float(getattr(configuration, "attention_dropout", NO_DROPOUT) or NO_DROPOUT) > NO_DROPOUT:
+        return True
+    return any(
+        "Dropout" in type(module).__name__ and float(getattr(module, "p", NO_DROPOUT)) > NO_DROPOUT
+        for module in model.modules()
+    )
+
+
+def _generates(
+    trainer: Any,
+) -> Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]:
+    args = trainer.args
+    if not hasattr(trainer, trainer_names.GENERATE):
+        return ""
+    if getattr(trainer, "rollout_func", None) is not None:
+        return "script"
+    if getattr(args, "use_vllm", False):
+        return "vllm_server" if getattr(args, "vllm_mode", "") == "server" else "vllm_colocate"
+    if getattr(args, "use_transformers_continuous_batching", False):
+        return "continuous_batching"
+    return "transformers"
+
+
+def _model_facts(model: Any) -> ModelFacts:
+    if model is None or not hasattr(model, "parameters"):
+        return ModelFacts()
+    sizes = [
+        # under ZeRO-3 a parameter is empty and its size is in `ds_numel`
+        (getattr(one, "ds_numel", one.numel()), one.element_size(), one.requires_grad)
+        for one in model.parameters()
+    ]
+    configuration: Any = getattr(model, "config", None)
+    if hasattr(configuration, "get_text_config"):
+        configuration = configuration.get_text_config()
+
+    def size(name: str) -> int:
+        value = getattr(configuration, name, 0)
+        return value if isinstance(value, int) else 0
+
+    heads = size("num_attention_heads")
+    return ModelFacts(
+        parameters=sum(count for count, _, _ in sizes),
+        trainable_parameters=sum(count for count, _, trained in sizes if trained),
+        parameter_bytes=sum(count * width for count, width, _ in sizes),
+        trainable_bytes=sum(count * width for count, width, trained in sizes if trained),
+        layers=size("num_hidden_layers"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        vocabulary_size=size("vocab_size"),
+        attention_heads=heads,
+        key_value_heads=size("num_key_value_heads") or heads,
+        head_size=size("head_dim") or (size("hidden_size") // heads if heads else 0),
+    )
