@@ -211,6 +211,7 @@ def _fail(session: Session, error: BaseException) -> None:
     error.__traceback__ = user_traceback(error, __file__)
     if not session.is_rank:
         return
+    session.accounting.script_raised(session.slot.running)
     write_error(session, error)
     session.slot.state = RankState.failed
     session.slot.publish()

@@ -1,4 +1,4 @@
-"""The board file: a header, and for each local rank a slot, a callback table and its part of the exchange area.
+"""The board file: a header, and for each local rank a slot, a callback table, an exchange area and a memory area.
 
 Memory-mapped, and readable after a rank's death. The supervisor creates and reads it; each rank writes its own slot
 (`slot_writer.py`) and the messages that it sends to the others (`exchange.py`). A reader that sees an
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES, read_memory_area
 from grpo_run.runtime.board.awaited_field import read_awaited, write_awaited
 from grpo_run.runtime.board.callback_table import (
     CALLBACKS_BYTES,
@@ -48,6 +49,7 @@ from grpo_run.runtime.board.slot_layout import (
 )
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.observation import PhaseKey, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -88,7 +90,7 @@ class Board:
         Raises:
             RunDirectoryError: the file system has no space for it.
         """
-        size = _exchange_offset(slots, slots)
+        size = _memory_area_offset(slots, slots)
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -216,6 +218,7 @@ class Board:
             pid=pid,
             attempt=attempt,
             callbacks_at=self._callbacks_at(index),
+            memory_area_at=self._memory_area_at(index),
         )
 
     def exchange(self, index: int, *, attempt: int, channel: str) -> Exchange | None:
@@ -333,6 +336,14 @@ class Board:
             histograms.update(read_callback_durations(self._memory, callbacks_at))
         return histograms
 
+    def rank_memory(self, index: int) -> RankMemory | None:
+        """Return the memory of local rank `index` by phase in this attempt.
+
+        None if the rank has measured nothing, cannot be read, or writes a board of an earlier version.
+        """
+        offset = self._memory_area_at(index)
+        return read_memory_area(self._memory, offset) if offset is not None and self.has_full_size else None
+
     @property
     def _has_exchange(self) -> bool:
         return len(self._memory) >= _exchange_offset(self.slots, self.slots)
@@ -341,6 +352,11 @@ class Board:
         """Where the callback table of local rank `index` begins; None on a board of an earlier version."""
         offset = HEADER_BYTES + self.slots * SLOT_BYTES + index * CALLBACKS_BYTES
         return offset if offset + CALLBACKS_BYTES <= len(self._memory) else None
+
+    def _memory_area_at(self, index: int) -> int | None:
+        """Where the memory of local rank `index` begins; None on a board of an earlier version."""
+        offset = _memory_area_offset(self.slots, index)
+        return offset if offset + MEMORY_AREA_BYTES <= len(self._memory) else None
 
     def _callback_name(self, index: int) -> Callable[[int], str]:
         callbacks_at = self._callbacks_at(index)
@@ -357,3 +373,9 @@ def _exchange_offset(slots: int, index: int) -> int:
     """Where local rank `index`'s part of the exchange area begins on a board of `slots` slots."""
     tables_end = HEADER_BYTES + slots * (SLOT_BYTES + CALLBACKS_BYTES)
     return -(-tables_end // 64) * 64 + index * EXCHANGE_BYTES
+
+
+def _memory_area_offset(slots: int, index: int) -> int:
+    """Where local rank `index`'s memory by phase begins on a board of `slots` slots."""
+    exchange_end = _exchange_offset(slots, slots)
+    return -(-exchange_end // 64) * 64 + index * MEMORY_AREA_BYTES

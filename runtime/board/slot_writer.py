@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
+from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, CallbackTableWriter
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
 from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
@@ -55,7 +56,7 @@ _PADDINGS = tuple((0,) * (MAX_OPEN_PHASES - depth) for depth in range(MAX_OPEN_P
 class _OpenPhase(NamedTuple):
     """An open phase: what it is, how it is stored, its start (ns), and its entry in the callback table."""
 
-    phase: int
+    phase: Phase
     stored: int
     since: int
     callback: int
@@ -84,12 +85,14 @@ class SlotWriter(SlotFields):
 
     Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`,
     the heartbeat's thread also `publish_threads`.
-    `on_enter` is called with each phase that begins, after the phase is on the board.
+    `on_enter` is called with each phase that begins, after the phase is on the board. `on_change` is called before another
+    phase begins to run, with the innermost phase that runs now and the one that runs then; None stands for no phase.
 
     Args:
         memory: the board's writable mapping.
         offset: where the slot begins; the slot is zeroed.
         callbacks_at: where the rank's callback table begins; it is zeroed too. None on a board without tables.
+        memory_area_at: where its memory by phase begins; likewise.
     """
 
     def __init__(
@@ -102,10 +105,12 @@ class SlotWriter(SlotFields):
         pid: int,
         attempt: int,
         callbacks_at: int | None = None,
+        memory_area_at: int | None = None,
     ) -> None:
         super().__init__()
         self.state = RankState.starting
         self.on_enter: Callable[[Phase], None] | None = None
+        self.on_change: Callable[[Phase | None, Phase | None], None] | None = None
         self._memory = memory
         self._offset = offset
         self._phases_at = slice(offset + OPEN_PHASES_AT, offset + OPEN_PHASES_AT + OPEN_PHASES.size)
@@ -121,13 +126,21 @@ class SlotWriter(SlotFields):
         if callbacks_at is not None:
             memory[callbacks_at : callbacks_at + CALLBACKS_BYTES] = bytes(CALLBACKS_BYTES)
         self._callbacks = CallbackTableWriter(memory, callbacks_at)
+        self.memory_area = MemoryAreaWriter(memory, memory_area_at)
         self._callback = ""
         IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
         self.heartbeat()
         self.publish()
 
+    @property
+    def running(self) -> Phase | None:
+        """The innermost open phase."""
+        return self._open_phases[-1].phase if self._open_phases else None
+
     def enter(self, phase: Phase) -> None:
         """Open a phase inside the current one."""
+        if self.on_change is not None:
+            self.on_change(self.running, phase)
         now = time.monotonic_ns()
         self._open_phases.append(_OpenPhase(phase, phase, now, 0))
         self._publish_phases(now)
@@ -140,6 +153,8 @@ class SlotWriter(SlotFields):
         Args:
             name: class and event of the user's callback; its durations are kept by this name.
         """
+        if self.on_change is not None:
+            self.on_change(self.running, Phase.callback)
         now = time.monotonic_ns()
         self._callback = name
         number = self._callbacks.number_of(name)
@@ -154,18 +169,25 @@ class SlotWriter(SlotFields):
         Ignore a phase that is not open. An exception that leaves the phase keeps the phases that it was raised in,
         see `phases_of`.
         """
-        now = time.monotonic_ns()
         error = sys.exc_info()[1]
         if error is not None and _leaves(error, sys._getframe(1)):
             self._mark(error)
-        for depth in range(len(self._open_phases) - 1, -1, -1):
-            if self._open_phases[depth].phase == phase:
-                self._close(depth, now)
+        phases, left = self._open_phases, None
+        for depth in range(len(phases) - 1, -1, -1):
+            if phases[depth].phase == phase:
+                left = depth
                 break
+        if left is not None and self.on_change is not None:
+            self.on_change(phases[-1].phase, phases[left - 1].phase if left else None)
+        now = time.monotonic_ns()
+        if left is not None:
+            self._close(left, now)
         self._publish_phases(now)
 
     def replace(self, phase: Phase) -> None:
         """Close all open phases and open `phase` as the outermost one."""
+        if self.on_change is not None:
+            self.on_change(self.running, phase)
         now = time.monotonic_ns()
         self._close(0, now)
         self._open_phases.append(_OpenPhase(phase, phase, now, 0))
@@ -211,15 +233,16 @@ class SlotWriter(SlotFields):
         """Redirect all further writes to private memory. Called in a forked child, which is not the rank."""
         private = mmap.mmap(-1, len(self._memory))
         self._memory = private
-        self.on_enter = None
+        self.on_enter = self.on_change = None
         self.collective_log.detach(private)
         self._phase_histograms.detach(private)
         self._callbacks.detach(private)
+        self.memory_area.detach(private)
 
     def _mark(self, error: BaseException) -> None:
         """Note in an exception where it was raised; the innermost phase that it leaves comes first."""
         if not hasattr(error, _PHASES_ATTRIBUTE):
-            phases = tuple(Phase(one.phase) for one in self._open_phases)
+            phases = tuple(one.phase for one in self._open_phases)
             callback = self._callback if Phase.callback in phases else ""
             with contextlib.suppress(
                 AttributeError, TypeError

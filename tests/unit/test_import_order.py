@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diagnosis", "run_processes", "progress"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
         (
-            "causes", "cgroups", "duration_text", "observation", "origins", "processes", "socket_tables",
+            "accounting", "causes", "cgroups", "duration_text", "observation", "origins", "processes", "socket_tables",
             "rank_names", "callback_names", "verdict",
         ),
         ("learning",),
@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("memory_plan",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",),
+        ("hooks", "loops"), ("memory_plan",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning"), ("rank",), ("accounting",),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -45,6 +45,7 @@ A package's own `__init__` is above all of them.
 INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "waits", "evidence"},)}
 """Folders that do not import one another, although the order of layers would allow it."""
 PURE = (
+    "watchdog.accounting.phase_memory",
     "watchdog.causes",
     "watchdog.deadlocks.collectives",
     "watchdog.deadlocks.completion",

@@ -95,6 +95,7 @@ class CallSteps:
         )
         slot.step = step
         slot.replace(Phase.data)
+        session.accounting.step_ended()
         slot.publish()
         if learning.tripped:  # before the next rollout, which may fail with such weights
             self._step_vote.collect()

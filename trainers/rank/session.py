@@ -22,6 +22,9 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.trainers.accounting.device import DeviceMemory
+from grpo_run.trainers.accounting.phases import PhaseAccounting
+from grpo_run.trainers.accounting.resident import ResidentMemory
 from grpo_run.trainers.rank.collectives.backward_passes import log_backward_passes
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
@@ -61,6 +64,10 @@ class Session:
         self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
+        self.device_memory = DeviceMemory()
+        self.accounting = PhaseAccounting(
+            self.slot.memory_area, self.device_memory, ResidentMemory(), warn=self.warn_in_journal
+        )
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
@@ -92,6 +99,9 @@ class Session:
         self.injector = self._make_injector()
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS)
+        self.slot.on_change = lambda ended, begun: self.accounting.changed(ended)
+        wrapt.register_post_import_hook(self.device_memory.connect, "torch.cuda.memory")
+        wrapt.register_post_import_hook(self.device_memory.connect_accelerator, "torch.accelerator.memory")
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
         wrapt.register_post_import_hook(
             lambda module: log_backward_passes(self.recorder, module), "torch.nn.parallel.distributed"

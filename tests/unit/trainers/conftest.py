@@ -15,6 +15,9 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
+from grpo_run.trainers.accounting.device import DeviceMemory
+from grpo_run.trainers.accounting.phases import PhaseAccounting
+from grpo_run.trainers.accounting.resident import ResidentMemory
 from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.watchdog.observation import Slot
@@ -62,6 +65,7 @@ def session(
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None, script_ended=False,
         is_main=True, is_rank=True, votes=VoteGroup(),
+        accounting=PhaseAccounting(slot.memory_area, DeviceMemory(), ResidentMemory(), warn=notified.append),
         notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
     )  # fmt: skip

@@ -23,6 +23,7 @@ from support.collective_entries import add_entry
 
 from grpo_run.runtime.board import board as board_module
 from grpo_run.runtime.board import slot_writer
+from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.board import HEADER_BYTES, Board
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
 from grpo_run.runtime.board.collective_log import ENTRIES
@@ -679,6 +680,33 @@ def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWr
     assert (board.collective_log(1), board.phase_histograms(1)) == ((), {})
 
 
+def test_on_change_is_called_while_the_phase_before_still_runs(board: Board, writer: SlotWriter) -> None:
+    """With the innermost phase that runs and the one that runs then, also if that had begun before."""
+    told: list[tuple[Phase | None, Phase | None, Phase | None]] = []
+
+    def change(ended: Phase | None, begun: Phase | None) -> None:
+        told.append((ended, begun, seen(board).phase))
+
+    writer.on_change = change
+    writer.replace(Phase.data)
+    writer.enter(Phase.score)
+    writer.enter_callback("Upload.on_log")
+    writer.enter(Phase.generate)
+    writer.leave(Phase.callback)
+    writer.leave(Phase.reward)
+    writer.leave(Phase.score)
+    writer.leave(Phase.data)
+    assert told == [
+        (None, Phase.data, None),
+        (Phase.data, Phase.score, Phase.data),
+        (Phase.score, Phase.callback, Phase.score),
+        (Phase.callback, Phase.generate, Phase.callback),
+        (Phase.generate, Phase.score, Phase.generate),
+        (Phase.score, Phase.data, Phase.score),
+        (Phase.data, None, Phase.data),
+    ]
+
+
 def test_on_enter_is_called_after_the_phase_is_on_the_board(board: Board, writer: SlotWriter) -> None:
     """`enter` and `replace` call it; `leave` does not."""
     told: list[tuple[Phase, Phase | None]] = []
@@ -732,9 +760,11 @@ def test_a_full_disk_is_reported_before_the_file_is_mapped(
 
 
 def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
-    """The file is as long as header, slots, callback tables and exchange area."""
+    """The file is as long as header, slots, callback tables, exchange areas and memory areas."""
     path = tmp_path / "board.mmap"
     Board.create(path, 3)
     told = path.stat()
-    assert told.st_size == HEADER_BYTES + 3 * (SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES)
+    assert told.st_size == HEADER_BYTES + 3 * (
+        SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES + MEMORY_AREA_BYTES
+    )
     assert told.st_blocks * 512 >= told.st_size

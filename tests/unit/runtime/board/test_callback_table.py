@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.board import HEADER_BYTES, Board
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, ENTRIES, OTHERS
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
@@ -100,4 +101,6 @@ def test_a_forked_child_writes_to_no_table(board: Board) -> None:
     writer.detach()
     run(writer, "Upload.on_save", 2)
     assert board.phase_histograms(0) == {}
-    assert len(board._memory) == HEADER_BYTES + 2 * (SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES)
+    assert len(board._memory) == HEADER_BYTES + 2 * (
+        SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES + MEMORY_AREA_BYTES
+    )

@@ -17,6 +17,7 @@ import pytest
 
 from grpo_run.runtime.board import exchange as exchange_module
 from grpo_run.runtime.board import futex
+from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.exchange import CHANNELS, MAX_MESSAGE_BYTES, Exchange, Message
 
@@ -135,7 +136,7 @@ def test_the_supervisor_counts_the_messages_of_this_attempt(path: Path) -> None:
 
 def test_a_board_of_an_earlier_version_has_no_exchange(path: Path) -> None:
     """Its ranks vote through Gloo."""
-    os.truncate(path, path.stat().st_size - 1)
+    os.truncate(path, path.stat().st_size - RANKS * MEMORY_AREA_BYTES - 1)
     earlier = Board.open(path, writable=True)
     assert earlier.exchange(0, attempt=0, channel=VOTE) is None
     assert earlier.messages_sent(0) == {}
