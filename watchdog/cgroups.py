@@ -1,7 +1,7 @@
-"""Memory cgroups of a process, versions 1 and 2: which files hold limit, usage and reclaimable cache.
+"""Memory cgroups of a process, versions 1 and 2: limit, usage, page cache, pressure, and kills by the kernel.
 
-Used for the headroom of files in memory (`runtime.staging.headroom`) and for the evidence
-(`evidence/node_memory.py`). Reads a few small files; sets nothing and does not judge.
+Used for the headroom of files in memory (`runtime.staging.headroom`), for the evidence (`evidence/node_memory.py`) and
+while the ranks run (`host_memory`). Reads a few small files; sets nothing and does not judge.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCgroup:
-    """One memory cgroup: its folder, and the names of its files and of the cache's field in `memory.stat`."""
+    """One memory cgroup: its folder, the names of its files, and the prefix of hierarchical fields in `memory.stat`."""
 
     folder: Path
     limit_file: str
     usage_file: str
-    cache_field: str
+    kills_file: str
+    prefix: str
 
     def limit_bytes(self) -> int | None:
         """Return the limit, or None if there is none."""
@@ -36,7 +37,49 @@ class MemoryCgroup:
 
     def reclaimable_bytes(self) -> int:
         """Return the unused page cache, which the kernel frees before it kills a process."""
-        return read_fields(read_file(str(self.folder / "memory.stat")) or b"").get(self.cache_field, 0)
+        return self._stat().get(f"{self.prefix}inactive_file", 0)
+
+    def working_set(self) -> tuple[int, int] | None:
+        """Return the usage without the page cache of files, and the part of it that is shared memory; None if unknown.
+
+        The kernel can write page cache back and free it. Files in tmpfs count: they have no other place. Both lists of the page cache are left out, because a data set that
+        is mapped and read often is on the active one.
+        """
+        usage = self.usage_bytes()
+        if usage is None:
+            return None
+        fields = self._stat()
+        cache = fields.get(f"{self.prefix}inactive_file", 0) + fields.get(f"{self.prefix}active_file", 0)
+        return max(0, usage - cache), fields.get(f"{self.prefix}shmem", 0)
+
+    def kills(self) -> int | None:
+        """Return how many processes of the group the kernel has killed for lack of memory; None if unknown.
+
+        Version 2 counts those of its descendants too, version 1 its own only. Both count a process whichever limit was
+        reached: of this group, of one above it, or the machine's memory (`memory_events` in mm/oom_kill.c).
+        """
+        return read_fields(read_file(str(self.folder / self.kills_file)) or b"").get("oom_kill")
+
+    def limit_hits(self) -> int | None:
+        """Return how often an allocation has met the limit (version 1), or has failed because of it (version 2)."""
+        if self.prefix:
+            return _number(self.folder / "memory.failcnt")
+        return read_fields(read_file(str(self.folder / self.kills_file)) or b"").get("oom")
+
+    @property
+    def kills_whole_group(self) -> bool:
+        """Whether the kernel ends every process of the group when it ends one (version 2, `memory.oom.group`)."""
+        return _number(self.folder / "memory.oom.group") == 1
+
+    def full_pressure(self) -> float | None:
+        """Return the share of the last 10 s in which every task of the group waited for memory, 0 to 1; None if unknown.
+
+        Version 2 only, of a kernel with PSI.
+        """
+        return full_average(read_file(str(self.folder / "memory.pressure")) or b"")
+
+    def _stat(self) -> dict[str, int]:
+        return read_fields(read_file(str(self.folder / "memory.stat")) or b"")
 
 
 def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgroup]:
@@ -53,15 +96,20 @@ def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgr
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root, limit, usage, cache = mounted, "memory.max", "memory.current", "inactive_file"
+            root, limit, usage = mounted, "memory.max", "memory.current"
+            kills, prefix = "memory.events", ""
         elif "memory" in controllers.split(","):
             root, limit = mounted / "memory", "memory.limit_in_bytes"
-            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+            usage, kills, prefix = "memory.usage_in_bytes", "memory.oom_control", "total_"
         else:
             continue
         folder = root / path.strip("/")
         while True:
-            groups.append(MemoryCgroup(folder=folder, limit_file=limit, usage_file=usage, cache_field=cache))
+            groups.append(
+                MemoryCgroup(
+                    folder=folder, limit_file=limit, usage_file=usage, kills_file=kills, prefix=prefix
+                )
+            )
             if folder == root or root not in folder.parents:
                 break
             folder = folder.parent
@@ -76,6 +124,19 @@ def read_fields(content: bytes) -> dict[str, int]:
         if len(words) >= 2 and words[1].isdigit():
             found[words[0]] = int(words[1])
     return found
+
+
+def full_average(content: bytes) -> float | None:
+    """Return `avg10` of the line `full` of a pressure file, as a fraction; None without such a line."""
+    for line in content.decode(errors="replace").splitlines():
+        words = line.split()
+        if words[:1] == ["full"]:
+            values = dict(word.partition("=")[::2] for word in words[1:])
+            try:
+                return float(values["avg10"]) / 100
+            except (KeyError, ValueError):
+                return None
+    return None
 
 
 def _number(file: Path) -> int | None:

@@ -43,6 +43,7 @@ OWN_NAMES = (
     "run.json",
     "journal.jsonl",
     "board.mmap",
+    "host_memory.mmap",
     "lock",
     "processes.json",
     "attempts",
@@ -53,7 +54,7 @@ OWN_NAMES = (
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))
-_OWN_NAME = re.compile(rf"{_NAMES}|board\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
+_OWN_NAME = re.compile(rf"{_NAMES}|(?:board|host_memory)\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
 """With the temporary names of files that are replaced, which a killed process leaves."""
 MAX_LOCK_BYTES = 4096
 _IDENTITY = pydantic.TypeAdapter(ProcessIdentity)
@@ -101,6 +102,11 @@ class RunDirectory:
     def lock(self) -> Path:
         """The lock file, which contains the supervisor's process id and identity."""
         return self.path / "lock"
+
+    @property
+    def host_memory(self) -> Path:
+        """The last sample of the host's memory."""
+        return self.path / "host_memory.mmap"
 
     @property
     def processes(self) -> Path:

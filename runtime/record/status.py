@@ -22,6 +22,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.waiting import Wait, find_wait
+from grpo_run.watchdog.host_memory.sample import HostSample
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.progress.late_ranks import DataOrder, LateRank, explain
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -59,6 +60,8 @@ class RunStatus:
     awaited: AwaitedRank | None = None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
+    host_memory: HostSample | None = None
+    """The last sample of the host's memory; None before the first, and without a supervisor on this machine."""
     late_ranks: tuple[LateRank, ...] = ()
     """Ranks of this node that are regularly late, each with the reason as far as it is proved."""
     read_at_seconds: float = field(default_factory=time.monotonic)

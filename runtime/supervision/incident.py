@@ -15,7 +15,7 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,11 @@ from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
+from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.rewards import timed_out_reward
 from grpo_run.watchdog.evidence import collection, incident_files
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.watchdog.host_memory.kills import KernelKills
+from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.verdict import Verdict
 
 GATHER_SECONDS = 0.03
@@ -62,6 +64,7 @@ class IncidentContext:
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
+        kills_of: returns which of the ranks that have exited the kernel has killed for lack of memory.
         publish_disagreement: lets ranks that wait for other ranks' calls raise a text.
     """
 
@@ -72,6 +75,7 @@ class IncidentContext:
     best_position: tuple[int, int]
     finding: Finding | None = None
     stop_seconds: float = 0.0
+    kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
     publish_disagreement: Callable[[str], None] = lambda text: None
 
     @classmethod
@@ -84,7 +88,7 @@ class IncidentContext:
         history: History,
         **fields: Any,
     ) -> IncidentContext:
-        """Return the context of a fault, from the parts of the supervisor; `fields` are the last two arguments."""
+        """Return the context of a fault, from the parts of the supervisor; `fields` are what was observed."""
         return cls(
             attempt=attempt,
             ranks=ranks,
@@ -192,6 +196,10 @@ def _judge(
     tripped = diagnose_guard(exits.failed, slots)
     if tripped is not None:
         return tripped
+    kills = context.kills_of(exits.failed)
+    host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
+    if host is not None:
+        return hangs.add_locations(host, gathered.stacks)
     if hangs.caused_by_collectives(exits.seen):
         deadlock = prove(positions or {}, world_size=context.attempt.world_size)
         # an exited rank does not prove why it exited; two operations that cannot match do

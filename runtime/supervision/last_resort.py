@@ -163,7 +163,9 @@ class LastResort:
         return code
 
 
-def stop_jointly(ranks: RankGroup, board: Board, *, seconds: float, interrupted: Callable[[], bool]) -> bool:
+def stop_jointly(
+    ranks: RankGroup, board: Board, *, seconds: float, interrupted: Callable[[], object]
+) -> bool:
     """Ask the ranks to agree on a step, save and exit, and wait until they have.
 
     Args:

@@ -40,6 +40,7 @@ from grpo_run.runtime.supervision.ending.outcome import Outcome
 from grpo_run.runtime.supervision.ending.terminated import report
 from grpo_run.runtime.supervision.faults import FaultHandler
 from grpo_run.runtime.supervision.hang_monitor import HangMonitor
+from grpo_run.runtime.supervision.host_memory.watch import HostWatch
 from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
@@ -118,6 +119,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
+        self._host = HostWatch(run, staging)
         self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._reserve = DescriptorReserve(local_world_size)
         self._outcome = Outcome(
@@ -206,6 +208,7 @@ class Supervisor:
         self.has_ranks = True
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
+        self._host.begin_attempt(pids)
         self._unguarded.begin_attempt()
         self.stop.signalled.begin_attempt()
         for rank, pid in pids.items():
@@ -238,6 +241,7 @@ class Supervisor:
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
+        self._host.poll()
         self._live.read_ranks()
         if self._drains is not None:
             try:
@@ -322,6 +326,7 @@ class Supervisor:
             awaited=self.detector.awaited,
             blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
+            host_memory=self._host.latest,
         )
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
@@ -369,11 +374,9 @@ class Supervisor:
             return Directive.restart
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)
 
-    def _incident(
-        self, ranks: RankGroup, *, finding: Finding | None = None, stop_seconds: float = 0.0
-    ) -> IncidentContext:
+    def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
         watched = (self.attempt, ranks, self.board, self.detector, self.history)
-        return IncidentContext.of(*watched, finding=finding, stop_seconds=stop_seconds)
+        return IncidentContext.of(*watched, kills_of=self._host.kills_of, **observed)
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
@@ -386,9 +389,7 @@ class Supervisor:
         if not self.stop.requested:
             self.request_stop("failure of the supervisor")
         seconds = self.config.timeouts.stop_seconds
-        return last_resort.stop_jointly(
-            ranks, self.board, seconds=seconds, interrupted=lambda: bool(self.stop.take_noted())
-        )
+        return last_resort.stop_jointly(ranks, self.board, seconds=seconds, interrupted=self.stop.take_noted)
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}

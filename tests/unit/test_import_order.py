@@ -17,7 +17,7 @@ ALLOWED = {
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "watchdog": (
         ("diagnosis", "run_processes", "progress"),
-        ("deadlocks",), ("stalls",), ("waits",), ("evidence",),
+        ("deadlocks",), ("stalls",), ("waits",), ("evidence",), ("host_memory",),
         (
             "accounting", "causes", "cgroups", "duration_text", "observation", "origins", "processes", "socket_tables",
             "rank_names", "callback_names", "verdict",
@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity", "rollouts"), ("checkpoints",),
-        ("processes",), ("board",), ("process_identity",), ("call_names", "errors", "files", "upstream"),
+        ("processes",), ("board", "host_memory"), ("process_identity",), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
@@ -110,6 +110,9 @@ PURE = (
     "runtime.continuity.decision",
     "runtime.continuity.fresh_seeds",
     "watchdog.diagnosis.guards",
+    "watchdog.diagnosis.host_oom",
+    "watchdog.host_memory.kills",
+    "watchdog.host_memory.sample",
     "runtime.continuity.own_training",
     "runtime.continuity.recovery",
     "runtime.continuity.rewards",

@@ -1,0 +1,82 @@
+"""The last sample of the host's memory, in a small mapped file of the run directory that outlives every process.
+
+The supervisor writes it about once a second, which costs no write to the disk by itself. `grpo-run status` reads it, and so
+does the next launch, if the kernel has killed this supervisor together with its ranks. One record as JSON, with a
+sequence number before it that is odd during a write.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from grpo_run.watchdog.host_memory.sample import HostSample
+
+FILE_BYTES = 64 * 1024
+"""Enough for some 300 ranks of a node; a longer record is written without ranks."""
+READ_ATTEMPTS = 10
+_HEAD = struct.Struct("<QI")  # sequence number, length of the text
+
+
+class LastSample:
+    """The writing side.
+
+    Args:
+        path: of the file, created anew with mode 0600.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._memory: mmap.mmap | None = None
+        temporary = path.with_name(path.name + ".new")
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(
+                    descriptor, 0, FILE_BYTES
+                )  # writing to a hole on a full disk raises SIGBUS
+                self._memory = mmap.mmap(descriptor, FILE_BYTES)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except OSError:
+            self._memory = None  # the disk is full: samples are known to this process only
+
+    def write(self, sample: HostSample) -> None:
+        """Replace the record."""
+        memory = self._memory
+        if memory is None:
+            return
+        text = _encode(sample)
+        (sequence, _) = _HEAD.unpack_from(memory, 0)
+        sequence += 1 + sequence % 2
+        _HEAD.pack_into(memory, 0, sequence, 0)
+        memory[_HEAD.size : _HEAD.size + len(text)] = text
+        _HEAD.pack_into(memory, 0, sequence + 1, len(text))
+
+
+def read_last_sample(path: Path) -> HostSample | None:
+    """Return the sample in a file; None if there is none, or if it is damaged or of another version."""
+    for _ in range(READ_ATTEMPTS):
+        try:
+            raw = path.read_bytes()
+            sequence, length = _HEAD.unpack_from(raw, 0)
+        except (OSError, struct.error):
+            return None
+        if sequence % 2 or sequence == 0:
+            continue
+        try:
+            return HostSample.from_json(json.loads(raw[_HEAD.size : _HEAD.size + length]))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+    return None
+
+
+def _encode(sample: HostSample) -> bytes:
+    value = sample.as_json()
+    text = json.dumps(value, separators=(",", ":")).encode()
+    if _HEAD.size + len(text) > FILE_BYTES:
+        text = json.dumps({**value, "ranks": {}}, separators=(",", ":")).encode()
+    return text
