@@ -42,13 +42,21 @@ def main(arguments: Sequence[str]) -> int:
         metavar="DIR",
         help="output directory, replaced by each demo (default: %(default)s)",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="setting of the recipe, for example grpo.max_steps=60 for a shorter demo; can be repeated",
+    )
     options = parser.parse_args(arguments)
     out = make_empty(Path(options.out))
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
     command = [
         _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
-        "--set", f"output_dir={out / 'model'}",
+        "--set", f"output_dir={out / 'model'}", *(word for setting in options.settings for word in ("--set", setting)),
     ]  # fmt: skip
     print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)
     with subprocess.Popen(command) as process:
