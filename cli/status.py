@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.text.size import size_text
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.record.status import RunStatus, read_status
 from grpo_run.watchdog.callback_names import place_name
@@ -59,6 +60,8 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("snapshot", f"step {fields['snapshot_step']}")
     if fields["checkpoint_trouble"] is not None:
         facts.add_row("disk", fields["checkpoint_trouble"])
+    if (memory := _memory(fields["ranks"])) is not None:
+        facts.add_row("memory", memory)
     if history.exclusions:
         facts.add_row("excluded", history.exclusions.summary)
     console.print(facts)
@@ -89,6 +92,26 @@ def _no_checkpoint(status: RunStatus) -> str:
     if own.seen:
         return "none: nothing is saved"
     return "none yet" if status.history.exit_code is None else "none"
+
+
+def _memory(ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """The most that a rank has used and in which phase; of the device if the ranks have one."""
+    measured = [(rank["rank"], rank["memory"]) for rank in ranks if rank.get("memory")]
+    on_device = any(memory["has_device"] for _, memory in measured)
+    name = "peak_allocated_bytes" if on_device else "peak_resident_bytes"
+    most = max(
+        (
+            (own[name], rank, phase, memory["capacity_bytes"])
+            for rank, memory in measured
+            for phase, own in memory["phases"].items()
+        ),
+        default=None,
+    )
+    if most is None or not most[0]:
+        return None
+    used, rank, phase, capacity = most
+    of = f" of {size_text(capacity)}" if on_device else " on the host"
+    return f"at most {size_text(used)}{of}, by rank {rank} in {phase}"
 
 
 def _steps(status: RunStatus) -> str:

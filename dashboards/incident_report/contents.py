@@ -42,7 +42,7 @@ class Report:
 
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
     wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
-    rank in bytes. `timeline` is the content of `timeline.json`. `excluded` sums up the samples that the run has left out of
+    rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the content of `timeline.json`. `excluded` sums up the samples that the run has left out of
     the loss.
     """
 
@@ -56,6 +56,7 @@ class Report:
     folded_stacks: str = ""
     resident: Mapping[int, int] = field(default_factory=dict)
     peak: Mapping[int, int] = field(default_factory=dict)
+    phase_memory: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     node_total: int | None = None
     node_available: int | None = None
     gpus: tuple[Mapping[str, Any], ...] | None = None
@@ -108,6 +109,7 @@ def read_report(run: RunDirectory, incident: Path) -> Report:
         folded_stacks=read_text(incident / "stacks" / "folded.txt"),
         resident={rank: sizes["VmRSS"] for rank, sizes in memory.items() if "VmRSS" in sizes},
         peak={rank: sizes["VmHWM"] for rank, sizes in memory.items() if "VmHWM" in sizes},
+        phase_memory=_by_rank(read_json(incident / "memory" / "phases.json")),
         node_total=node.get("MemTotal"),
         node_available=node.get("MemAvailable"),
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
@@ -143,6 +145,17 @@ class _IncidentRecord:
                 )
                 awaiting_action = False
         return record
+
+
+def _by_rank(value: Any) -> dict[int, Mapping[str, Any]]:
+    """What the ranks have measured; a damaged file gives nothing."""
+    if not isinstance(value, dict):
+        return {}
+    return {
+        int(rank): memory
+        for rank, memory in value.items()
+        if rank.isdecimal() and isinstance(memory, dict) and isinstance(memory.get("phases"), dict)
+    }
 
 
 def _read_verdict(path: Path) -> Mapping[str, Any] | None:

@@ -30,6 +30,7 @@ from grpo_run.dashboards.metrics.labels import (
     RUN_STATE,
     VERSION,
 )
+from grpo_run.dashboards.metrics.memory import MEMORY_METRICS
 from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation
 from grpo_run.dashboards.metrics.readings import (
     awaited_rank_deadline,
@@ -327,6 +328,7 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         read=rank_value(lambda run, slot: slot.learning_rate),
         help="Learning rate last reported by the rank.",
     ),
+    *MEMORY_METRICS,
 )  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""
 

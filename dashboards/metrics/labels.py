@@ -21,6 +21,19 @@ UNDECIDED = "undecided"
 
 RUN_STATES = (*(state.value for state in RunState), UNKNOWN)
 PHASES = tuple(phase.name for phase in Phase)
+MEMORY_PHASES = tuple(
+    phase.name
+    for phase in (
+        Phase.startup,
+        Phase.generate,
+        Phase.score,
+        Phase.forward_backward,
+        Phase.optimizer,
+        Phase.checkpoint,
+        Phase.eval,
+    )
+)
+"""The phases in which a rank allocates much. The memory of the others is in `grpo-run status --json`."""
 RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
 
 INCIDENT_CAUSES = (
@@ -61,6 +74,7 @@ RANK = Label(name="rank", values=None)
 RUN_STATE = Label(name="state", values=RUN_STATES)
 RANK_STATE = Label(name="state", values=RANK_STATES)
 PHASE = Label(name="phase", values=PHASES)
+MEMORY_PHASE = Label(name="phase", values=MEMORY_PHASES)
 CAUSE = Label(name="cause", values=CAUSES)
 END_REASON = Label(name="reason", values=END_REASONS)
 RESTART = Label(name="action", values=RESTART_ACTIONS)

@@ -13,7 +13,7 @@ from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 
 Kind = Literal["gauge", "counter"]
-Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count"]
+Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count", "bytes"]
 Sample = tuple[tuple[str, ...], float | None]
 """Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
 

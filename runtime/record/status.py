@@ -22,6 +22,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.waiting import Wait, find_wait
+from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.host_memory.sample import HostSample
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.progress.late_ranks import DataOrder, LateRank, explain
@@ -49,6 +50,7 @@ class RunStatus:
         blind: by rank, what the watchdog cannot observe at present. Known to the supervisor only.
         journal_lost: number of events that the disk did not accept. Known to the supervisor only.
         read_at_seconds: when the slots were read, on the monotonic clock.
+        memory: of each rank by phase, by place; None for a rank that has measured nothing.
     """
 
     run_id: str
@@ -65,6 +67,7 @@ class RunStatus:
     late_ranks: tuple[LateRank, ...] = ()
     """Ranks of this node that are regularly late, each with the reason as far as it is proved."""
     read_at_seconds: float = field(default_factory=time.monotonic)
+    memory: tuple[RankMemory | None, ...] = ()
 
     @property
     def wait(self) -> Wait | None:
@@ -137,6 +140,7 @@ class RunStatus:
         if slot is None:
             return {"local_rank": place, "observable": False}
         phase = slot.phases[-1] if slot.phases else None
+        memory = self.memory[place] if place < len(self.memory) else None
         return {
             "local_rank": place,
             "observable": True,
@@ -149,6 +153,7 @@ class RunStatus:
             "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,
             "seconds_since_progress": self._age(slot.last_progress_seconds),
+            "memory": memory.as_json() if memory is not None else None,
         }
 
     def _age(self, at_seconds: float) -> float:
@@ -174,6 +179,7 @@ def live_status(run: tuple[str, str, str], history: History, board: Board, **obs
         sentence=sentence or summarize(state, history),
         history=history,
         slots=slots,
+        memory=read_memory(board),
         late_ranks=find_late_ranks(board, slots, history),
         supervisor_pid=os.getpid(),
         **observed,
@@ -196,12 +202,14 @@ def read_status(run: RunDirectory) -> RunStatus:
     slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
     late_ranks: tuple[LateRank, ...] = ()
+    memory: tuple[RankMemory | None, ...] = ()
     # pages of a board on another machine are as old as this machine's cache, and its clock is another
     if supervisor is not None and supervisor.is_on_this_machine:
         try:
             board = Board.open(run.board)
             slots, awaited = tuple(board.read_all()), board.read_awaited()
             late_ranks = find_late_ranks(board, slots, history)
+            memory = read_memory(board)
         except RunDirectoryError:
             slots = ()
     state = history.state
@@ -217,7 +225,13 @@ def read_status(run: RunDirectory) -> RunStatus:
         supervisor_pid=owner,
         awaited=awaited,
         late_ranks=late_ranks,
+        memory=memory,
     )
+
+
+def read_memory(board: Board) -> tuple[RankMemory | None, ...]:
+    """Return the memory of each rank on a board, by place."""
+    return tuple(board.rank_memory(place) for place in range(board.slots))
 
 
 def find_late_ranks(board: Board, slots: Sequence[Slot | None], history: History) -> tuple[LateRank, ...]:

@@ -15,6 +15,7 @@ from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Phase, Slot
 
@@ -79,6 +80,11 @@ class Attempt:
         """Read the slot of every local rank; None for one that cannot be read."""
         slots = board.read_all()
         return {rank: slots[place] for place, rank in self.rank_of_place.items()}
+
+    def read_memory(self, board: Board) -> dict[int, RankMemory]:
+        """Read what the local ranks have measured of their memory."""
+        found = {rank: board.rank_memory(place) for place, rank in self.rank_of_place.items()}
+        return {rank: memory for rank, memory in found.items() if memory is not None}
 
     def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
         """Return the newest committed step if it is new in this attempt, else None."""

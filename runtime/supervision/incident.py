@@ -28,6 +28,7 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -60,6 +61,7 @@ class IncidentContext:
         attempt: in which it happened; its exits grow during the investigation.
         ranks: processes on this node.
         read_slots: reads the board.
+        read_memory: reads what each rank has measured of its memory, by rank.
         detector: of hangs.
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.
@@ -77,6 +79,7 @@ class IncidentContext:
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
     publish_disagreement: Callable[[str], None] = lambda text: None
+    read_memory: Callable[[], Mapping[int, RankMemory]] = dict
 
     @classmethod
     def of(
@@ -96,6 +99,7 @@ class IncidentContext:
             detector=detector,
             best_position=history.best_position,
             publish_disagreement=board.publish_disagreement,
+            read_memory=lambda: attempt.read_memory(board),
             **fields,
         )
 
@@ -134,6 +138,7 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
             interpreter_stuck=_stuck_interpreters(finding),
             recordings=detector.recordings,
             collective_logs=detector.collective_logs(),
+            rank_memory={rank: memory.as_json() for rank, memory in context.read_memory().items()},
             events=journal_tail(run.journal),
         )
         timeline = attempt.timeline.as_json(time.monotonic())

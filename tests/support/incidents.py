@@ -48,6 +48,16 @@ def verdict(**changes: Any) -> dict[str, Any]:
     }
 
 
+def phase_memory(*, has_device: bool) -> dict[str, Any]:
+    """What a rank has measured of its memory."""
+    own = {
+        "readings": 3, "peak_allocated_bytes": 73 * 1024**3, "peak_reserved_bytes": 76 * 1024**3,
+        "allocated_bytes": 31 * 1024**3, "reserved_bytes": 77 * 1024**3, "inactive_split_bytes": 2 * 1024**3,
+        "retries": 17, "peak_resident_bytes": 9 * 1024**3, "resident_bytes": 8 * 1024**3,
+    }  # fmt: skip
+    return {"has_device": has_device, "phases": {"forward_backward": own}}
+
+
 def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes: Any) -> RunDirectory:
     """Write `root/runs/night` with one incident that was recovered; `changes` are fields of its verdict."""
     run = RunDirectory(path=root / "runs" / "night")
@@ -66,6 +76,9 @@ def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes
         notes = [note(rank, sequence) for sequence in range(1196, 1208)]
         (incident / "collectives" / f"rank{rank}.notes.json").write_text(json.dumps(notes))
     (incident / "memory" / "node.txt").write_text("MemTotal: 131072000 kB\nMemAvailable: 88000000 kB\n")
+    (incident / "memory" / "phases.json").write_text(
+        json.dumps({str(rank): phase_memory(has_device=rank != 3) for rank in range(4)})
+    )
     devices = [
         {
             "index": index,

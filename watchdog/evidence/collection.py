@@ -2,7 +2,7 @@
 
     stacks/       rankN.txt (faulthandler)  rankN.native.txt (py-spy)  folded.txt
     collectives/  rankN.json (Flight Recorder)  rankN.notes.json (collective log)
-    memory/       rankN.status  node.txt  gpu.json
+    memory/       rankN.status  phases.json  node.txt  gpu.json
     proc/         rankN.stat  .wchan  .limits  .io  .children
     events.jsonl  the last lines of the journal
 
@@ -58,6 +58,7 @@ def collect(
     interpreter_stuck: Collection[int] = (),
     recordings: Mapping[int, bytes] | None = None,
     collective_logs: Mapping[int, object] | None = None,
+    rank_memory: Mapping[int, object] | None = None,
     events: Sequence[str] = (),
     deadline_seconds: float = DEADLINE_SECONDS,
     spy: Spy | None = None,
@@ -73,6 +74,7 @@ def collect(
         interpreter_stuck: ranks whose native frames are needed too.
         recordings: Flight Recorder JSON by rank, as the rank's worker server sent it.
         collective_logs: the last entries of each rank's collective log, as plain JSON values.
+        rank_memory: what each rank has measured of its memory by phase, as plain JSON values.
         events: last lines of the journal.
         deadline_seconds: for everything together.
         spy: replacement for py-spy in tests.
@@ -91,6 +93,8 @@ def collect(
     _write_collectives(folders["collectives"], recordings or {}, collective_logs or {}, missing)
     write_process_files(folders["memory"], folders["proc"], pids, missing)
     write_private(folders["memory"] / "node.txt", read_node_memory(next(iter(pids.values()), os.getpid())))
+    phases = json.dumps({str(rank): memory for rank, memory in (rank_memory or {}).items()}, indent=2)
+    write_private(folders["memory"] / "phases.json", phases.encode() + b"\n")
     write_private(incident / "events.jsonl", _last_lines(events))
     stacks = capture.finish(interpreter_stuck, deadline, deadline - GROUPING_SECONDS)
     missing.extend(capture.missing)

@@ -122,9 +122,13 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
     writer.publish()
+    for phase, highest in ((Phase.generate, 3), (Phase.optimizer, 2)):
+        writer.memory_area.figures(phase).peak_resident_bytes = highest * 2**30
+        writer.memory_area.publish(phase)
     main(["status"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "step        8 of 100, 2.00 s/step, 3 min left" in lines
+    assert "memory      at most 3.0 GiB on the host, by rank 0 in generate" in lines
     assert any(line.startswith("rank 0: step 8, phase reward for ") for line in lines)
     assert "local rank 1: cannot be observed" in lines
     since = time.monotonic() - 360.0
@@ -133,8 +137,12 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
             rank=1, phase=Phase.reward, since_seconds=since, deadline_at_seconds=since + 1620.0, busy=None, waiters=(0,)
         )
     )  # fmt: skip
+    writer.memory_area.totals.has_device, writer.memory_area.totals.capacity_bytes = 1, 80 * 2**30
+    writer.memory_area.figures(Phase.optimizer).peak_allocated_bytes = 70 * 2**30
+    writer.memory_area.publish(Phase.optimizer)
     main(["status"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "memory      at most 70.0 GiB of 80.0 GiB, by rank 0 in optimizer" in lines
     assert lines[0].startswith(
         "Waiting for rank 1: reward, 6 min (deadline 27 min). Running at step 8 of 100, "
     )
@@ -148,6 +156,7 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert 360.0 <= waiting["seconds"] < 420.0
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None
+    assert value["ranks"][0]["memory"]["phases"]["optimizer"]["peak_allocated_bytes"] == 70 * 2**30
 
 
 def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:

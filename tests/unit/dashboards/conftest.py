@@ -11,8 +11,28 @@ from grpo_run.runtime.continuity.own_training import OwnCheckpoint, OwnTraining
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
+from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+
+
+def measured(rank: int) -> RankMemory:
+    """What a rank with a GPU has measured: 70 GiB at most, in forward and backward passes."""
+    gib = 2**30
+    phases = {
+        phase: PhaseMemory(
+            readings=7, peak_allocated_bytes=highest * gib, peak_reserved_bytes=(highest + 1) * gib,
+            allocated_bytes=20 * gib, reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, retries=1,
+            peak_resident_bytes=(3 + rank) * gib, resident_bytes=2 * gib,
+        )
+        for phase, highest in zip(Phase, (20, 21, 60, 20, 50, 70, 65, 20, 20, 40, 20, 20, 20), strict=True)
+    }  # fmt: skip
+    return RankMemory(
+        has_device=True, capacity_bytes=80 * gib, readings=91, spent_seconds=0.5, allocated_bytes=20 * gib,
+        reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, resident_bytes=2 * gib,
+        peak_allocated_bytes=70 * gib, peak_reserved_bytes=75 * gib, retries=13, ooms=2, released_bytes=0,
+        freed_bytes=0, phases=phases,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -41,6 +61,7 @@ def make_status() -> Callable[..., RunStatus]:
         fields: dict[str, Any] = {
             "run_id": "night", "state": "running", "sentence": "Running.", "history": history,
             "slots": slots, "supervisor_pid": 4711, "read_at_seconds": 1000.0,
+            "memory": tuple(measured(slot.rank) if slot is not None else None for slot in slots),
             "awaited": AwaitedRank(
                 rank=0, phase=Phase.generate, since_seconds=996.0, deadline_at_seconds=1056.0, busy=None,
                 waiters=(1,),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -179,6 +180,19 @@ def test_the_last_lines_of_the_journal_are_evidence(scene: Scene) -> None:
     scene.investigate(exited(1))
     assert len(scene.asked["events"]) == JOURNAL_TAIL_LINES
     assert scene.asked["events"][-1] == f'{{"n": {JOURNAL_TAIL_LINES + 49}}}\n'
+
+
+def test_the_memory_that_each_rank_has_measured_is_evidence(scene: Scene) -> None:
+    """By global rank, also of a rank that has exited; a rank that has measured nothing is left out."""
+    board = Board.create(scene.run.board, 2)
+    area = board.writer(0, rank=1, pid=1, attempt=0).memory_area
+    area.figures(Phase.generate).peak_allocated_bytes = 9
+    area.publish(Phase.generate)
+    context = scene.context(exited(1))
+    scene.investigate(exited(1), read_memory=lambda: context.attempt.read_memory(board))
+    found = scene.asked["rank_memory"]
+    assert list(found) == [1]
+    assert found[1]["phases"]["generate"]["peak_allocated_bytes"] == 9
 
 
 def test_the_tail_of_an_unreadable_journal_is_empty(tmp_path: Path) -> None:

@@ -84,8 +84,9 @@ def test_stacks_and_memory_are_collected(
     incident: Path, answering: Callable[[bytes], dict[int, Path]]
 ) -> None:
     """The rank's stacks and its /proc files are in the incident, and nothing is missing."""
-    found = collect(incident, {0: ME}, answering(DUMP))
+    found = collect(incident, {0: ME}, answering(DUMP), rank_memory={0: {"readings": 3}})
     assert found.missing == []
+    assert json.loads((incident / "memory" / "phases.json").read_text()) == {"0": {"readings": 3}}
     assert [stack.main for stack in found.stacks[0]] == [False, True]
     assert (incident / "stacks" / "rank0.txt").read_bytes() == DUMP
     assert "rank 0:\n> reward (/home/me/train.py:88)" in (incident / "stacks" / "folded.txt").read_text()

@@ -1,0 +1,105 @@
+"""Metrics of the ranks' memory: on the device and on the host, by phase, and what measuring and hygiene cost.
+
+A part of the table in `catalogue.py`, which says what holds for all metrics. The values are those that each rank has
+measured itself in this attempt; before its first measurement it exports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from grpo_run.dashboards.metrics.labels import MEMORY_PHASE, MEMORY_PHASES, RANK
+from grpo_run.dashboards.metrics.metric import Metric, Observation, Sample
+from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
+
+
+def _measured(observation: Observation) -> Iterator[tuple[str, RankMemory]]:
+    memories = observation.status.memory
+    for place, (rank, slot) in enumerate(observation.ranks()):
+        memory = memories[place] if place < len(memories) else None
+        if slot is not None and memory is not None:
+            yield rank, memory
+
+
+def _rank(value: Callable[[RankMemory], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per rank that has measured itself."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        for rank, memory in _measured(observation):
+            yield (rank,), value(memory)
+
+    return read
+
+
+def _device(value: Callable[[RankMemory], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per rank with a device."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        for rank, memory in _measured(observation):
+            if memory.has_device:
+                yield (rank,), value(memory)
+
+    return read
+
+
+def _phase(
+    value: Callable[[PhaseMemory], float], *, device: bool
+) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per rank and phase that was measured."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        for rank, memory in _measured(observation):
+            for phase, own in memory.phases.items():
+                if phase.name in MEMORY_PHASES and (memory.has_device or not device):
+                    yield (rank, phase.name), value(own)
+
+    return read
+
+
+MEMORY_METRICS: tuple[Metric[Observation], ...] = (
+    Metric(
+        name="grpo_rank_gpu_memory_capacity_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_device(lambda memory: memory.capacity_bytes),
+        help="Memory of the rank's GPU.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_memory_allocated_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_device(lambda memory: memory.allocated_bytes),
+        help="GPU memory used by tensors of the rank at the end of the phase that it has measured last.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_memory_reserved_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_device(lambda memory: memory.reserved_bytes),
+        help="GPU memory that torch's allocator holds for the rank, used or not.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_memory_inactive_split_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_device(lambda memory: memory.inactive_split_bytes),
+        help="Unused parts of reserved GPU memory that cannot be returned, because other parts are used.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_memory_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
+        read=_phase(lambda memory: memory.peak_allocated_bytes, device=True),
+        help="Most GPU memory used by tensors in each phase of this attempt, without the phases inside it.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_alloc_retries_total", kind="counter", unit="count", labels=(RANK,),
+        read=_device(lambda memory: memory.retries),
+        help="Allocations of the rank in this attempt for which torch had to return all its caches first.",
+    ),
+    Metric(
+        name="grpo_rank_gpu_ooms_total", kind="counter", unit="count", labels=(RANK,),
+        read=_device(lambda memory: memory.ooms),
+        help="Allocations of the rank in this attempt that failed for want of GPU memory, also if the script went on.",
+    ),
+    Metric(
+        name="grpo_rank_resident_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
+        read=_phase(lambda memory: memory.peak_resident_bytes, device=False),
+        help="Most host memory of the rank known for each phase of this attempt, shared memory included.",
+    ),
+    Metric(
+        name="grpo_rank_memory_accounting_seconds_total", kind="counter", unit="seconds", labels=(RANK,),
+        read=_rank(lambda memory: memory.spent_seconds),
+        help="Time the rank spent on measuring its memory in this attempt.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""The row of the Grafana dashboard about memory. Called by `rows.py`, which says how rows are made."""
+
+from __future__ import annotations
+
+from grpo_run.dashboards.provisioning.panels import BuiltPanel, row, time_series
+
+
+def memory_rows(run: str) -> list[BuiltPanel]:
+    """Return the row's panels.
+
+    Args:
+        run: the label matcher that selects the run.
+    """
+    return [
+        row("Memory"),
+        time_series(
+            "GPU memory by rank", width=12, height=8, unit="bytes",
+            queries={
+                "rank {{rank}}, allocated": f"max by (rank) (grpo_rank_gpu_memory_allocated_bytes{{{run}}})",
+                "rank {{rank}}, reserved": f"max by (rank) (grpo_rank_gpu_memory_reserved_bytes{{{run}}})",
+                "rank {{rank}}, not returnable": f"max by (rank) (grpo_rank_gpu_memory_inactive_split_bytes{{{run}}})",
+                "GPU": f"max(grpo_rank_gpu_memory_capacity_bytes{{{run}}})",
+            },
+            description="What tensors use, what torch holds for them, and the unused parts of it that cannot be returned."
+            " A rising allocated line is a leak; a reserved line far above it is fragmentation.",
+        ),
+        time_series(
+            "Highest GPU memory by phase", width=12, height=8, unit="bytes",
+            queries={"{{phase}}": f"max by (phase) (grpo_rank_gpu_memory_peak_bytes{{{run}}})"},
+            description="Most memory that tensors of any rank have used in each phase of this attempt.",
+        ),
+        time_series(
+            "Allocations that needed memory back, and that failed", width=12, height=8, unit="short", decimals=0,
+            queries={
+                "rank {{rank}}, retried": f"max by (rank) (grpo_rank_gpu_alloc_retries_total{{{run}}}) > 0",
+                "rank {{rank}}, failed": f"max by (rank) (grpo_rank_gpu_ooms_total{{{run}}}) > 0",
+            },
+            description="Allocations for which torch had to return all its caches first, and those that failed."
+            " Empty if there were none.",
+        ),
+        time_series(
+            "Highest host memory by phase", width=12, height=8, unit="bytes",
+            queries={"rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_rank_resident_peak_bytes{{{run}}})"},
+            description="Most host memory known of each rank in each phase of this attempt, shared memory included.",
+        ),
+    ]  # fmt: skip
