@@ -189,13 +189,25 @@ def all_done(slots: Sequence[Slot | None]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RaisedError:
+    """One exception of a chain: an exception, one that it was raised from, or one that was handled when it was raised.
+
+    `types` are the full names of its class and base classes, `phases` those in which it was raised; None if it has left none.
+    """
+
+    types: tuple[str, ...]
+    message: str
+    phases: tuple[Phase, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
     """An exception raised by the user's script, as recorded by the rank's bootstrap.
 
     `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are those
     in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
     None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
-    those of the exceptions that it was raised from. `own_steps` counts the optimizer steps that the script had taken with
+    those of the exceptions that it was raised from; `chain` has each of them and itself, which comes first. `own_steps` counts the optimizer steps that the script had taken with
     no Trainer and no loop. `trip` says which learning guard has ended the script.
     """
 
@@ -209,6 +221,7 @@ class RankError:
     bases: tuple[str, ...] = ()
     own_steps: int = 0
     trip: Trip | None = None
+    chain: tuple[RaisedError, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.learning.alarm import Trip
 from grpo_run.watchdog.origins import Origin
+from grpo_run.watchdog.out_of_memory.shortage import Shortage
 
 SCHEMA = 2
 
@@ -58,7 +59,8 @@ class Verdict:
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
     exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
     used a Trainer or the loop. `trip` is set if a learning guard ended the attempt, and
-    `hung_reward` to the reward function that has not returned in time.
+    `hung_reward` to the reward function that has not returned in time, and `shortage` to the memory that was exhausted, with
+    the phase that died.
     """
 
     cause: Cause
@@ -83,6 +85,7 @@ class Verdict:
     counted: bool = True
     trip: Trip | None = None
     hung_reward: RewardFunction | None = None
+    shortage: Shortage | None = None
 
     @property
     def culprit(self) -> int | None:
@@ -107,5 +110,6 @@ class Verdict:
             "advice": list(self.advice),
             "uninterruptible": self.uninterruptible,
             "traceback": self.traceback,
+            "shortage": self.shortage.as_json() if self.shortage is not None else None,
             "guard": self.trip.as_json() if self.trip is not None else None,
         }

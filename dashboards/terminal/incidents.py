@@ -14,6 +14,7 @@ from grpo_run.dashboards.terminal.progress import count
 from grpo_run.runtime.continuity.own_training import RESTART
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.files import short_path
+from grpo_run.watchdog.out_of_memory.shortage import usage_in
 from grpo_run.watchdog.rank_names import rank_names
 
 LABEL_WIDTH = 10
@@ -40,6 +41,7 @@ def fault_lines(recovery: Recovery) -> list[str]:
         if recovery.detection_seconds is not None
         else "",
         "where": _where(verdict, recovery.rank),
+        "memory": usage_in(verdict),
         "waiting": _ranks(_still_waiting(verdict, recovery)),
         "others": _others(recovery),
         "action": action,

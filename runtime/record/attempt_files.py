@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, SHARED_MEMORY_ROOT
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.learning.alarm import Trip
-from grpo_run.watchdog.observation import Phase, RankError
+from grpo_run.watchdog.observation import Phase, RaisedError, RankError
 
 MAX_SOCKET_PATH_BYTES = 100
 """`sun_path` of unix(7) has 108 bytes, including the terminating null byte."""
@@ -108,9 +110,19 @@ class AttemptFiles:
                 bases=tuple(map(str, value.get("bases", ()))),
                 own_steps=int(value.get("own_steps", 0)),
                 trip=Trip.from_json(value["trip"]) if value.get("trip") else None,
+                chain=tuple(map(_raised, value.get("chain", ()))),
             )
-        except (OSError, ValueError, TypeError, LookupError):
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return None  # the verdict then relies on the exit code
+
+
+def _raised(value: Mapping[str, Any]) -> RaisedError:
+    phases = value.get("phases")
+    return RaisedError(
+        types=tuple(map(str, value["types"])),
+        message=str(value["message"]),
+        phases=tuple(Phase[name] for name in phases) if phases is not None else None,
+    )
 
 
 def _temporary_directory(name: str) -> Path:

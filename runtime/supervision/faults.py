@@ -236,6 +236,7 @@ class FaultHandler:
             failed_at=failed_at,
             detection_seconds=max(0.0, time.time() - failed_at),
             guard=verdict.trip.as_json() if verdict.trip is not None else None,
+            shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
         )
         if verdict.trip is not None:
             self._reporter.write("guard_tripped", **verdict.trip.as_json())

@@ -19,8 +19,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diagnosis", "run_processes", "progress"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",), ("host_memory",),
         (
-            "accounting", "causes", "cgroups", "duration_text", "observation", "origins", "processes", "socket_tables",
-            "rank_names", "callback_names", "verdict",
+            "accounting", "causes", "cgroups", "duration_text", "observation", "origins", "out_of_memory", "processes",
+            "socket_tables", "rank_names", "callback_names", "verdict",
         ),
         ("learning",),
     ),
@@ -113,6 +113,11 @@ PURE = (
     "watchdog.diagnosis.host_oom",
     "watchdog.host_memory.kills",
     "watchdog.host_memory.sample",
+    "watchdog.diagnosis.out_of_memory",
+    "watchdog.out_of_memory.figures",
+    "watchdog.out_of_memory.phases",
+    "watchdog.out_of_memory.shortage",
+    "watchdog.out_of_memory.spellings",
     "runtime.continuity.own_training",
     "runtime.continuity.recovery",
     "runtime.continuity.rewards",
@@ -206,7 +211,7 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     """A module that is missing there is imported again by every rank, which a recovery waits for."""
     folders = ("hooks", "saving", "resuming", "capture", "exact", "rank")
     used = {name for name in FILES if name.startswith(tuple(f"trainers.{folder}." for folder in folders))}
-    only_with_injections = {"trainers.rank.faults", "trainers.rank.injector"}
+    only_with_injections = {f"trainers.rank.injected.{name}" for name in ("exhaustion", "faults", "injector")}
     named = {word.removeprefix("grpo_run.") for word in imports("trainers.preload")} & FILES.keys()
     loaded = set[str]().union(*(modules_loaded_with(name)[0] for name in named))
     assert used - loaded <= only_with_injections

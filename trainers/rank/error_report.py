@@ -71,6 +71,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "phases": [phase.name for phase in raised.phases] if raised is not None else None,
         "callback": raised.callback if raised is not None else "",
         "bases": _bases(error),
+        "chain": [_raised(one) for one in _chain(error)],
         "own_steps": own_steps,
         "trip": error.trip.as_json() if isinstance(error, GuardTripped) and error.trip is not None else None,
     }
@@ -88,6 +89,28 @@ def _bases(error: BaseException) -> list[str]:
         )
         chained = chained.__cause__
     return list(names)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, those that it was raised from, and those that were handled when they were raised."""
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(found) < MAX_CAUSES:
+        one = waiting.pop(0)
+        if one is None or any(one is known for known in found):
+            continue
+        found.append(one)
+        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+    return found
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    phases = phases_of(error)
+    return {
+        "types": [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__[:-1]],
+        "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
+        "phases": [phase.name for phase in phases.phases] if phases is not None else None,
+    }
 
 
 def _message(error: BaseException) -> str:

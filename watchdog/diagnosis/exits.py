@@ -1,7 +1,8 @@
 """Diagnosis of exits: which rank failed first, and which ranks only lost their peer.
 
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
-The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own.
+The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A rank that has
+run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts them.
 Pure: takes exits and slots, does no I/O and reads no clock. Called by the incident investigation once
 evidence is collected.
 """
@@ -14,8 +15,12 @@ from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
 from grpo_run.watchdog.origins import origin_of
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of
+from grpo_run.watchdog.out_of_memory.spellings import recognize
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
@@ -46,7 +51,7 @@ def is_victim(exit: Exit) -> bool:
 
 def is_lost_peer(error: RankError) -> bool:
     """Whether the error only reports that a peer exited."""
-    return _reports_lost_peer(error.type, error.message)
+    return _reports_lost_peer(error.type, error.message) and shortage_of(error, None) is None
 
 
 def reports_lost_peer(traceback: Sequence[str]) -> bool:
@@ -56,7 +61,8 @@ def reports_lost_peer(traceback: Sequence[str]) -> bool:
         found = _ERROR_LINE.match(traceback[number])
         if found is not None:
             message = "\n".join([found[2] or "", *traceback[number + 1 :]])
-            return _reports_lost_peer(found[1].rpartition(".")[2], message)
+            lost = _reports_lost_peer(found[1].rpartition(".")[2], message)
+            return lost and recognize(("builtins.RuntimeError",), message) is None
     return False
 
 
@@ -81,7 +87,10 @@ def diagnose_exits(
         (exit for exit in ordered if exit.signal is None and not is_victim(exit)),
         key=lambda exit: (exit.error is None, exit.error.wall_time if exit.error else 0.0, exit.order),
     )
-    if signalled and not (own and own[0].error and own[0].order < signalled[0].order):
+    short = [exit for exit in own if shortage_of(exit.error, None) is not None]
+    if short and signalled and signalled[0].signal == signal.SIGABRT:
+        culprit = short[0]
+    elif signalled and not (own and own[0].error and own[0].order < signalled[0].order):
         culprit = signalled[0]
     else:
         culprit = own[0] if own else ordered[0]
@@ -93,23 +102,28 @@ def diagnose_exits(
     alone = slot is not None and slot.trains_alone
     starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
     origin, final = origin_of(culprit, starting=starting)
+    shortage = shortage_of(culprit.error, [one.phase for one in slot.phases] if slot is not None else None)
+    place = _position_of(culprit, slot, step, shortage)
     return Verdict(
-        cause=_cause(culprit, slots, all_victims),
+        cause=shortage.cause if shortage is not None else _cause(culprit, slots, all_victims),
         culprits=() if all_victims else (culprit.rank,),
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="unknown" if all_victims else "proved",
-        sentence=_sentence(culprit, _position_of(culprit, slot, step), all_victims),
-        signature=_signature(culprit, step, alone),
+        sentence=_sentence(culprit, place, all_victims)
+        if shortage is None
+        else memory_sentence(shortage, culprit.rank, place),
+        signature=_signature(culprit, step, alone, shortage),
         deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
-        advice=_advice(culprit, best_position, alone),
+        advice=_advice(culprit, best_position, alone) if shortage is None else memory_advice(shortage),
         starting=starting,
         origin=origin,
         final=final,
         counted=not alone,
+        shortage=shortage,
     )
 
 
@@ -186,7 +200,7 @@ def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
     return set(_phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 
 
-def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
+def _position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage | None = None) -> str:
     """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of it.
 
     Empty for a script that trains by itself, whose steps are not counted.
@@ -195,6 +209,7 @@ def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
         culprit: the rank's exit.
         slot: of the culprit; None if it could not be read.
         step: the last optimizer step that any rank completed.
+        shortage: memory that the rank has exhausted; its phase is finer than that of the board.
     """
     if slot is None:
         return f" {position(step, None)}"
@@ -206,13 +221,20 @@ def _position_of(culprit: Exit, slot: Slot | None, step: int) -> str:
     outer = set(phases[:-1])
     rolls_out = bool(_ROLLOUT & outer) and Phase.eval not in outer
     inside_step = bool(_STEP_ITSELF & outer) or rolls_out or callback.endswith(".on_step_begin")
+    finer = str(shortage.phase) if shortage is not None and shortage.phase is not MemoryPhase.unknown else ""
     place = position(
-        slot.step, phases[-1].name if phases else None, callback=callback, inside_step=inside_step
+        slot.step,
+        phases[-1].name if phases else None,
+        callback=callback,
+        inside_step=inside_step,
+        finer=finer,
     )
     return f" {place}"
 
 
-def position(step: int, phase: str | None, *, callback: str = "", inside_step: bool = False) -> str:
+def position(
+    step: int, phase: str | None, *, callback: str = "", inside_step: bool = False, finer: str = ""
+) -> str:
     """Return where training was, as users and `--inject` count steps: step 7 lasts until it is completed.
 
     Args:
@@ -220,13 +242,14 @@ def position(step: int, phase: str | None, *, callback: str = "", inside_step: b
         phase: what the rank was doing; None if it is not known.
         callback: class and event of the user's callback that was running; "" outside callbacks.
         inside_step: the phase is part of the computation of the next step, whatever phase it is.
+        finer: the part of the phase that is named instead of it; "" if it is not known.
     """
     if phase is None or phase == Phase.startup.name:
         return f"after step {step}" if step else "before the first step"
     where = f"in step {step + 1}"
     if Phase[phase] in PHASES_AFTER_STEP and not inside_step:
         where = f"after step {step}" if step else "before the first step"
-    return f"{where} ({place_name(callback)})" if callback else f"{where} (phase {phase})"
+    return f"{where} ({place_name(callback)})" if callback else f"{where} (phase {finer or phase})"
 
 
 def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
@@ -245,7 +268,9 @@ def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
     return f"Rank {culprit.rank} exited with code {culprit.exit_code}{place} without finishing the script."
 
 
-def _signature(culprit: Exit, step: int, alone: bool) -> str:
+def _signature(culprit: Exit, step: int, alone: bool, shortage: Shortage | None) -> str:
+    if shortage is not None and not alone:
+        return memory_signature(shortage, step)
     if culprit.signal is not None:
         return f"signal:{culprit.signal}:rank{culprit.rank}:step{step}"
     if culprit.error is not None:

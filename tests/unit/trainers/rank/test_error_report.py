@@ -1,0 +1,109 @@
+"""What the error file of a rank says of the exception that ended it, written by a rank and read by the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.record.attempt_files import AttemptFiles
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.trainers.rank.error_report import MAX_CAUSES, write_error
+from grpo_run.trainers.rank.session import Session
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase, RankError
+from grpo_run.watchdog.out_of_memory.shortage import shortage_of
+
+Report = Callable[[Callable[[Session], object]], RankError]
+
+
+@pytest.fixture
+def report(
+    board: Board, make_settings: Callable[..., RankSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Report:
+    """Let a script fail in a session, and read what the supervisor reads."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    files = AttemptFiles(RunDirectory(path=tmp_path / "run"), 0)
+    files.make()
+    session = Session(make_settings(error=str(files.error(0))))
+
+    def fail(script: Callable[[Session], object]) -> RankError:
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - any exception of a script
+            script(session)
+        write_error(session, raised.value)
+        error = files.read_error(0)
+        assert error is not None
+        return error
+
+    return fail
+
+
+def exhaust(session: Session) -> None:
+    """Run out of memory in generation."""
+    session.slot.enter(Phase.score)
+    session.slot.enter(Phase.generate)
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    finally:
+        session.slot.leave(Phase.generate)
+
+
+def translate(session: Session) -> None:
+    """Raise another exception from it."""
+    try:
+        exhaust(session)
+    except torch.OutOfMemoryError as error:
+        raise ValueError("the step has failed") from error
+
+
+def fail_on_the_way(session: Session) -> None:
+    """A cleanup fails because of it."""
+    try:
+        exhaust(session)
+    finally:
+        raise KeyError("state")
+
+
+def handle(session: Session) -> None:
+    """Say that the first exception does not matter."""
+    try:
+        exhaust(session)
+    except torch.OutOfMemoryError:
+        raise ValueError("the step has failed") from None
+
+
+@pytest.mark.parametrize("script", [exhaust, translate, fail_on_the_way])
+def test_exhausted_memory_is_found_however_the_script_passes_it_on(
+    report: Report, script: Callable[[Session], object]
+) -> None:
+    """With the phase in which it was raised."""
+    shortage = shortage_of(report(script), None)
+    assert shortage is not None
+    assert (shortage.cause, str(shortage.phase)) == (Cause.gpu_oom, "generate")
+    assert shortage.figures.tried_bytes == 2 * 1024**3
+
+
+def test_an_exception_that_hides_its_context_is_one_of_its_own(report: Report) -> None:
+    """`raise ... from None`."""
+    error = report(handle)
+    assert shortage_of(error, None) is None
+    assert [one.types[0] for one in error.chain] == ["builtins.ValueError"]
+
+
+def test_a_long_or_circular_chain_is_bounded(report: Report) -> None:
+    """A file of a few kilobytes, whatever the script does."""
+
+    def script(session: Session) -> None:
+        first = error = ValueError("0")
+        for number in range(20):
+            error.__cause__ = following = ValueError(str(number))
+            error = following
+        error.__cause__ = first
+        raise first
+
+    assert len(report(script).chain) == MAX_CAUSES

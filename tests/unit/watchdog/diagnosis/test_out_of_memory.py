@@ -1,0 +1,211 @@
+"""A rank that has run out of memory: it is named before everything that follows from it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports_lost_peer
+from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RaisedError, RankError, RankState, Slot
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.spellings import Source
+
+MakeExit = Callable[..., Exit]
+MakeError = Callable[..., RankError]
+MakeSlot = Callable[..., Slot]
+
+TORCH = ("torch.OutOfMemoryError", "builtins.RuntimeError", "builtins.Exception")
+RUNTIME = ("builtins.RuntimeError", "builtins.Exception")
+MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is free."
+NCCL = (
+    "NCCL error in: NCCLUtils.hpp:77, unhandled cuda error, NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA"
+    " function failed.\nLast error:\nCuda failure 2 'out of memory'"
+)
+BACKWARD = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    loss.backward()\n'
+
+
+@pytest.fixture
+def exhausted(make_error: MakeError) -> Callable[..., RankError]:
+    """torch's allocator has failed in a backward pass."""
+
+    def make(types: tuple[str, ...] = TORCH, message: str = MESSAGE, **changes: object) -> RankError:
+        fields: dict[str, object] = {
+            "type": types[0].rpartition(".")[2],
+            "message": message,
+            "traceback": BACKWARD,
+            "phases": (Phase.forward_backward,),
+            "bases": types,
+            "chain": (RaisedError(types=types, message=message),),
+        }
+        return make_error(**(fields | changes))
+
+    return make
+
+
+def test_exhausted_memory_at_the_first_step_is_no_failed_start(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """The advice on a script that fails before its first step would be wrong."""
+    slot = make_slot(1, train_call=1, step=0, resumed_step=0)
+    verdict = diagnose_exits(
+        [make_exit(1, error=exhausted())], {0: make_slot(0), 1: slot}, best_position=(0, 0)
+    )
+    assert (verdict.cause, verdict.culprit, verdict.confidence) == (Cause.gpu_oom, 1, "proved")
+    assert verdict.sentence == (
+        "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB of 79.2 GiB free."
+    )
+    assert not verdict.starting
+    assert not any("before its first step" in line for line in verdict.advice)
+    shortage = verdict.as_json()["shortage"]
+    assert (shortage["phase"], shortage["tried_bytes"], shortage["capacity_bytes"]) == (
+        "backward",
+        2 * 1024**3,
+        round(79.15 * 1024**3),
+    )
+
+
+def test_exhausted_memory_while_loading_is_named_too(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """It is a failed start all the same."""
+    slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
+    error = exhausted(phases=(Phase.startup,), traceback="Traceback (most recent call last):\n")
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(0, 0))
+    assert verdict.cause is Cause.gpu_oom
+    assert verdict.starting
+    assert verdict.sentence.startswith("Rank 0 ran out of GPU memory before the first step: ")
+    assert verdict.shortage is not None
+    assert verdict.shortage.phase is MemoryPhase.load
+
+
+def test_nccl_without_memory_is_no_lost_connection(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_error: MakeError, make_slot: MakeSlot
+) -> None:
+    """Its class and its first line are those of a lost connection; the other ranks have lost theirs."""
+    types = ("torch.distributed.DistBackendError", "torch.distributed.DistError", *RUNTIME)
+    error = exhausted(types, NCCL, wall_time=1001.0)
+    lost = make_error(type="RuntimeError", message="Connection closed by peer", wall_time=1000.0)
+    assert not is_victim(make_exit(1, error=error))
+    assert not reports_lost_peer(f"{BACKWARD}{types[0]}: {NCCL}".splitlines())
+    exits = [make_exit(0, order=0, error=lost), make_exit(1, order=1, error=error)]
+    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 1)
+    assert verdict.sentence.endswith("(phase backward): NCCL: Cuda failure 2 'out of memory'.")
+    assert verdict.shortage is not None
+    assert verdict.shortage.source is Source.nccl
+
+
+@pytest.mark.parametrize(("number", "culprit"), [(signal.SIGABRT, 1), (signal.SIGKILL, 0)])
+def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
+    make_exit: MakeExit,
+    exhausted: Callable[..., RankError],
+    make_slot: MakeSlot,
+    number: signal.Signals,
+    culprit: int,
+) -> None:
+    """NCCL's watchdog may abort the others before the exit of the first is seen; it kills none of them."""
+    exits = [make_exit(0, order=0, signal=number), make_exit(1, order=1, error=exhausted())]
+    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert verdict.culprit == culprit
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (
+            RaisedError(types=("train.TrainingFailed", "builtins.Exception"), message="giving up"),
+            RaisedError(types=TORCH, message=MESSAGE, phases=(Phase.score, Phase.generate)),
+        ),
+        (RaisedError(types=TORCH, message=MESSAGE, phases=(Phase.score, Phase.generate)),),
+    ],
+)
+def test_exhausted_memory_is_found_behind_the_exception_that_ends_the_rank(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, chain: tuple[RaisedError, ...]
+) -> None:
+    """A script raises another exception from it, or a context manager fails on the way; the phase is that of the first."""
+    error = make_error(type="TrainingFailed", message="giving up", chain=chain, phases=(Phase.callback,))
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.cause is Cause.gpu_oom
+    assert verdict.shortage is not None
+    assert verdict.shortage.phase is MemoryPhase.generate
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (("builtins.ValueError", "builtins.Exception"), f"bad answer: {MESSAGE}"),
+        (("builtins.ValueError", "builtins.Exception"), MESSAGE),
+        (RUNTIME, "the judge ran out of memory"),
+    ],
+)
+def test_an_exception_that_quotes_such_a_message_is_one_of_its_own(
+    make_exit: MakeExit,
+    exhausted: Callable[..., RankError],
+    make_slot: MakeSlot,
+    types: tuple[str, ...],
+    message: str,
+) -> None:
+    """A reward may quote what a server has answered."""
+    verdict = diagnose_exits(
+        [make_exit(0, error=exhausted(types, message))], {0: make_slot(0)}, best_position=(1, 7)
+    )
+    assert (verdict.cause, verdict.shortage) == (Cause.exception, None)
+
+
+def test_a_bare_kill_is_no_exhausted_memory(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """Only counters of the kernel show that it was."""
+    verdict = diagnose_exits([make_exit(0, signal=signal.SIGKILL)], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.cause is Cause.signal
+
+
+def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """Whichever rank and line asked for it; another phase or step is another failure."""
+
+    def signature(rank: int = 0, step: int = 7, **changes: object) -> str:
+        exits = [make_exit(rank, error=exhausted(**changes))]
+        return diagnose_exits(exits, {rank: make_slot(rank, step=step)}, best_position=(1, 7)).signature
+
+    assert signature() == signature(1, location=("other.py", 1, "f")) == "gpu_oom:backward:step7"
+    assert len({signature(), signature(step=8), signature(phases=(Phase.generate,))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("types", "message", "cause", "advice"),
+    [
+        (("builtins.MemoryError", "builtins.Exception"), "", Cause.host_oom, "dataloader_num_workers"),
+        (RUNTIME, "unable to write to file </torch_1_2>: No space left on device (28)", Cause.shm_full, "/dev/shm"),
+        (("builtins.ValueError",), "No available memory for the cache blocks.", Cause.gpu_oom, "Raise vllm_gpu"),
+        (TORCH, f"{MESSAGE} and 5.25 GiB is reserved by PyTorch but unallocated.", Cause.gpu_oom, "expandable_segments"),
+        (TORCH, MESSAGE, Cause.gpu_oom, "per_device_train_batch_size"),
+    ],
+)  # fmt: skip
+def test_advice_fits_the_memory_that_is_exhausted(
+    make_exit: MakeExit,
+    exhausted: Callable[..., RankError],
+    make_slot: MakeSlot,
+    types: tuple[str, ...],
+    message: str,
+    cause: Cause,
+    advice: str,
+) -> None:
+    """Memory of the host, /dev/shm, a KV cache, and a fragmented or full GPU."""
+    verdict = diagnose_exits(
+        [make_exit(0, error=exhausted(types, message))], {0: make_slot(0)}, best_position=(1, 7)
+    )
+    assert verdict.cause is cause
+    assert any(advice in line for line in verdict.advice)
+
+
+def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """An exception in a step leaves no phase of its own."""
+    slot = make_slot(0, phases=(OpenPhase(phase=Phase.optimizer, since_seconds=9.0),))
+    error = exhausted(phases=None, traceback="")
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(1, 7))
+    assert "(phase optimizer)" in verdict.sentence

@@ -1,0 +1,102 @@
+"""Exhausted memory as one value: which memory, who reported it, the figures, and the phase that died.
+
+Made from a rank's exception, or from an exception that this one was raised from, or while it was handled. Becomes a part of
+the verdict; read by the recovery policy, the journal, the terminal and the report. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase, RaisedError, RankError
+from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase, memory_phase
+from grpo_run.watchdog.out_of_memory.spellings import Source, recognize
+
+MEMORIES = {
+    Cause.gpu_oom: "GPU memory",
+    Cause.host_oom: "host memory",
+    Cause.shm_full: "shared memory (/dev/shm)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """Memory that was exhausted in one rank.
+
+    Args:
+        cause: `gpu_oom`, `host_oom` or `shm_full`.
+        source: what reported it.
+        phase: that died.
+        text: the line of the message that says so.
+        figures: of the message.
+    """
+
+    cause: Cause
+    source: Source
+    phase: MemoryPhase
+    text: str
+    figures: Figures = field(default_factory=Figures)
+
+    @property
+    def memory(self) -> str:
+        """`GPU memory`, for sentences."""
+        return MEMORIES[self.cause]
+
+    @property
+    def detail(self) -> str:
+        """What was tried with how much free, or the message's own line."""
+        if self.source is Source.nccl:
+            return f"NCCL: {self.text}"
+        return self.figures.request or self.text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "memory": self.memory,
+            "source": str(self.source),
+            "phase": str(self.phase),
+            "text": self.text,
+            **self.figures.as_json(),
+        }
+
+
+def shortage_of(error: RankError | None, phases: Sequence[Phase] | None) -> Shortage | None:
+    """Return the exhausted memory that an exception reports; None if it reports something else.
+
+    Args:
+        error: that ended the rank; None if it left none.
+        phases: of the rank on the board, the outermost first, for an exception that has left none.
+    """
+    if error is None:
+        return None
+    for raised in error.chain or (_itself(error),):
+        spelling = recognize(raised.types, raised.message)
+        if spelling is not None:
+            open_phases = next(
+                (one for one in (raised.phases, error.phases, phases) if one is not None), None
+            )
+            return Shortage(
+                cause=spelling.cause,
+                source=spelling.source,
+                phase=memory_phase(open_phases, error.traceback),
+                text=spelling.text,
+                figures=read_figures(raised.message),
+            )
+    return None
+
+
+def usage_in(verdict: Mapping[str, Any]) -> str:
+    """Return what was in use, from the contents of a `verdict.json`; empty if that is not known."""
+    shortage = verdict.get("shortage")
+    return Figures.from_json(shortage).usage if isinstance(shortage, Mapping) else ""
+
+
+def _itself(error: RankError) -> RaisedError:
+    """The exception as the only one of its chain, for an error file without one."""
+    return RaisedError(
+        types=(f"builtins.{error.type}", *error.bases), message=error.message, phases=error.phases
+    )
