@@ -14,23 +14,32 @@ from collections import Counter
 
 from support.runs import Run
 
-from grpo_run.runtime.launch.injection import Injection
+from grpo_run.runtime.launch.injection import KINDS, Injection
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
 
 def fault(
-    kind: str, *, rank: int, step: int, phase: Phase | str | None = None, seconds: float | None = None
+    kind: str,
+    *,
+    rank: int,
+    step: int,
+    phase: Phase | MemoryPhase | str | None = None,
+    seconds: float | None = None,
+    rows: int = 0,
 ) -> list[str]:
     """Return the arguments that inject one fault; phase and seconds default to the kind's own.
 
     Args:
         seconds: duration, for kinds that have one.
+        rows: memory runs out whenever more rows are computed at once; 0 for once.
 
     Raises:
         ConfigError: unknown kind, or a value out of range.
     """
-    where = Phase[phase] if isinstance(phase, str) else phase
-    return ["--inject", str(Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds))]
+    where = KINDS[kind].phases[phase] if type(phase) is str else phase
+    made = Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds, rows=rows)
+    return ["--inject", str(made)]
 
 
 def fired(run: Run) -> Counter[str]:

@@ -137,6 +137,11 @@ class SlotWriter(SlotFields):
         """The innermost open phase."""
         return self._open_phases[-1].phase if self._open_phases else None
 
+    @property
+    def open_phases(self) -> tuple[Phase, ...]:
+        """The phases that have begun and not ended, the outermost first."""
+        return tuple(Phase(one.phase) for one in self._open_phases)
+
     def enter(self, phase: Phase) -> None:
         """Open a phase inside the current one."""
         if self.on_change is not None:

@@ -1,8 +1,9 @@
 """Faults to inject: which fault, into which rank, at which step and in which phase.
 
 Parses and checks the text of `--inject`. The configuration carries injections to every rank, where
-`trainers.rank.faults` performs them. An injection fires once in a run, however many attempts the run takes:
-its canonical text identifies it in the journal. Pure; injects nothing itself.
+`trainers.rank.injected` performs them. An injection fires once in a run, however many attempts the run takes:
+its canonical text identifies it in the journal. One with `rows` fires as often as more rows are computed at once.
+Pure; injects nothing itself.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.rank_names import join_words
 
 GRAMMAR = "KIND@rankR:stepN[:phase=PHASE][:seconds=S]"
+MEMORY_PHASES = {
+    phase.name: phase
+    for phase in (
+        MemoryPhase.generate,
+        MemoryPhase.score,
+        MemoryPhase.forward,
+        MemoryPhase.backward,
+        MemoryPhase.optimizer,
+    )
+}
+"""Where memory can run out, by name."""
+MAX_ROWS = 10**6
 MAX_STEP = 10**9
 MIN_SECONDS, MAX_SECONDS = 0.001, 7 * 86_400.0
 
@@ -37,12 +51,22 @@ class Kind:
     """
 
     sentence: str
-    phase: Phase
+    phase: Phase | MemoryPhase
     seconds: float | None = None
     fixed_phase: bool = False
     collective: bool = False
     common: bool = False
     arms: bool = False
+
+    @property
+    def phases(self) -> Mapping[str, Phase | MemoryPhase]:
+        """The phases in which it can happen, by name. Memory runs out in parts of a step that the board does not tell apart."""
+        return MEMORY_PHASES if isinstance(self.phase, MemoryPhase) else Phase.__members__
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it may depend on how many rows are computed at once."""
+        return isinstance(self.phase, MemoryPhase)
 
 
 KINDS: dict[str, Kind] = {
@@ -122,6 +146,14 @@ KINDS: dict[str, Kind] = {
         seconds=math.inf,
         arms=True,
     ),
+    "oom": Kind(
+        sentence="the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
+        " whenever it computes more than N rows at once, from that step on",
+        phase=MemoryPhase.forward,
+    ),
+    "oom-nccl": Kind(
+        sentence="the same as NCCL reports it, instead of a collective", phase=MemoryPhase.backward
+    ),
     "ignore-term": Kind(
         sentence="the rank ignores SIGTERM from then on; use it with a hang",
         phase=Phase.data,
@@ -147,9 +179,11 @@ class Injection:
     kind: str
     rank: int
     step: int
-    phase: Phase
+    phase: Phase | MemoryPhase
     seconds: float
     """Duration; 0.0 for a kind without a duration, infinity for an unlimited one."""
+    rows: int = 0
+    """The fault happens whenever more rows are computed at once; 0 if it happens once."""
 
     def __post_init__(self) -> None:
         kind = _kind(self.kind, self.kind)
@@ -158,6 +192,14 @@ class Injection:
             raise ConfigError(f"{where}: ranks count from 0")
         if not 1 <= self.step <= MAX_STEP:
             raise ConfigError(f"{where}: steps count from 1 to {MAX_STEP}")
+        if self.phase not in kind.phases.values():
+            raise ConfigError(
+                f"{where}: {self.kind} happens in phase {join_words(list(kind.phases), last='or')} only"
+            )
+        if self.rows and (not kind.takes_rows or self.phase is MemoryPhase.optimizer):
+            raise ConfigError(f"{where}: {self.kind} takes no rows in phase {self.phase.name}")
+        if not 0 <= self.rows <= MAX_ROWS:
+            raise ConfigError(f"{where}: rows={self.rows} is not between 1 and {MAX_ROWS}")
         if self.phase is Phase.startup:
             raise ConfigError(f"{where}: no step is computed in phase startup; give another phase")
         if kind.fixed_phase and self.phase is not kind.phase:
@@ -175,7 +217,14 @@ class Injection:
 
     @classmethod
     def of(
-        cls, kind: str, *, rank: int, step: int, phase: Phase | None = None, seconds: float | None = None
+        cls,
+        kind: str,
+        *,
+        rank: int,
+        step: int,
+        phase: Phase | MemoryPhase | None = None,
+        seconds: float | None = None,
+        rows: int = 0,
     ) -> Injection:
         """Return an injection.
 
@@ -183,46 +232,52 @@ class Injection:
         """
         known = _kind(kind, kind)
         length = known.seconds or 0.0 if seconds is None else round(seconds, 3)
-        return cls(kind=kind, rank=rank, step=step, phase=phase or known.phase, seconds=length)
+        return cls(kind=kind, rank=rank, step=step, phase=phase or known.phase, seconds=length, rows=rows)
 
     @classmethod
     def parse(cls, text: str) -> Injection:
-        """Parse `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`.
+        """Parse `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`, or with `[:rows=N]` for memory.
 
         Raises:
             ConfigError: the text is wrong; the message holds it, the reason, and the closest known word.
         """
         kind, at, address = text.partition("@")
-        _kind(kind, text)
+        known = _kind(kind, text)
         words = address.split(":")
         if not at or len(words) < 2:
             raise ConfigError(f"--inject {text}: write {GRAMMAR}, for example {kind}@rank1:step7")
         rank, step = _number(words[0], "rank", text), _number(words[1], "step", text)
-        phase: Phase | None = None
-        seconds: float | None = None
+        given: dict[str, str] = {}
         for word in words[2:]:
             key, _, value = word.partition("=")
-            if key == "phase" and phase is None:
-                phase = _phase(value, text)
-            elif key == "seconds" and seconds is None:
-                seconds = _seconds(value, text)
-            elif key in ("phase", "seconds"):
+            if key in given:
                 raise ConfigError(f"--inject {text}: {key} is given twice")
-            else:
-                raise ConfigError(f"--inject {text}: {word!r} is neither phase=PHASE nor seconds=S")
-        return cls.of(kind, rank=rank, step=step, phase=phase, seconds=seconds)
+            if key not in ("phase", "seconds") and not (key == "rows" and known.takes_rows):
+                last = ", seconds=S nor rows=N" if known.takes_rows else " nor seconds=S"
+                raise ConfigError(f"--inject {text}: {word!r} is neither phase=PHASE{last}")
+            given[key] = value
+        phase = _phase(given["phase"], known, text) if "phase" in given else None
+        seconds = _seconds(given["seconds"], text) if "seconds" in given else None
+        rows = _rows(given["rows"], text) if "rows" in given else 0
+        return cls.of(kind, rank=rank, step=step, phase=phase, seconds=seconds, rows=rows)
 
     @property
-    def place(self) -> tuple[int, Phase]:
+    def place(self) -> tuple[int, Phase | MemoryPhase]:
         """Step and phase."""
         return self.step, self.phase
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it may fire more than once: as long as too many rows are computed at once."""
+        return self.rows > 0
 
     def __str__(self) -> str:
         kind = KINDS[self.kind]
         phase = "" if self.phase is kind.phase else f":phase={self.phase.name}"
         number = int(self.seconds) if math.isfinite(self.seconds) and self.seconds % 1 == 0 else self.seconds
         seconds = "" if self.seconds == (kind.seconds or 0.0) else f":seconds={number}"
-        return f"{self.kind}@rank{self.rank}:step{self.step}{phase}{seconds}"
+        rows = f":rows={self.rows}" if self.rows else ""
+        return f"{self.kind}@rank{self.rank}:step{self.step}{phase}{seconds}{rows}"
 
 
 def _kind(name: str, text: str) -> Kind:
@@ -241,11 +296,11 @@ def _number(word: str, name: str, text: str) -> int:
     return int(found[1])
 
 
-def _phase(name: str, text: str) -> Phase:
-    if name in Phase.__members__:
-        return Phase[name]
-    near = difflib.get_close_matches(name, Phase.__members__, 1)
-    hint = f"did you mean {near[0]}?" if near else f"phases: {', '.join(Phase.__members__)}"
+def _phase(name: str, kind: Kind, text: str) -> Phase | MemoryPhase:
+    if name in kind.phases:
+        return kind.phases[name]
+    near = difflib.get_close_matches(name, kind.phases, 1)
+    hint = f"did you mean {near[0]}?" if near else f"phases: {', '.join(kind.phases)}"
     raise ConfigError(f"--inject {text}: no such phase {name!r}; {hint}")
 
 
@@ -253,6 +308,12 @@ def _seconds(value: str, text: str) -> float:
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) is None:
         raise ConfigError(f"--inject {text}: seconds={value} is not a number of seconds such as 2.5")
     return float(value)
+
+
+def _rows(value: str, text: str) -> int:
+    if re.fullmatch(r"[1-9][0-9]{0,6}", value) is None:
+        raise ConfigError(f"--inject {text}: rows={value} is not a number of rows such as 2")
+    return int(value)
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Injection, ...]:
@@ -301,6 +362,11 @@ def remaining(injections: Sequence[Injection], fired: Collection[str]) -> tuple[
         fired: canonical texts, from the `injection` field of `fault_injected` events.
     """
     return tuple(injection for injection in injections if str(injection) not in fired)
+
+
+def armed(injections: Sequence[Injection], fired: Collection[str]) -> tuple[Injection, ...]:
+    """Return the injections that can fire in the next attempt: those that have not fired, and those that recur."""
+    return tuple(one for one in injections if one.recurs or str(one) not in fired)
 
 
 def help_text() -> str:

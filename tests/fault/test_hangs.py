@@ -64,7 +64,10 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
         # a lock and a long sleep may be proved before the deadline passes
         assert verdict["confidence"] in ("deadline", "proved")
-        assert verdict["location"]["file"].endswith("trainers/rank/faults.py"), (kind, verdict["location"])
+        assert verdict["location"]["file"].endswith("trainers/rank/injected/faults.py"), (
+            kind,
+            verdict["location"],
+        )
         assert verdict["location"]["function"] == function, (kind, verdict["location"])
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 

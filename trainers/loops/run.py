@@ -102,7 +102,8 @@ class SupervisedLoop:
         self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
-            session.injector.attach_loop(self._leave_early)
+            modules = self._state.modules.values()
+            self._hooks.enter_context(session.injector.attached_to_loop(self._leave_early, modules))
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )

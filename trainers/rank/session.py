@@ -28,7 +28,7 @@ from grpo_run.trainers.accounting.resident import ResidentMemory
 from grpo_run.trainers.rank.collectives.backward_passes import log_backward_passes
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
-from grpo_run.trainers.rank.injector import Injector
+from grpo_run.trainers.rank.injected.injector import Injector
 from grpo_run.trainers.rank.transports.connection import connect_transport
 from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.rank.vote_group import VoteGroup
@@ -216,6 +216,8 @@ class Session:
             world_size=self.world_size,
             journal=self.journal,
             fired=self.settings.injections_fired,
+            open_phases=lambda: self.slot.open_phases,
+            step=lambda: self.slot.step + 1,
         )
         self.slot.on_enter = lambda phase: injector.on_phase(phase, self.slot.step + 1)
         return injector

@@ -15,7 +15,7 @@ OUR_FOLDERS = tuple(
     f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
 )
 BOOTSTRAP = f"{OUR_ROOT}/trainers/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/trainers/rank/faults.py"
+INJECTION = f"{OUR_ROOT}/trainers/rank/injected/faults.py"
 """Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")

@@ -45,4 +45,6 @@ def _reason(drill: Injection, step: int, counted: bool) -> str:
         return "no Trainer and no loop, so steps were not counted"
     if drill.step > step:
         return f"the run ended at step {step}"
+    if drill.recurs:
+        return f"no phase {drill.phase.name} from step {drill.step} on had more than {drill.rows} rows"
     return f"step {drill.step} was not run with phase {drill.phase.name}"

@@ -12,13 +12,16 @@ from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.launch.injection import (
     KINDS,
     MAX_STEP,
+    MEMORY_PHASES,
     Injection,
+    armed,
     check,
     help_text,
     parse_all,
     remaining,
 )
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
 
 def refusal(text: str) -> str:
@@ -66,17 +69,32 @@ def test_equal_injections_have_one_canonical_text(text: str) -> None:
     rank=st.integers(0, 10**6),
     step=st.integers(1, MAX_STEP),
     phase=st.sampled_from([phase for phase in Phase if phase is not Phase.startup]),
+    memory_phase=st.sampled_from(list(MEMORY_PHASES.values())),
     seconds=st.floats(0.001, 604_800.0) | st.none(),
+    rows=st.integers(0, 10**6),
 )
 def test_canonical_text_is_parsed_to_the_same_injection(
-    kind: str, rank: int, step: int, phase: Phase, seconds: float | None
+    kind: str,
+    rank: int,
+    step: int,
+    phase: Phase,
+    memory_phase: MemoryPhase,
+    seconds: float | None,
+    rows: int,
 ) -> None:
-    """The test covers every kind, place and duration."""
-    if KINDS[kind].fixed_phase:
-        phase = KINDS[kind].phase
-    if KINDS[kind].seconds is None:
-        seconds = None
-    made = Injection.of(kind, rank=rank, step=step, phase=phase, seconds=seconds)
+    """The test covers every kind, place, duration and number of rows."""
+    known = KINDS[kind]
+    where = known.phase if known.fixed_phase else memory_phase if known.takes_rows else phase
+    if not known.takes_rows or where is MemoryPhase.optimizer:
+        rows = 0
+    made = Injection.of(
+        kind,
+        rank=rank,
+        step=step,
+        phase=where,
+        seconds=seconds if known.seconds is not None else None,
+        rows=rows,
+    )
     assert Injection.parse(str(made)) == made
     assert str(Injection.parse(str(made))) == str(made)
 
@@ -210,3 +228,29 @@ def test_only_collectives_have_a_common_part() -> None:
     for name, kind in KINDS.items():
         assert kind.collective or not kind.common
         assert Injection.parse(f"{name}@rank0:step1").phase is kind.phase
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("oom@rank1:step3:phase=reward", "no such phase 'reward'"),
+        ("oom@rank1:step3:phase=backwards", "did you mean backward?"),
+        ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
+        ("oom@rank1:step3:rows=0", "rows=0 is not a number of rows"),
+        ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
+        ("oom@rank1:step3:seconds=2", "takes no seconds"),
+        ("oom@rank1:step3:rows=2:rows=2", "rows is given twice"),
+        ("kill@rank1:step3:rows=2", "'rows=2' is neither phase=PHASE nor seconds=S"),
+    ],
+)
+def test_memory_runs_out_in_parts_of_a_step_only(text: str, reason: str) -> None:
+    """The board does not tell forward and backward apart; rows count where rows are computed."""
+    assert reason in refusal(text)
+
+
+def test_memory_that_never_suffices_fires_in_every_attempt() -> None:
+    """As long as too many rows are computed at once; without rows it happens once."""
+    once, rows = parse_all(["oom@rank1:step3:phase=backward", "oom@rank1:step3:phase=forward:rows=2"])
+    assert armed((once, rows), [str(once), str(rows)]) == (rows,)
+    assert armed((once, rows), []) == (once, rows)
+    assert remaining((once, rows), [str(once), str(rows)]) == ()

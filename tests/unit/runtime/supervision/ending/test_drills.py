@@ -26,6 +26,8 @@ def test_the_reason_is_the_step_or_the_phase() -> None:
         "2 drills never happened: kill@rank1:step9 (the run ended at step 6),"
         " exception@rank0:step2:phase=eval (step 2 was not run with phase eval)."
     )
+    rows = Injection.parse("oom@rank0:step2:rows=4")
+    assert "(no phase forward from step 2 on had more than 4 rows)" in sentence((rows,), 6, counted=True)
     assert sentence((), 6, counted=True) == ""
     assert sentence((KILL,), 0, counted=False) == (
         "1 drill never happened: kill@rank1:step9 (no Trainer and no loop, so steps were not counted)."

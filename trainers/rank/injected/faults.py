@@ -142,6 +142,27 @@ def _ignore_term(context: FaultContext, injection: Injection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _exhaust_memory(context: FaultContext, injection: Injection) -> NoReturn:
+    import torch
+
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is"
+        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 76.31 GiB"
+        " is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+        f" (injected into rank {injection.rank}: {injection})"
+    )
+
+
+def _exhaust_memory_in_nccl(context: FaultContext, injection: Injection) -> NoReturn:
+    import torch
+
+    raise torch.distributed.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with"
+        " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        f"Last error:\nCuda failure 2 'out of memory' (injected into rank {injection.rank}: {injection})"
+    )
+
+
 FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
     "kill": _kill,
     "exception": _raise,
@@ -161,6 +182,8 @@ FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
     "data": _stuck_data,
     "checkpoint": _stuck_checkpoint,
     "exit-hang": _hang_at_exit,
+    "oom": _exhaust_memory,
+    "oom-nccl": _exhaust_memory_in_nccl,
     "ignore-term": _ignore_term,
 }
 """The function of each kind, in the order of `injection.KINDS`."""

@@ -8,19 +8,28 @@ implements the faults; `runtime/launch/injection.py` parses and describes them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from grpo_run.runtime.launch.injection import KINDS, Injection, check, remaining
+from grpo_run.runtime.launch.injection import KINDS, Injection, armed, check
 from grpo_run.trainers.patches import override_attributes
-from grpo_run.trainers.rank.faults import FAULTS, FaultContext, common_collective, require_distributed
+from grpo_run.trainers.rank.injected.exhaustion import Places
+from grpo_run.trainers.rank.injected.faults import (
+    FAULTS,
+    FaultContext,
+    common_collective,
+    require_distributed,
+)
 from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
 FIRST_COMMON_STEP = 2
 """First step in which all ranks make the common collective of a phase."""
 UNMARKED_PHASES = (Phase.reward, Phase.score)
+UNMARKED_PARTS = (MemoryPhase.generate, MemoryPhase.score)
 """Phases that happen somewhere in the body of a hand-written loop's step; their faults happen at its start."""
 
 
@@ -42,6 +51,8 @@ class Injector:
             part.
         fired: canonical texts of the injections that fired in earlier attempts, according to this node's
             journal.
+        open_phases: returns the phases that are open on the board, the outermost first.
+        step: returns the optimizer step in progress, one above the last completed step.
 
     Raises:
         ConfigError: an injection is impossible with `world_size` ranks.
@@ -55,13 +66,17 @@ class Injector:
         world_size: int,
         journal: EventLog,
         fired: Collection[str] = (),
+        open_phases: Callable[[], tuple[Phase, ...]] = tuple,
+        step: Callable[[], int] = lambda: 0,
     ) -> None:
         check(injections, world_size)
         self._context = FaultContext(rank=rank, world_size=world_size)
         self._all = tuple(injections)
-        self._armed = list(remaining(injections, fired))
+        self._armed = list(armed(injections, fired))
         self._journal = journal
         self._common_step: dict[Phase, int] = {}
+        self._open_phases = open_phases
+        self._step = step
 
     def prepare(self, maximum: Callable[[int], int]) -> None:
         """Agree with all ranks on what has fired, and create the second process group if needed. Collective.
@@ -88,9 +103,17 @@ class Injector:
         # transformers resets this flag only at the start of a train() call
         self._context.end_call = lambda: setattr(trainer.control, "should_training_stop", True)
         generate = getattr(trainer, trainer_names.GENERATE, None)
-        if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
+        with ExitStack() as places:
+            if self._exhausts_memory:
+                places.enter_context(self._places().watched([trainer.model], trainer))
+            if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
+                yield
+                return
+            places.enter_context(self._restoring_generation(trainer, generate))
             yield
-            return
+
+    @contextmanager
+    def _restoring_generation(self, trainer: Any, generate: Callable[..., Any]) -> Iterator[None]:
 
         @functools.wraps(generate)
         def generate_then_restore(*args: Any, **kwargs: Any) -> Any:
@@ -103,19 +126,44 @@ class Injector:
         with override_attributes(trainer, **{trainer_names.GENERATE: generate_then_restore}):
             yield
 
-    def attach_loop(self, end_loop: Callable[[], None]) -> None:
-        """Let faults act on a hand-written loop.
+    @contextmanager
+    def attached_to_loop(self, end_loop: Callable[[], None], modules: Iterable[Any]) -> Iterator[None]:
+        """Let faults act on a hand-written loop for the length of the block.
 
         Args:
             end_loop: ends it at the end of the step, on this rank alone.
+            modules: its models.
         """
         self._context.trainer = None
         self._context.end_call = end_loop
+        with self._places().watched(modules) if self._exhausts_memory else nullcontext():
+            yield
 
     def on_body(self, current_step: int) -> None:
         """Inject what is due in the body of a hand-written loop's step, which does not mark its phases."""
         for phase in UNMARKED_PHASES:
             self.on_phase(phase, current_step)
+        for part in UNMARKED_PARTS:
+            self._exhaust_memory(part, math.inf)
+
+    @property
+    def _exhausts_memory(self) -> bool:
+        return any(KINDS[one.kind].takes_rows and one.rank == self._context.rank for one in self._armed)
+
+    def _places(self) -> Places:
+        return Places(self._exhaust_memory, self._open_phases)
+
+    def _exhaust_memory(self, phase: MemoryPhase, rows: float) -> None:
+        """Let memory run out if that is due in this phase, in which so many rows are computed at once."""
+        step = self._step()
+        for injection in tuple(self._armed):
+            here = injection.rank == self._context.rank and injection.phase is phase
+            if here and (
+                step >= injection.step and rows > injection.rows
+                if injection.recurs
+                else step == injection.step
+            ):
+                self._fire(injection)
 
     def on_phase(self, phase: Phase, current_step: int) -> None:
         """Inject what is due at this phase entry, if anything.
@@ -128,6 +176,8 @@ class Injector:
             SystemExit: as requested.
             ConfigError: a collective is requested, and the script has no process group of several ranks.
         """
+        if phase is Phase.optimizer:
+            self._exhaust_memory(MemoryPhase.optimizer, math.inf)
         step = current_step - 1 if phase in PHASES_AFTER_STEP else current_step
         here = [injection for injection in self._armed if injection.phase is phase]
         if not here:
@@ -151,7 +201,8 @@ class Injector:
             self._fire(injection)
 
     def _fire(self, injection: Injection) -> None:
-        self._armed.remove(injection)
+        if not injection.recurs:
+            self._armed.remove(injection)
         self._journal.write(
             "fault_injected",
             rank=self._context.rank,

@@ -1,0 +1,109 @@
+"""Where memory can run out in a step: the places at which the faults `oom` and `oom-nccl` happen.
+
+Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports each place with
+the number of rows that are computed there at once; does not decide whether memory runs out. Changes no value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.upstream import trainer_names
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+
+Report = Callable[[MemoryPhase, float], None]
+"""Receives a phase that may run out of memory, and how many rows it computes at once; infinity if that is not known."""
+
+
+class Places:
+    """The places of one call.
+
+    Args:
+        report: called at each place; raises if memory is to run out there.
+        open_phases: returns the phases that are open on the board, the outermost first.
+    """
+
+    def __init__(self, report: Report, open_phases: Callable[[], tuple[Phase, ...]]) -> None:
+        self._report = report
+        self._open_phases = open_phases
+        self._forward_rows = math.inf
+
+    @contextmanager
+    def watched(self, modules: Iterable[Any], trainer: Any = None) -> Iterator[None]:
+        """Report forward passes of the modules and backward passes, and a trainer's scoring, for the length of the block."""
+        import torch
+
+        with ExitStack() as hooks:
+            for module in modules:
+                if getattr(module, "_compiled_call_impl", None) is None:  # a hook would break the graph
+                    handle = module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+                    hooks.callback(handle.remove)
+            backward = torch.autograd.backward
+
+            @functools.wraps(backward)
+            def reported_backward(*args: Any, **kwargs: Any) -> Any:
+                if self._open_phases()[-1:] == (Phase.forward_backward,):
+                    self._report(MemoryPhase.backward, self._forward_rows)
+                return backward(*args, **kwargs)
+
+            hooks.enter_context(override_attributes(torch.autograd, backward=reported_backward))
+            if hasattr(trainer, trainer_names.GENERATE_AND_SCORE):
+                self._watch_rollouts(trainer, hooks)
+            yield
+
+    def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        phases = self._open_phases()
+        if not phases or Phase.eval in phases:
+            return
+        rows = _rows(args, kwargs)
+        if phases[-1] is Phase.generate:
+            self._report(MemoryPhase.generate, rows)
+        elif phases[-1] is Phase.forward_backward and _gradients_are_recorded():
+            self._forward_rows = rows
+            self._report(MemoryPhase.forward, rows)
+
+    def _watch_rollouts(self, trainer: Any, hooks: ExitStack) -> None:
+        score = getattr(trainer, trainer_names.GENERATE_AND_SCORE)
+        generate = getattr(trainer, trainer_names.GENERATE)
+
+        @functools.wraps(score)
+        def reported_scoring(*args: Any, **kwargs: Any) -> Any:
+            scored = score(*args, **kwargs)
+            if Phase.eval not in self._open_phases():
+                self._report(MemoryPhase.score, trainer.args.per_device_train_batch_size)
+            return scored
+
+        @functools.wraps(generate)
+        def reported_generation(prompts: Any, *args: Any, **kwargs: Any) -> Any:
+            # vLLM calls no module of the rank
+            if trainer.args.use_vllm and Phase.eval not in self._open_phases():
+                self._report(MemoryPhase.generate, len(prompts))
+            return generate(prompts, *args, **kwargs)
+
+        wrapped = {
+            trainer_names.GENERATE_AND_SCORE: reported_scoring,
+            trainer_names.GENERATE: reported_generation,
+        }
+        hooks.enter_context(override_attributes(trainer, **wrapped))
+
+
+def _gradients_are_recorded() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The first dimension of a model's input."""
+    named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
+    for value in (*named, *args, *kwargs.values()):
+        shape: Any = getattr(value, "shape", ())
+        if len(shape) > 0:
+            return float(shape[0])
+    return math.inf
