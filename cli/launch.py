@@ -50,6 +50,8 @@ from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.supervision import last_resort
 from grpo_run.runtime.supervision.ending.earlier import end_earlier, own_identity
 from grpo_run.runtime.supervision.ending.guardian import Guardian
+from grpo_run.runtime.supervision.memory.allocator import expandable_segments
+from grpo_run.runtime.supervision.memory.run_memory import config_for_ranks
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
@@ -356,8 +358,9 @@ def _ignore_signals() -> None:
 def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
+    plan = supervisor.history.memory.plan
     settings = RankSettings(
-        config=config,
+        config=config_for_ranks(config, plan),
         attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
         log=str(files.log(rank)),
@@ -378,8 +381,11 @@ def _rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dic
         prompts=str(files.prompts(rank)),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=supervisor.history.phase_records.get(Phase.reward.name),
+        memory_plan=plan,
     )
     environment = settings.to_environment()
+    if plan.expandable_segments:
+        environment |= expandable_segments({**os.environ, **config.environment})
     if FLIGHT_RECORDER not in config.environment:
         environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
     return environment

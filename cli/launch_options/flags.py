@@ -139,6 +139,12 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         help="steps between garbage collections, on the same step on all ranks; 0 for none (default: %(default)s)",
     )
     group.add_argument(
+        "--allow-degrade",
+        action="store_true",
+        help="after an out-of-memory error, shorten completions when no change of the memory plan is left that keeps the"
+        " update (default: end the run and propose it)",
+    )
+    group.add_argument(
         "--generation",
         action="append",
         default=[],

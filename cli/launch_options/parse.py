@@ -111,6 +111,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         resume_from=options.resume_from,
         fresh=options.fresh,
         require_resume=options.require_resume,
+        allow_degrade=options.allow_degrade,
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         keep=tuple(options.keep),

@@ -61,6 +61,7 @@ INCIDENT_CAUSES = (
 DECIDED_ACTIONS = (
     Action.restart,
     Action.restart_from_earlier_checkpoint,
+    Action.restart_with_plan_change,
     Action.quarantine_batch,
     Action.stop,
 )

@@ -23,6 +23,7 @@ MAX_FILE_CHARACTERS = 40
 ACTIONS = {
     "restart": "restart all ranks",
     "restart_from_earlier_checkpoint": "roll back",
+    "restart_with_plan_change": "restart all ranks with another memory plan",
     "quarantine_batch": "restart all ranks and replace the prompts of the rollout",
     "stop": "stop the run",
 }

@@ -2,10 +2,17 @@
 
 The supervisor chooses it after an out-of-memory error (`runtime.supervision.memory`) and passes it to the ranks in their
 settings; the ranks apply it to the trainer's configuration. The default changes nothing. The values are absolute: they are
-applied to what the script itself has set, never to what an earlier plan has made of it. Plain data.
+applied to what the script itself has set, never to what an earlier plan has made of it.
+
+`MemoryRecord` replays the changes from the journal, as a part of `runtime.record.history`: a plan belongs to the run, so later
+launches of the run keep it. Plain data.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import pydantic
 
@@ -28,6 +35,8 @@ class MemoryPlan(pydantic.BaseModel):
     """Share of a GPU that vLLM may use; None keeps the script's."""
     vllm_sleep: bool = False
     """Whether vLLM frees its memory while the model is trained."""
+    max_completion_length: int | None = pydantic.Field(default=None, ge=1)
+    """Longest completion in tokens, which changes the experiment (`--allow-degrade`); None keeps the script's."""
 
     @property
     def changed(self) -> bool:
@@ -38,3 +47,26 @@ class MemoryPlan(pydantic.BaseModel):
     def text(self) -> str:
         """The fields that are not at their defaults, as `name=value`, in one order; empty if there are none."""
         return " ".join(f"{name}={value}" for name, value in self.model_dump(exclude_defaults=True).items())
+
+
+@dataclass(kw_only=True)
+class MemoryRecord:
+    """The memory plan of one run so far.
+
+    Attributes:
+        plan: in effect from the next attempt on.
+        changes: how often it has changed.
+        inexact: why the run's updates are not those of the script's own settings, oldest first.
+    """
+
+    plan: MemoryPlan = field(default_factory=MemoryPlan)
+    changes: int = 0
+    inexact: list[str] = field(default_factory=list)
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Take over the plan of one `plan_changed` event."""
+        self.plan = MemoryPlan.model_validate(record["plan"])
+        self.changes += 1
+        for reason in record.get("inexact") or ():
+            if reason not in self.inexact:
+                self.inexact.append(str(reason))

@@ -5,7 +5,7 @@ Replayed as part of `runtime.record.history`; read by the recovery policy, statu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,34 @@ class Recovery:
     """The first step that uses fresh sampling seeds; None for an exact repetition."""
     rolled_back: bool = False
     """The checkpoints from `before_step` on have been set aside."""
+    memory_plan: str = ""
+    """The memory plan in which it happened, as text."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], time: float, train_call: int) -> Recovery:
+        """Return the fault of one `incident` event.
+
+        Args:
+            time: of the event, for one that does not say when it failed.
+            train_call: the present call, for an event that names none.
+        """
+        return cls(
+            cause=record["cause"],
+            rank=record.get("culprit"),
+            step=int(record.get("step") or 0),
+            action="",
+            detection_seconds=record.get("detection_seconds"),
+            incident=record.get("incident"),
+            at=float(record.get("failed_at") or time),
+            train_call=int(record.get("train_call") or train_call),
+            signature=record.get("signature") or "",
+            starting=bool(record.get("starting")),
+            sentence=record.get("sentence") or "",
+            lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
+            also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
+            guard=str(record["guard"]["guard"]) if record.get("guard") else None,
+            memory_plan=record.get("memory_plan") or "",
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the object shown by `grpo-run status --json`."""

@@ -152,6 +152,8 @@ class RunConfig:
     """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
     reward_timeout_seconds: float | None = None
     """Longest time of one call of a reward function in a worker; None to learn it."""
+    allow_degrade: bool = False
+    """Whether the memory plan may change the experiment when nothing else is left (`--allow-degrade`)."""
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Which samples leave baseline and loss."""
     guards: Rules = field(default_factory=Rules)

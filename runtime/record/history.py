@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.runtime.continuity.decision import Action
+from grpo_run.runtime.continuity.memory_plan import MemoryRecord
 from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.continuity.rewards import RewardRecord
@@ -66,8 +68,8 @@ class History:
     failures_without_progress: int = 0
     recoveries_at_progress: int = 0
     """How many of `recoveries` came before the last progress."""
-    committed_in_attempt: bool = False
-    """Whether a step was committed in the present attempt."""
+    committed_in_attempt: int = 0
+    """How many commits the present attempt has had; steps that follow each other fast share one."""
     supervisors: int = 0
     ranks_stopped: bool = False
     """Whether a rank of the present attempt has exited after an agreed stop."""
@@ -86,6 +88,8 @@ class History:
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
     """The run's reward functions."""
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    """What has been changed so that the run needs less memory."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -149,7 +153,7 @@ class History:
         self.attempts = max(self.attempts, int(record["attempt"]) + 1)
         self.ranks_stopped = False
         self.steps.interrupt()
-        self.committed_in_attempt = False
+        self.committed_in_attempt = 0
         self.own.apply_attempt_started()
         self.calls.apply_attempt_started(record, time)
 
@@ -185,7 +189,7 @@ class History:
         at = float(record.get("committed_at") or time)
         self.steps.commit(call, step, at)
         self.step, self.train_call = step, call
-        self.committed_in_attempt = True
+        self.committed_in_attempt += 1
         self.calls.apply_step_committed(call, step)
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
@@ -248,24 +252,7 @@ class History:
         self.recoveries_at_progress = len(self.recoveries)
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
-        self.recoveries.append(
-            Recovery(
-                cause=record["cause"],
-                rank=record.get("culprit"),
-                step=int(record.get("step") or 0),
-                action="",
-                detection_seconds=record.get("detection_seconds"),
-                incident=record.get("incident"),
-                at=float(record.get("failed_at") or time),
-                train_call=int(record.get("train_call") or self.train_call),
-                signature=record.get("signature") or "",
-                starting=bool(record.get("starting")),
-                sentence=record.get("sentence") or "",
-                lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
-                also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
-                guard=str(record["guard"]["guard"]) if record.get("guard") else None,
-            )
-        )
+        self.recoveries.append(Recovery.of(record, time, self.train_call))
         self.rewards.apply_incident(record)
         self.failures_without_progress += 1
 
@@ -277,9 +264,9 @@ class History:
             last = self.recoveries[-1]
             last.action, last.reason = record["action"], record.get("reason") or ""
             last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
-            if record.get("patient"):
-                last.patient = True
-                self.failures_without_progress -= 1
+            last.patient = bool(record.get("patient"))
+            if last.patient or last.action == Action.restart_with_plan_change:
+                self.failures_without_progress -= 1  # bounded by time, or by the ladder's length
 
     def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
         self.guard_trips[str(record["guard"])] += 1
@@ -385,6 +372,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_moved": lambda history, record: history.rewards.apply_moved(record),
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
+    "plan_changed": lambda history, record: history.memory.apply(record),
     "rank_started": lambda history, record: history.calls.apply_rank_started(record),
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),

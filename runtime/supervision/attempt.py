@@ -15,6 +15,7 @@ from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.runtime.supervision.memory.growth import MemoryGrowth
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Phase, Slot
@@ -47,8 +48,15 @@ class Attempt:
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = Timeline()
+        self.growth = MemoryGrowth()
+        """Of the ranks' memory on devices."""
         self.committed = (0, 0)
         """(train call, step) of the newest step committed in this attempt."""
+
+    @property
+    def on_several_nodes(self) -> bool:
+        """Whether other nodes have ranks too."""
+        return self.world_size > len(self.rank_of_place)
 
     @property
     def logs(self) -> dict[int, Path]:
@@ -86,7 +94,7 @@ class Attempt:
         found = {rank: board.rank_memory(place) for place, rank in self.rank_of_place.items()}
         return {rank: memory for rank, memory in found.items() if memory is not None}
 
-    def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
+    def new_commit(self, slots: Mapping[int, Slot | None], board: Board) -> Commit | None:
         """Return the newest committed step if it is new in this attempt, else None."""
         commit = newest_commit(slots, self.world_size)
         if commit is None:
@@ -96,6 +104,7 @@ class Attempt:
         if position <= max(known, (commit.train_call, commit.resumed_step)):
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
+        self.growth.committed(lambda: self.read_memory(board))
         return commit
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:

@@ -25,6 +25,8 @@ from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
+from grpo_run.runtime.supervision.memory.policy import MemoryDecision
+from grpo_run.runtime.supervision.memory.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervision.policy import decide
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
@@ -81,6 +83,12 @@ class FaultHandler:
         self._reporter = reporter
         self._history = history
         self._quarantine = quarantine
+        self._memory = RunMemory(config, run, history, reporter)
+
+    def begin_attempt(self) -> None:
+        """Prepare what depends on the last fault: the prompts to replace, and the GPUs' memory."""
+        self._quarantine.begin_attempt()
+        self._memory.begin_attempt()
 
     def handle(
         self,
@@ -110,11 +118,14 @@ class FaultHandler:
         self._lifecycle.fire(RunEvent.evidence_written)
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
+        memory = None if stopping else self._decide_memory(context, verdict)
         prompts = self._quarantine.due(verdict, context.attempt.files)
         if usage is not None:
             decision = Decision(
                 action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
             )
+        elif memory is not None:
+            decision = memory.decision
         else:
             decision = decide(
                 self._history,
@@ -136,6 +147,8 @@ class FaultHandler:
             before_step=decision.before_step,
             fresh_from=decision.fresh_from,
         )
+        if memory is not None and memory.change is not None and decision is memory.decision:
+            self._memory.change(memory.change, memory.phase)
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if restart:
             self._move_reward()
@@ -150,6 +163,15 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
+        attempt, rank = context.attempt, verdict.culprit
+        now = context.read_memory().get(rank) if rank is not None else None
+        return self._memory.decide(
+            verdict,
+            several_nodes=attempt.on_several_nodes,
+            grown_bytes=attempt.growth.grown_bytes(rank, now) if rank is not None else 0,
+        )
 
     def _can_go_back(self, verdict: Verdict) -> bool:
         trip = verdict.trip
@@ -211,6 +233,7 @@ class FaultHandler:
         seen_at, seen_at_monotonic = time.time(), time.monotonic()
         outcome = investigate(self._run, context)
         verdict = outcome.verdict
+        plan = self._history.memory.plan
         error = _error_of_culprit(context.attempt.exits, verdict)
         if context.finding is not None:
             failed_at = seen_at - (seen_at_monotonic - context.finding.began_at_seconds)
@@ -228,8 +251,9 @@ class FaultHandler:
             phase=verdict.phase,
             **_other_failures(context.attempt, verdict),
             sentence=verdict.sentence,
-            signature=verdict.signature,
+            signature=signature_with_plan(verdict, plan),
             starting=verdict.starting,
+            memory_plan=plan.text,
             origin=str(verdict.origin),
             hung_reward=verdict.hung_reward.as_json() if verdict.hung_reward is not None else None,
             incident=str(outcome.folder),

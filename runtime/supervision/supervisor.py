@@ -176,7 +176,7 @@ class Supervisor:
             self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
             self._live.read_ranks()
         self.held.hold()
-        self.quarantine.begin_attempt()
+        self._faults.begin_attempt()
         self._reporter.begin_attempt()
         self.attempt.files.close()
         self.attempt = Attempt(
@@ -330,7 +330,7 @@ class Supervisor:
         )
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
-        commit = self.attempt.new_commit(slots)
+        commit = self.attempt.new_commit(slots, self.board)
         if commit is None:
             return
         self._reserve.fill()  # the ranks are connected

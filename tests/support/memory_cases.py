@@ -1,0 +1,53 @@
+"""Facts of runs that the tests of the ladder share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
+
+_SIZES: dict[str, Any] = {
+    "train_call": 1,
+    "trainer_class": "GRPOTrainer",
+    "world_size": 2,
+    "layout": "ddp",
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "samples": 64,
+    "supports_gradient_checkpointing": True,
+    "model": ModelFacts(
+        parameters=494_000_000,
+        trainable_parameters=494_000_000,
+        parameter_bytes=988_000_000,
+        trainable_bytes=988_000_000,
+        layers=24,
+        hidden_size=896,
+        vocabulary_size=151_936,
+        attention_heads=14,
+        key_value_heads=2,
+        head_size=64,
+    ),
+}
+GRPO = MemoryFacts(
+    **_SIZES,
+    trainer="grpo",
+    loss_type="dapo",
+    generates="transformers",
+    steps_per_generation=1,
+    generation_batch_size=16,
+    num_generations=8,
+    max_completion_length=512,
+)
+SFT = MemoryFacts(
+    **(_SIZES | {"trainer_class": "SFTTrainer"}),
+    trainer="sft",
+    loss_type="nll",
+    counts_tokens=True,
+    max_length=1024,
+)
+COLOCATED = {"generates": "vllm_colocate", "vllm_gpu_memory_utilization": 0.3}
+
+
+def facts(base: MemoryFacts = GRPO, **changed: Any) -> MemoryFacts:
+    """Return facts with some of them changed."""
+    return base.model_copy(update=changed)
