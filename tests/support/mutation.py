@@ -39,7 +39,17 @@ MODULES = {
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/completion.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks/test_threads.py",
+    "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
+    "watchdog/progress/step_clock.py": "tests/unit/watchdog/progress",
+    "watchdog/progress/late_ranks.py": "tests/unit/watchdog/progress",
+    "watchdog/learning/capped.py": "tests/unit/watchdog/learning",
+    "watchdog/learning/divergence.py": "tests/unit/watchdog/learning",
+    "watchdog/learning/entropy.py": "tests/unit/watchdog/learning",
+    "watchdog/learning/nonfinite.py": "tests/unit/watchdog/learning",
+    "watchdog/learning/reward_collapse.py": "tests/unit/watchdog/learning",
+    "watchdog/learning/zero_variance.py": "tests/unit/watchdog/learning",
 }
 """The pure deciders, and the tests that must notice a change."""
 EQUIVALENT_OPERATORS = (
