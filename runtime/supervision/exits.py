@@ -90,6 +90,22 @@ class Exits:
             completed = done or left
             self.seen.append(replace(exit, completed=completed, error=self._files.read_error(exit.rank)))
 
+    def raising(self, ranks: Iterable[int]) -> list[Exit]:
+        """Return the exits to come of ranks that have written their error and have not been seen to exit.
+
+        Their peers may exit first: they lose their connection while the rank still runs its exit handlers.
+
+        Args:
+            ranks: of this node.
+        """
+        left = sorted(set(ranks) - {exit.rank for exit in self.seen})
+        errors = {rank: self._files.read_error(rank) for rank in left}
+        return [
+            Exit(rank=rank, pid=0, exit_code=1, signal=None, order=len(self.seen) + place, error=error)
+            for place, (rank, error) in enumerate(errors.items())
+            if error is not None and error.type != "SystemExit"  # its code may be 0
+        ]
+
     def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:
         """Wait up to `seconds` for further exits; returns early when no rank is alive."""
         deadline = time.monotonic() + seconds

@@ -41,6 +41,7 @@ from grpo_run.watchdog.diagnosis.rewards import timed_out_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.host_memory.kills import KernelKills
 from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.out_of_memory.shortage import shortage_of
 from grpo_run.watchdog.verdict import Verdict
 
 GATHER_SECONDS = 0.03
@@ -191,6 +192,11 @@ def _judge(
     gathered: collection.Evidence,
 ) -> Verdict:
     finding, exits = context.finding, context.attempt.exits
+    raising = exits.raising(context.attempt.place_of_rank)
+    short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
+    if finding is not None and short:  # the others wait for a rank that has ended
+        verdict = diagnose_exits(short, slots, best_position=context.best_position)
+        return hangs.add_locations(verdict, gathered.stacks)
     if finding is not None and finding.deadlock is not None:
         return hangs.diagnose_deadlock(finding.deadlock, slots, gathered.stacks)
     if finding is not None:
@@ -205,16 +211,17 @@ def _judge(
     host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
     if host is not None:
         return hangs.add_locations(host, gathered.stacks)
-    if hangs.caused_by_collectives(exits.seen):
+    failed = [*exits.failed, *(raising if all(is_victim(exit) for exit in exits.failed) else short)]
+    if hangs.caused_by_collectives(exits.seen) and not short:
         deadlock = prove(positions or {}, world_size=context.attempt.world_size)
         # an exited rank does not prove why it exited; two operations that cannot match do
         if deadlock is not None and deadlock.mismatch is not None:
             return hangs.diagnose_deadlock(deadlock, slots, gathered.stacks)
         completed = [exit for exit in exits.seen if exit.completed]
-        if completed and all(is_victim(exit) for exit in exits.failed):
-            return hangs.add_locations(diagnose_early_exit(completed, exits.failed, slots), gathered.stacks)
-    verdict = diagnose_exits(exits.failed, slots, best_position=context.best_position)
-    error = next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
+        if completed and all(is_victim(exit) for exit in failed):
+            return hangs.add_locations(diagnose_early_exit(completed, failed, slots), gathered.stacks)
+    verdict = diagnose_exits(failed, slots, best_position=context.best_position)
+    error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
     verdict = dataclasses.replace(verdict, hung_reward=timed_out_reward(error, verdict.phase))
     return hangs.add_locations(verdict, gathered.stacks)
 
