@@ -21,7 +21,7 @@ from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 OUR_FLAGS = {
-    "--accelerate-config", "--accept-change", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
+    "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
     "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--hygiene-every", "--inject",
     "--keep", "--mask-capped", "--metrics-addr", "--no-preload", "--on-end", "--repeat-rewards-above",
     "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
