@@ -147,7 +147,9 @@ class Rewards:
                         return values
                     if moved is None:
                         return await function(*args, **kwargs)
-                    return await self._until_deadline(moved, function, args, kwargs)
+                    with moved.take_trial() as trial:
+                        trial.values = await self._until_deadline(moved, function, args, kwargs)
+                    return trial.values
                 finally:
                     latency.add(time.monotonic() - began)
 
@@ -158,7 +160,13 @@ class Rewards:
                 began = time.monotonic()
                 try:
                     values = score(kwargs) if not args else None
-                    return call_in_rank(function, args, kwargs) if values is None else values
+                    if values is not None:
+                        return values
+                    if moved is None:
+                        return call_in_rank(function, args, kwargs)
+                    with moved.take_trial() as trial:
+                        trial.values = call_in_rank(function, args, kwargs)
+                    return trial.values
                 finally:
                     latency.add(time.monotonic() - began)
 

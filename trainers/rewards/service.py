@@ -20,16 +20,16 @@ from grpo_run.trainers.exclusion.outputs import failed
 from grpo_run.trainers.rewards.bisection import Bisection
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
 from grpo_run.trainers.rewards.failures import FailureLog, Sample
+from grpo_run.trainers.rewards.trial import Trial
 from grpo_run.trainers.rewards.whole_batch import needs_whole_batch
 from grpo_run.trainers.rewards.workers import packing
 from grpo_run.trainers.rewards.workers.generators import GeneratorStates, read_generators, write_generators
 from grpo_run.trainers.rewards.workers.host import Host, surroundings
 from grpo_run.trainers.rewards.workers.messages import Failure, Reply, Task
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
-from grpo_run.trainers.rewards.workers.worker import RECORDED
+from grpo_run.trainers.rewards.workers.worker import NOT_COLUMNS, RECORDED
 from grpo_run.watchdog.stalls.durations import Durations
 
-NOT_PER_SAMPLE = frozenset({"trainer_state", *RECORDED})
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
 """Modules of what every call is given."""
 
@@ -45,6 +45,9 @@ class MovedFunction:
 
     Attributes:
         stays: why it runs in the rank after all; empty while it runs in workers.
+        has_returned: whether a worker has ever returned rewards of it.
+        was_tried: whether its one trial in the rank was due.
+        trial: that trial, until the call is made.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, key: int, learned: Learned) -> None:
@@ -53,7 +56,15 @@ class MovedFunction:
         self.key = key
         self.learned = learned
         self.stays = ""
+        self.has_returned = False
+        self.was_tried = False
+        self.trial: Trial | None = None
         self.packed: packing.Packed | None = None
+
+    def take_trial(self) -> Trial:
+        """Return the trial that a call in the rank is made in; one without effect if none is needed."""
+        trial, self.trial = self.trial or Trial(), None
+        return trial
 
 
 class RewardService:
@@ -127,7 +138,7 @@ class RewardService:
         return Learned(self._config.deadlines, self._config.reward_timeout_seconds, self._earlier)
 
     def score(self, moved: MovedFunction, arguments: dict[str, Any]) -> list[Any] | None:
-        """Return the rewards of one call; None if the function stays in the rank, where the caller must call it."""
+        """Return the rewards of one call; None if the caller must call the function, inside its trial if it has one."""
         self._join_preparation()
         if moved.stays:
             return None
@@ -146,6 +157,7 @@ class RewardService:
             self._keep_in_rank(moved, reply.stays)
             return None
         if reply.failure is None:
+            moved.has_returned = True
             moved.learned.add(reply.seconds)
             self._accept(reply.generators)
             batch.replay([(batch.all, reply)])
@@ -197,8 +209,8 @@ class RewardService:
         except OSError as error:
             raise packing.StaysInRankError(f"has no worker ({error})") from error
 
-    def _search(self, moved: MovedFunction, batch: _Batch, failure: Failure) -> list[Any]:
-        """Find the samples that the function fails on, and return the rewards."""
+    def _search(self, moved: MovedFunction, batch: _Batch, failure: Failure) -> list[Any] | None:
+        """Find the samples that the function fails on, and return the rewards; None if the rank is to be tried."""
         search: Bisection[Failure] = Bisection(batch.size, failure)
         passed: list[tuple[range, Reply]] = []
         if needs_whole_batch(moved.function):
@@ -207,11 +219,30 @@ class RewardService:
             self._pool.refresh()
             self._bisect(moved, batch, search, passed)
         if not passed:
-            late = (FailureKind.timeout, FailureKind.not_tried)
-            if all(one.kind in late for one in (failure, *search.failed.values())):
+            kinds = {one.kind for one in (failure, *search.failed.values())}
+            if kinds <= {FailureKind.timeout, FailureKind.not_tried}:
                 moved.learned.note_slow(moved.learned.longest_call_seconds())
+            if kinds == {FailureKind.exception} and not (moved.has_returned or moved.was_tried):
+                moved.was_tried = True
+                moved.trial = Trial(
+                    exclude=lambda: self._rewards(moved, batch, failure, search, passed),
+                    stay=lambda: self._keep_in_rank(moved, f"raised {failure.message} in a worker only"),
+                )
+                return None
         else:
+            moved.has_returned = True
             self._accept(passed[-1][1].generators)
+        return self._rewards(moved, batch, failure, search, passed)
+
+    def _rewards(
+        self,
+        moved: MovedFunction,
+        batch: _Batch,
+        failure: Failure,
+        search: Bisection[Failure],
+        passed: list[tuple[range, Reply]],
+    ) -> list[Any]:
+        """Report a failed call and return the rewards of the samples that are left."""
         samples = [
             Sample(index=index, failure=one, prompt=batch.prompts[index], completion=batch.completions[index])
             for index, one in sorted(search.failed.items())
@@ -282,7 +313,7 @@ class _Batch:
         """Return the keyword arguments for a part of the batch; those that are recorded are None."""
         chosen = {
             name: value[part.start : part.stop]
-            if name not in NOT_PER_SAMPLE and isinstance(value, (list, tuple)) and len(value) == self.size
+            if name not in NOT_COLUMNS and isinstance(value, (list, tuple)) and len(value) == self.size
             else value
             for name, value in self._arguments.items()
         }

@@ -40,6 +40,7 @@ class Surroundings:
         torch_threads: number of torch's threads, on which sums of floats depend.
         torch_dtype: name of torch's default dtype, such as `float32`.
         recursion_limit: of the interpreter.
+        has_process_group: whether the rank is a member of torch's default process group.
     """
 
     environment: dict[str, str]
@@ -49,6 +50,7 @@ class Surroundings:
     torch_threads: int
     torch_dtype: str
     recursion_limit: int
+    has_process_group: bool
 
 
 class Host:
@@ -181,6 +183,10 @@ def _prepare(surroundings: Surroundings) -> None:
     for name in ("grpo_run.trainers.rewards.workers.keeper", *surroundings.modules):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    if surroundings.has_process_group:
+        from grpo_run.trainers.rewards.workers import process_group
+
+        process_group.install()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -214,4 +220,5 @@ def surroundings(modules: frozenset[str]) -> Surroundings:
         torch_threads=torch.get_num_threads(),
         torch_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         recursion_limit=sys.getrecursionlimit(),
+        has_process_group=torch.distributed.is_available() and torch.distributed.is_initialized(),
     )

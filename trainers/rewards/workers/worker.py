@@ -23,7 +23,7 @@ import types
 from typing import Any, NoReturn
 
 from grpo_run.runtime.continuity.rewards import FailureKind
-from grpo_run.trainers.rewards.workers import output, packing
+from grpo_run.trainers.rewards.workers import output, packing, process_group
 from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
 from grpo_run.trainers.rewards.workers.messages import (
     Failure,
@@ -35,6 +35,8 @@ from grpo_run.trainers.rewards.workers.messages import (
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
+NOT_COLUMNS = frozenset({"trainer_state", *RECORDED})
+USES_GROUP = "uses torch's process group"
 HEARTBEAT = struct.Struct("<Q")
 HEARTBEAT_SECONDS = 1.0
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
@@ -116,15 +118,27 @@ class _Worker:
             if name in arguments:
                 arguments[name] = _recorder(name, records)
         _name_helpers(function)
+        columns = {name: value for name, value in arguments.items() if name not in NOT_COLUMNS}
+        given = packing.dump(columns).content
         write_generators(task.generators)
         began = time.monotonic()
         try:
-            values = output.checked(self._call(function, arguments), len(arguments["prompts"]))
+            with process_group.refused() as asked_for_group:
+                returned = self._call(function, arguments)
+            values = output.checked(returned, len(arguments["prompts"]))
+        except process_group.ProcessGroupUsedError:
+            return self._reply(began, records=[], stays=USES_GROUP)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
+            if asked_for_group():
+                return self._reply(began, records=[], stays=USES_GROUP)
             kind = FailureKind.output if isinstance(error, output.OutputError) else FailureKind.exception
             return self._reply(began, records=records, failure=_failure(kind, error))
+        if asked_for_group():
+            return self._reply(began, records=[], stays=USES_GROUP)
         if packing.dump(function).content != before:
             return self._reply(began, records=[], stays="changes what it holds")
+        if packing.dump(columns).content != given:
+            return self._reply(began, records=[], stays="changes the columns that it is given")
         return self._reply(began, values=values, records=records, generators=read_generators())
 
     def _function(self, task: Task) -> tuple[Any, bytes]:
@@ -133,7 +147,9 @@ class _Worker:
             before = packing.dump(function).content
             if packing.dump(function).content != before:
                 raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
-            self._functions[task.key] = function, before
+            # functions share the classes of the script, and loading one sets the attributes of a class again
+            known = {key: (one, packing.dump(one).content) for key, (one, _) in self._functions.items()}
+            self._functions = {**known, task.key: (function, before)}
         return self._functions[task.key]
 
     def _call(self, function: Any, arguments: dict[str, Any]) -> Any:

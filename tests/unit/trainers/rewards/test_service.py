@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,7 @@ def test_a_failure_is_said_once_and_written_each_time(serving: Serving) -> None:
         raise ValueError("always")
 
     moved = serving.add(fails)
+    moved.was_tried = True  # in the rank
     for _ in range(2):
         values = serving.score(moved)
         assert values is not None
@@ -111,7 +113,9 @@ def test_a_function_of_whole_batches_is_not_called_with_a_part(serving: Serving)
             raise ValueError("no")
         return [0.0 for _ in prompts]
 
-    values = serving.score(serving.add(ranks))
+    moved = serving.add(ranks)
+    moved.was_tried = True  # in the rank
+    values = serving.score(moved)
     assert values is not None
     assert all(isinstance(value, Failed) for value in values)
 
@@ -164,3 +168,78 @@ def test_a_batch_that_returns_in_parts_loses_nothing(serving: Serving) -> None:
 
     assert serving.score(serving.add(stalls)) == [1, 1, 3, 1, 1]
     assert serving.events[0]["excluded"] == 0
+
+
+class Criteria:
+    """Several rewards of one object."""
+
+    def first(self, prompts: list[str], **columns: Any) -> list[float]:
+        return [1.0 for _ in prompts]
+
+    def second(self, prompts: list[str], **columns: Any) -> list[float]:
+        return [2.0 for _ in prompts]
+
+
+def test_two_methods_of_one_object_run_in_workers(serving: Serving) -> None:
+    """Loading the second sets the attributes of their class again, which is no change by the first."""
+    both = Criteria()
+    moved = [serving.add(both.first), serving.add(both.second)]
+    for _ in range(2):
+        assert [serving.score(one) for one in moved] == [[1.0] * 5, [2.0] * 5]
+    assert [one.stays for one in moved] == ["", ""]
+
+
+def test_a_function_that_raises_in_workers_only_stays_in_the_rank(serving: Serving) -> None:
+    """It may need what the script has set up. Nothing is excluded, and nothing reported as failed."""
+    rank = os.getpid()
+
+    def in_rank_only(prompts: list[str], **columns: Any) -> list[float]:
+        import os
+
+        if os.getpid() != rank:
+            raise RuntimeError("open the client first")
+        return [1.0 for _ in prompts]
+
+    moved = serving.add(in_rank_only)
+    assert serving.score(moved) is None
+    with moved.take_trial() as trial:
+        trial.values = in_rank_only(PROMPTS)
+    assert trial.values == [1.0] * 5
+    assert serving.score(moved) is None
+    assert serving.events == []
+    assert serving.said == [
+        "reward function in_rank_only stays in the rank: it raised RuntimeError: open the client first in a worker only"
+    ]
+
+
+def test_a_function_that_raises_everywhere_costs_its_samples(serving: Serving) -> None:
+    """The one call in the rank raises as well; what it drew there does not count."""
+
+    def raises(prompts: list[str], **columns: Any) -> list[float]:
+        random.random()
+        raise ValueError("no")
+
+    moved = serving.add(raises)
+    assert serving.score(moved) is None
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    with moved.take_trial() as trial:
+        trial.values = raises(PROMPTS)
+    assert [type(value) for value in trial.values] == [Failed] * 5
+    assert random.random() == expected
+    assert [event["excluded"] for event in serving.events] == [5]
+    assert len(serving.score(moved) or ()) == 5
+
+
+def test_a_function_that_changes_its_columns_stays_in_the_rank(serving: Serving) -> None:
+    """The functions after it are given the same lists."""
+
+    def strips(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        completions[:] = [one.strip("c") for one in completions]
+        return [0.0 for _ in prompts]
+
+    assert serving.score(serving.add(strips)) is None
+    assert serving.said == [
+        "reward function strips stays in the rank: it changes the columns that it is given"
+    ]
