@@ -9,6 +9,7 @@ import pytest
 
 from grpo_run.watchdog.learning.observations import Observation
 from grpo_run.watchdog.learning.reward_collapse import find
+from grpo_run.watchdog.learning.rules import Guard
 
 SEEDS = 4
 STEPS = 300
@@ -98,3 +99,61 @@ def test_two_bad_rollouts_are_no_collapse() -> None:
 def test_a_recovering_reward_is_no_collapse_again() -> None:
     """The level is that of before, and the reward is back."""
     assert first_alarm([1.0] * 60 + [0.0, 0.0] + [1.0] * 100) is None
+
+
+def alternating(distance: float, count: int = 32) -> list[float]:
+    """Values around 1 whose deviation is 1.4826 times the distance, by their median absolute deviation."""
+    return [1.0 + distance, 1.0 - distance] * (count // 2)
+
+
+OUTLIERS = [100.0, 99.0, 100.0, 101.0, 100.0, 100.0, 100.0, 100.0] * 4
+"""A spread of 2 around 100, and differences of 1: the spread is what a fall is compared with."""
+FAILURES = ([1.0] * 19 + [0.5]) * 4 + [1.0] * 10
+"""Rare failures of a reward that is usually perfect: a deviation of 0.5 / 2.77, by the differences."""
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "limit", "collapses"),
+    [
+        # three rollouts in a row, five deviations below the level
+        (alternating(0.1), [0.258] * 3, None, True),
+        (alternating(0.1), [0.26] * 3, None, False),
+        (alternating(0.1), [0.258] * 2, None, False),
+        (alternating(0.1), [0.258, 0.26, 0.258], None, False),
+        (alternating(0.1, 14), [0.258] * 3, None, False),
+        # twelve in a row, three deviations below it, and half of it lost
+        (alternating(0.2), [0.11] * 12, None, True),
+        (alternating(0.2), [0.11] * 11, None, False),
+        (alternating(0.2), [0.12] * 12, None, False),
+        (alternating(0.1), [0.5] * 12, None, True),
+        (alternating(0.1), [0.51] * 12, None, False),
+        (alternating(0.1), [0.51] * 12, 0.48, True),
+        # no half is lost, but three times the spread
+        (OUTLIERS, [94.0] * 3, None, True),
+        (OUTLIERS, [94.1] * 12, None, False),
+        # a fall within the noise of rare failures
+        (FAILURES, [0.09] * 3, None, True),
+        (FAILURES, [0.11] * 3, None, False),
+        # noise of long ago does not count
+        ([0.5, 1.5] * 20 + [1.0] * 70, [0.4] * 3, None, True),
+        # a level of nothing has no half; a reward may be negative
+        ([0.0] * 32, [-0.1] * 12, None, False),
+        ([-1.0] * 32, [-1.6] * 3, None, True),
+        ([-1.0] * 32, [-1.4] * 3, None, False),
+    ],
+)
+def test_a_fall_just_beyond_the_bounds_is_a_collapse(
+    before: list[float], last: list[float], limit: float | None, *, collapses: bool
+) -> None:
+    """Value by value: length, deviations, share, spread and noise."""
+    series = [Observation(step, value) for step, value in enumerate([*before, *last], start=1)]
+    assert (find(series, limit) is not None) is collapses
+
+
+def test_the_onset_is_the_first_value_nearer_to_the_present_than_to_the_level() -> None:
+    """The fall takes three rollouts, of which the first is nearer to the level. Steps are not counted but read."""
+    values = [1.0] * 40 + [0.7, 0.45, 0.1, 0.2]
+    alarm = find([Observation(3 * number, value) for number, value in enumerate(values)], None)
+    assert alarm is not None
+    assert (alarm.guard, alarm.onset, alarm.step) == (Guard.reward, 3 * 41, 3 * 43)
+    assert alarm.sentence == "The mean reward fell from 1 to 0.2 at step 123 and has stayed there."
