@@ -7,6 +7,7 @@ import os
 from typing import Any, cast
 
 from grpo_run.cli.launch_options.help import LaunchParser
+from grpo_run.cli.launch_options.memory_plan import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
@@ -143,6 +144,12 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="after an out-of-memory error, shorten completions when no change of the memory plan is left that keeps the"
         " update (default: end the run and propose it)",
+    )
+    group.add_argument(
+        "--memory-plan",
+        metavar="NAME[=VALUE],...",
+        help=f"use less memory for the same update: {', '.join(MEMORY_PLAN_HELP)} (default: what the script has set, until"
+        " a rank runs out of memory)",
     )
     group.add_argument(
         "--generation",

@@ -14,6 +14,7 @@ from pathlib import Path
 from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
 from grpo_run.cli.launch_options.location import locate
+from grpo_run.cli.launch_options.memory_plan import parse_memory_plan
 from grpo_run.cli.launch_options.processes import node_range, parallelism
 from grpo_run.cli.launch_options.resume_from import check_resume_from
 from grpo_run.cli.launch_options.words import OptionWords
@@ -70,6 +71,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
     generation = caps.parse(options.generation)
+    memory_plan = parse_memory_plan(options.memory_plan)
     guards = parse_guards(options.guard)
     injections = parse_all(options.inject)
     nodes = node_range(options)
@@ -104,6 +106,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         hygiene_every=options.hygiene_every,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
+        memory_plan=memory_plan,
         reward_workers=options.reward_workers,
         reward_timeout_seconds=options.reward_timeout,
         exclusion=values.exclusion(options),

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injection import Injection
 from grpo_run.watchdog.learning.rules import Rules
@@ -148,6 +149,8 @@ class RunConfig:
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
+    memory_plan: MemoryPlan = field(default_factory=MemoryPlan)
+    """What is changed from the first attempt on so that less memory is needed (`--memory-plan`)."""
     reward_workers: int = 0
     """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
     reward_timeout_seconds: float | None = None

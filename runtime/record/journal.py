@@ -65,6 +65,7 @@ EVENTS = frozenset(
         "state_changed",
         "stop_requested",
         "generation_capped",
+        "memory_plan_applied",
         "tool_cancelled",
         "completions_capped",
         "rollout_ended",

@@ -12,6 +12,7 @@ from typing import Any
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
+from grpo_run.trainers.exact.regrouping import resplit
 from grpo_run.trainers.upstream import trainer_names
 
 
@@ -39,8 +40,18 @@ def save(trainer: Any, encoder: Encoder) -> dict[str, Any]:
     return {"geometry": geometry, "micro_step": micro_step, "buffered_inputs": buffered}
 
 
-def restore(trainer: Any, state: SavedRankState, decoder: Decoder, warn: Callable[[str], None]) -> None:
+def restore(
+    trainer: Any,
+    state: SavedRankState,
+    decoder: Decoder,
+    warn: Callable[[str], None],
+    *,
+    saved: Geometry | None = None,
+) -> None:
     """Restore the micro-step counter and, inside a rollout, the buffered micro-batches.
+
+    Args:
+        saved: the geometry with which the buffer was saved; None for that of the trainer.
 
     Raises:
         CheckpointError: the buffer does not have one entry per step of a generation.
@@ -58,8 +69,9 @@ def restore(trainer: Any, state: SavedRankState, decoder: Decoder, warn: Callabl
             " a new rollout is generated, and the results differ from an uninterrupted run"
         )
         return
-    if not isinstance(buffer, list) or len(buffer) != geometry.steps_per_generation:
-        raise CheckpointError(
-            f"{decoder.source} does not contain a rollout of {geometry.steps_per_generation} micro-batches"
-        )
+    count = (saved or geometry).steps_per_generation
+    if not isinstance(buffer, list) or len(buffer) != count:
+        raise CheckpointError(f"{decoder.source} does not contain a rollout of {count} micro-batches")
+    if count != geometry.steps_per_generation:
+        buffer = resplit(buffer, geometry.steps_per_generation)
     setattr(trainer, trainer_names.BUFFERED_INPUTS, buffer)

@@ -30,8 +30,9 @@ from grpo_run.trainers.exact import data_order, format, log_state, reference_mod
 from grpo_run.trainers.exact.callback_state import CallbackStates
 from grpo_run.trainers.exact.data_order import DataOrder
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
-from grpo_run.trainers.exact.format import SavedRankState
+from grpo_run.trainers.exact.format import Geometry, SavedRankState
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
+from grpo_run.trainers.exact.regrouping import regrouped
 from grpo_run.trainers.exact.resharding import read_all, resharded
 from grpo_run.trainers.upstream import trainer_names
 
@@ -202,14 +203,14 @@ class ExactState:
                 " uninterrupted run"
             )
             return
-        state, decoder = self._read(folder)
+        state, decoder, saved = self._read(folder)
         trainer = self._trainer
         if state.step != trainer.state.global_step:
             raise CheckpointError(
                 f"{decoder.source} is of step {state.step}, but the checkpoint is of step"
                 f" {trainer.state.global_step}"
             )
-        rollout.restore(trainer, state, decoder, self._warn)
+        rollout.restore(trainer, state, decoder, self._warn, saved=saved)
         log_state.restore(trainer, state, decoder)
         if state.loss is not None:
             self._earlier_seconds = state.loss.seconds
@@ -230,20 +231,22 @@ class ExactState:
         if self._gradients is not None and state.gradient_order is not None:
             self._gradients.replay(state.gradient_order)
 
-    def _read(self, folder: Path) -> tuple[SavedRankState, Decoder]:
-        """Return this rank's state; with another world size or rollout settings, rank 0's, resharded."""
+    def _read(self, folder: Path) -> tuple[SavedRankState, Decoder, Geometry | None]:
+        """Return this rank's state, and the geometry with which it was saved; with another world size rank 0's, resharded."""
         geometry = rollout.geometry_of(self._trainer)
         own = self._rank if format.rank_state_path(folder, self._rank).is_file() else 0
         state, tensors = format.read(folder, own)
-        if state.world_size != self._world_size or state.geometry != geometry:
+        saved = state.geometry
+        if state.world_size != self._world_size:
             state, tensors = format.read(folder, 0)
-            if state.world_size != self._world_size:
-                self._warn(
-                    f"{folder} was saved by {state.world_size} ranks and is resumed by {self._world_size}:"
-                    " each rank starts with new random numbers"
-                )
+            self._warn(
+                f"{folder} was saved by {state.world_size} ranks and is resumed by {self._world_size}:"
+                " each rank starts with new random numbers"
+            )
             state = resharded(read_all(folder, state), self._world_size, geometry)
         elif own != self._rank:
             raise CheckpointError(f"{format.rank_state_path(folder, self._rank)} is missing")
+        elif saved != geometry:
+            state = regrouped(state, geometry)
         source = str(format.rank_state_path(folder, own))
-        return state, Decoder(tensors, self._trainer.args.device, source)
+        return state, Decoder(tensors, self._trainer.args.device, source), saved

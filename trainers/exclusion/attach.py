@@ -24,6 +24,7 @@ from grpo_run.trainers.exclusion.repeated_steps import EarlierExclusions
 from grpo_run.trainers.exclusion.reporting import OwnSample, Reporter
 from grpo_run.trainers.exclusion.reward_functions import RowFaults, checked, is_model
 from grpo_run.trainers.exclusion.selection import Kind, Selection, select
+from grpo_run.trainers.memory_plan.record import record_of
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
@@ -254,8 +255,10 @@ class SampleExclusion:
 
     @property
     def _rollout(self) -> int:
-        """The number of the rollout that is being scored: the micro-step for which it was generated."""
-        return int(getattr(self._trainer, trainer_names.MICRO_STEP, 0))
+        """The number of the rollout that is being scored: the micro-step for which it was generated, as the script has
+        set their size."""
+        micro_step = int(getattr(self._trainer, trainer_names.MICRO_STEP, 0))
+        return micro_step // record_of(self._trainer.args).divided_by
 
     @property
     def _steps_of_a_rollout(self) -> int:

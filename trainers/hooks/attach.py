@@ -18,6 +18,8 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.caps import configuration as caps
 from grpo_run.trainers.caps.settings import own_caps
+from grpo_run.trainers.memory_plan import configuration
+from grpo_run.trainers.memory_plan.record import Record
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
 from grpo_run.trainers.unguarded.state_saving import watch_state_saving
@@ -27,7 +29,7 @@ _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session) -> None:
-    """Register import hooks that wrap `Trainer.train` and, if caps are set, TRL's configuration classes.
+    """Register import hooks that wrap `Trainer.train` and, if caps or a memory plan are set, configuration classes.
 
     A script that trains by itself is watched, too.
     """
@@ -40,6 +42,10 @@ def install_guard(session: Session) -> None:
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
+    if session.settings.memory_plan.changed:
+        wrapt.register_post_import_hook(
+            functools.partial(_plan_memory, session=session), "transformers.training_args"
+        )
     if session.config.generation:
         if own_caps(session.config.generation).stops:
             wrapt.register_post_import_hook(_cap_generate, "transformers.generation.utils")
@@ -53,6 +59,24 @@ def install_guard(session: Session) -> None:
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+
+
+def _plan_memory(module: Any, session: Session) -> None:
+    """Apply the memory plan to every configuration that the script builds."""
+
+    def report(made: Any, record: Record) -> None:
+        if session.is_main:
+            session.journal.write(
+                "memory_plan_applied",
+                rank=0,
+                config=type(made).__name__,
+                plan=session.settings.memory_plan.text,
+                per_device_train_batch_size=made.per_device_train_batch_size,
+                gradient_accumulation_steps=made.gradient_accumulation_steps,
+                divided_by=record.divided_by,
+            )
+
+    configuration.install(module.TrainingArguments, session.settings.memory_plan, report)
 
 
 def _cap_generate(module: Any) -> None:
@@ -110,10 +134,12 @@ def check_trainer(session: Session, trainer: Any) -> None:
     """Check that the trainer can be guarded and that the run's settings reached it.
 
     Raises:
-        ConfigError: a generation cap or the expected parallelism did not take effect, or the trainer lacks a
-            method that the guard wraps.
+        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the trainer
+            lacks a method that the guard wraps.
     """
     caps.check(trainer, session.config.generation)
+    if (warning := configuration.check(trainer, session.settings.memory_plan)) is not None:
+        session.warn(warning)
     expected = session.config.expected_distributed_type
     if expected is not None:
         # only runs with such a setting need it, and every rank imports this module

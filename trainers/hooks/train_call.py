@@ -28,6 +28,7 @@ from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
 from grpo_run.trainers.memory_plan.facts import publish_facts
+from grpo_run.trainers.saving import description
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
 
@@ -52,7 +53,7 @@ def run_train_call(
     """
     session = guard.session
     call = guard.begin_call(type(trainer).__qualname__, str(trainer.args.output_dir))
-    publish_facts(trainer, session, call.ordinal)
+    publish_facts(trainer, session, call.ordinal, layout=description.layout(trainer))
     facts = facts_of(trainer, session)
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice

@@ -6,18 +6,15 @@ is left to ask, so the facts are in the run directory (`runtime.continuity.memor
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sized
-from pathlib import Path
 from typing import Any, Literal
 
 from grpo_run.runtime.continuity.memory.facts_file import write_facts
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.trainers.memory_plan import deepspeed
 from grpo_run.trainers.memory_plan.record import record_of
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.saving import description
 from grpo_run.trainers.upstream import trainer_names
 
 TrainerKind = Literal["grpo", "rloo", "sft", "transformers"]
@@ -27,22 +24,17 @@ TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
     ("trl.trainer.sft_trainer", "SFTTrainer"): "sft",
     ("transformers.trainer", "Trainer"): "transformers",
 }
-LIBRARIES = ("trl.", "transformers.")
-"""Modules of trainers whose loss is not a script's own."""
-DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-ACCELERATE_DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-"""Variable of accelerate: a DeepSpeed configuration that its own configuration file names."""
-MAX_CONFIGURATION_BYTES = 1 << 20
 NO_DROPOUT = 0.0
 
 
-def publish_facts(trainer: Any, session: Session, train_call: int) -> None:
+def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: str) -> None:
     """Write the facts of a call that begins into the run directory. On the first rank of each node.
 
     A disk that is full loses them, with a warning: without them no plan can be chosen.
 
     Args:
         train_call: the number of the call.
+        layout: how state is spread over ranks.
     """
     if session.rank % session.local_world_size != 0:
         return
@@ -50,7 +42,11 @@ def publish_facts(trainer: Any, session: Session, train_call: int) -> None:
         write_facts(
             session.config.run_directory,
             collect_facts(
-                trainer, train_call, world_size=session.world_size, plan=session.settings.memory_plan
+                trainer,
+                train_call,
+                layout=layout,
+                world_size=session.world_size,
+                plan=session.settings.memory_plan,
             ),
         )
     except OSError as error:
@@ -58,12 +54,13 @@ def publish_facts(trainer: Any, session: Session, train_call: int) -> None:
 
 
 def collect_facts(
-    trainer: Any, train_call: int, *, world_size: int, plan: MemoryPlan | None = None
+    trainer: Any, train_call: int, *, layout: str, world_size: int, plan: MemoryPlan | None = None
 ) -> MemoryFacts:
     """Return the facts of a trainer.
 
     Args:
         train_call: the number of the call.
+        layout: how state is spread over ranks.
         plan: in effect.
     """
     args, model = trainer.args, getattr(trainer, "model", None)
@@ -78,7 +75,7 @@ def collect_facts(
         trainer=kind,
         overridden=tuple(_overridden(trainer, base)),
         world_size=world_size,
-        layout=description.layout(trainer),
+        layout=layout,
         per_device_train_batch_size=record.per_device_train_batch_size,
         gradient_accumulation_steps=record.gradient_accumulation_steps,
         steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
@@ -140,27 +137,12 @@ def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
 
 def _explicit_sizes(args: Any) -> Iterator[str]:
     """Yield the settings, beside the arguments' own, that fix the sizes of a batch."""
-    given = _deepspeed_configuration(args)
-    for name in DEEPSPEED_SIZES:
-        if given.get(name, "auto") != "auto":
-            yield f"{name} in DeepSpeed's configuration"
+    yield from deepspeed.explicit_sizes(args)
     accelerator = getattr(args, "accelerator_config", None)
     if (getattr(accelerator, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
         yield "num_steps in accelerator_config"
     if getattr(args, "auto_find_batch_size", False):
         yield "auto_find_batch_size"
-
-
-def _deepspeed_configuration(args: Any) -> Mapping[str, Any]:
-    """Return DeepSpeed's configuration as it was given, before transformers fills it in; empty if there is none."""
-    given = getattr(args, "deepspeed", None) or os.environ.get(ACCELERATE_DEEPSPEED_FILE)
-    if isinstance(given, str):
-        path = Path(given)
-        try:
-            given = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_CONFIGURATION_BYTES else {}
-        except (OSError, ValueError):  # base64, which transformers accepts too, or not readable any more
-            return {}
-    return given if isinstance(given, Mapping) else {}
 
 
 def _deepspeed_plugin(trainer: Any) -> Any | None:

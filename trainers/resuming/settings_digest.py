@@ -12,6 +12,8 @@ import re
 from collections.abc import Sized
 from typing import Any
 
+from grpo_run.trainers.memory_plan.record import original_settings
+
 NAMES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id"})
 """Settings that name the run or its place, often with the time."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -25,7 +27,9 @@ def settings_digest(trainer: Any) -> str:
     arguments: Any = getattr(trainer, "args", None)
     if not hasattr(arguments, "to_dict"):
         return ""
-    values = {name: value for name, value in arguments.to_dict().items() if name not in NAMES}
+    # with a memory plan it is the same call
+    settings = {**arguments.to_dict(), **original_settings(arguments)}
+    values = {name: value for name, value in settings.items() if name not in NAMES}
     dataset = getattr(trainer, "train_dataset", None)
     values["examples"] = len(dataset) if isinstance(dataset, Sized) else None
     values["columns"] = list(getattr(dataset, "column_names", None) or ())

@@ -46,7 +46,7 @@ def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
 
 
 def facts(trainer: Any, **changed: Any) -> MemoryFacts:
-    return collect_facts(trainer, 1, **{"world_size": 1, **changed})
+    return collect_facts(trainer, 1, **{"world_size": 1, "layout": "ddp", **changed})
 
 
 def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
             settings=SimpleNamespace(memory_plan=MemoryPlan(gradient_checkpointing=True)),
         )  # fmt: skip
 
-    publish_facts(trainer, session(3, tmp_path), 1)
+    publish_facts(trainer, session(3, tmp_path), 1, layout="ddp")
     assert read_facts(tmp_path) is None
-    publish_facts(trainer, session(2, tmp_path), 1)
+    publish_facts(trainer, session(2, tmp_path), 1, layout="ddp")
     published = read_facts(tmp_path)
     assert published is not None
     assert published.plan == MemoryPlan(gradient_checkpointing=True)
-    publish_facts(trainer, session(0, tmp_path / "absent"), 1)
+    publish_facts(trainer, session(0, tmp_path / "absent"), 1, layout="ddp")
     assert len(warned) == 1

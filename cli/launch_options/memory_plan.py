@@ -1,0 +1,69 @@
+"""`--memory-plan`: what a user who knows what fits changes from the first attempt on, as `NAME=VALUE,NAME`.
+
+Called by `parse.py`. Does not choose a plan; after an out-of-memory error the supervisor goes on from the one given here.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import pydantic
+
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.runtime.errors import ConfigError
+
+NAMES = {
+    "micro-batch": "micro_batch_divisor",
+    "sub-batches": "generation_sub_batches",
+    "checkpointing": "gradient_checkpointing",
+    "offload": "optimizer_offload",
+    "expandable-segments": "expandable_segments",
+    "vllm-share": "vllm_gpu_memory_utilization",
+    "vllm-sleep": "vllm_sleep",
+}
+"""Names on the command line, and the fields of a plan."""
+SWITCHES = frozenset({"checkpointing", "offload", "expandable-segments", "vllm-sleep"})
+"""Names without a value."""
+HELP = (
+    "micro-batch=N divides per_device_train_batch_size and multiplies gradient_accumulation_steps",
+    "sub-batches=N splits calls of generation",
+    "checkpointing turns on gradient checkpointing",
+    "offload moves DeepSpeed's optimizer to host memory",
+    "expandable-segments",
+    "vllm-share=SHARE",
+    "vllm-sleep",
+)
+"""What each does, for the help."""
+
+
+def parse_memory_plan(text: str | None) -> MemoryPlan:
+    """Parse the option.
+
+    Args:
+        text: None if it was not given.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a value is out of range.
+    """
+    fields: dict[str, object] = {}
+    for item in (text or "").split(",") if text is not None else ():
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
+            raise ConfigError(f"--memory-plan {item.strip() or repr(item)}: unknown; {hint}")
+        field = NAMES[name]
+        if field in fields:
+            raise ConfigError(f"--memory-plan {name}: given twice")
+        if (name in SWITCHES) == bool(equals):
+            raise ConfigError(f"--memory-plan {item.strip()}: expected {_expected(name)}")
+        fields[field] = True if name in SWITCHES else value
+        try:
+            MemoryPlan.model_validate({field: fields[field]})
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"--memory-plan {item.strip()}: {error.errors()[0]['msg'].lower()}") from None
+    return MemoryPlan.model_validate(fields)
+
+
+def _expected(name: str) -> str:
+    return f"{name} without a value" if name in SWITCHES else f"{name}=NUMBER"

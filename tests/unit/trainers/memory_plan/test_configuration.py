@@ -1,0 +1,210 @@
+"""A memory plan on TRL's own configurations: what it changes, rebuilt configurations, and the check at `train()`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+import trl
+
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.memory_plan import configuration
+from grpo_run.trainers.memory_plan.record import original_settings, record_of
+from grpo_run.trainers.resuming.settings_digest import settings_digest
+
+HALVED = MemoryPlan(micro_batch_divisor=2)
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def planned() -> Iterator[Callable[[MemoryPlan], None]]:
+    """Applies a plan to all configurations that are built from then on, until the test ends."""
+    original = transformers.TrainingArguments.__post_init__
+
+    def plan(plan: MemoryPlan) -> None:
+        transformers.TrainingArguments.__post_init__ = original
+        configuration.install(transformers.TrainingArguments, plan)
+
+    yield plan
+    transformers.TrainingArguments.__post_init__ = original
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def build(kind: Any = trl.GRPOConfig, **settings: Any) -> Any:
+        common = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 8,
+            "use_cpu": True,
+            "bf16": False,
+        }
+        rollouts = {"num_generations": 4} if kind in (trl.GRPOConfig, trl.RLOOConfig) else {}
+        return kind(**{**common, **rollouts, "gradient_accumulation_steps": 3, "report_to": [], **settings})
+
+    return build
+
+
+def sizes(made: Any) -> tuple[Any, ...]:
+    names = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "generation_batch_size",
+    )
+    return tuple(getattr(made, name, None) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (4, 6, 6, 24)),
+        ({"steps_per_generation": 5}, (4, 6, 10, 40)),
+        ({"generation_batch_size": 16}, (4, 6, 4, 16)),
+    ],
+)
+@pytest.mark.parametrize("kind", [trl.GRPOConfig, trl.RLOOConfig])
+def test_the_micro_batch_is_halved_and_a_step_and_a_rollout_keep_their_samples(
+    planned: Any, make: Make, kind: Any, settings: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    planned(HALVED)
+    assert sizes(make(kind, **settings)) == expected
+
+
+def test_every_configuration_of_trl_and_transformers_is_changed(planned: Any, make: Make) -> None:
+    planned(MemoryPlan(micro_batch_divisor=4))
+    for kind in (trl.SFTConfig, trl.DPOConfig, transformers.TrainingArguments):
+        assert sizes(make(kind))[:2] == (2, 12)
+
+
+def test_a_configuration_that_is_built_again_is_not_divided_twice(planned: Any, make: Make) -> None:
+    """As `SFTTrainer` does with plain arguments, and scripts with `replace`."""
+    planned(HALVED)
+    plain = make(transformers.TrainingArguments)
+    again = trl.SFTConfig(**{**plain.to_dict(), "hub_token": None})
+    assert sizes(again)[:2] == (4, 6)
+    assert record_of(again) == record_of(plain)
+    assert sizes(dataclasses.replace(again, learning_rate=1.0))[:2] == (4, 6)
+    # the accumulation comes from the first one, the batch from the script
+    assert sizes(dataclasses.replace(again, per_device_train_batch_size=16))[:2] == (8, 6)
+    first = make()
+    rebuilt = dataclasses.replace(first, generation_batch_size=None)
+    assert sizes(rebuilt) == sizes(first)
+
+
+def test_equal_sizes_in_another_directory_are_the_scripts_own(
+    planned: Any, make: Make, tmp_path: Path
+) -> None:
+    planned(HALVED)
+    make(trl.SFTConfig)
+    other = make(
+        trl.SFTConfig,
+        output_dir=str(tmp_path / "b"),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=6,
+    )
+    assert sizes(other)[:2] == (2, 12)
+
+
+def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(planned: Any, make: Make) -> None:
+    planned(HALVED)
+    made = make(trl.SFTConfig)
+    assert record_of(copy.deepcopy(made)) == record_of(made)
+    assert b"grpo_run.trainers" not in pickle.dumps(made)
+
+
+def test_gradient_checkpointing_is_turned_on_by_either_name(planned: Any, make: Make) -> None:
+    planned(MemoryPlan(gradient_checkpointing=True))
+    off = {"activation_checkpointing": False}, {"gradient_checkpointing": False}, {}
+    for settings in off:
+        made = make(transformers.TrainingArguments, **settings)
+        assert made.activation_checkpointing
+        assert not record_of(made).gradient_checkpointing
+    assert record_of(make(trl.SFTConfig)).gradient_checkpointing  # TRL's default
+    with_fsdp = make(transformers.TrainingArguments, fsdp_config={"activation_checkpointing": True})
+    assert not with_fsdp.activation_checkpointing
+
+
+def test_vllm_gets_its_share_and_sleeps(planned: Any, make: Make) -> None:
+    planned(MemoryPlan(vllm_gpu_memory_utilization=0.2, vllm_sleep=True))
+    made = make()
+    assert (made.vllm_gpu_memory_utilization, made.vllm_enable_sleep_mode) == (0.2, True)
+    assert original_settings(made)["vllm_gpu_memory_utilization"] == 0.3
+
+
+def test_a_call_is_the_same_call_with_another_plan(planned: Any, make: Make) -> None:
+    """Its settings are part of what it is recognized by when its directory has moved."""
+
+    def digest() -> str:
+        return settings_digest(SimpleNamespace(args=make(activation_checkpointing=False), train_dataset=[1]))
+
+    without = digest()
+    planned(MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True))
+    assert digest() == without
+    planned(MemoryPlan(vllm_gpu_memory_utilization=0.1))
+    assert digest() == without
+
+
+def trainer_with(args: Any) -> Any:
+    return type("GRPOTrainer", (), {"args": args})()
+
+
+def test_a_plan_that_took_effect_passes_the_check(planned: Any, make: Make) -> None:
+    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    planned(plan)
+    assert configuration.check(trainer_with(make()), plan) is None
+    assert configuration.check(trainer_with(SimpleNamespace()), plan) is None
+
+
+def test_a_setting_that_the_script_sets_again_is_found(planned: Any, make: Make) -> None:
+    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    planned(plan)
+    made = make()
+    made.per_device_train_batch_size = 8
+    with pytest.raises(ConfigError, match="has per_device_train_batch_size=8"):
+        configuration.check(trainer_with(made), plan)
+    made = make()
+    made.activation_checkpointing = False
+    with pytest.raises(ConfigError, match="gradient checkpointing turned off"):
+        configuration.check(trainer_with(made), plan)
+
+
+def test_a_configuration_that_was_not_built_here_is_found(make: Make) -> None:
+    with pytest.raises(ConfigError, match="not built in this process"):
+        configuration.check(trainer_with(make()), HALVED)
+
+
+def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(
+    planned: Any, make: Make
+) -> None:
+    """Another stage of the script may have a smaller batch than the one that ran out of memory."""
+    plan = MemoryPlan(micro_batch_divisor=4)
+    planned(plan)
+    for batch, divided in ((6, (3, 6)), (1, (1, 3))):
+        made = make(trl.SFTConfig, per_device_train_batch_size=batch)
+        assert sizes(made)[:2] == divided
+        warning = configuration.check(trainer_with(made), plan)
+        assert warning is not None
+        assert f"per_device_train_batch_size={batch}" in warning
+
+
+def test_what_is_changed_is_reported(make: Make) -> None:
+    reported: list[int] = []
+
+    class Arguments:
+        output_dir, per_device_train_batch_size, gradient_accumulation_steps = "out", 4, 1
+        activation_checkpointing = None
+
+        def __post_init__(self) -> None:
+            assert self.per_device_train_batch_size == 2
+
+    configuration.install(Arguments, HALVED, lambda made, record: reported.append(record.divided_by))
+    Arguments().__post_init__()
+    assert reported == [2]

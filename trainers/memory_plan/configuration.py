@@ -1,0 +1,179 @@
+"""Apply a memory plan to the configurations that a script builds, before they validate themselves, and check that it lasted.
+
+`install` wraps `__post_init__` of `transformers.TrainingArguments`, which the configurations of all trainers call first: TRL then
+derives the sizes of rollouts from what the plan has made of the batch. Values are absolute. A configuration that is built
+again from another one (as `SFTTrainer` does with plain arguments) has the other's values, and is not divided twice.
+Does not act on trainers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.memory_plan.deepspeed import offload_optimizer
+from grpo_run.trainers.memory_plan.record import (
+    ATTRIBUTE,
+    CHECKPOINTING,
+    Record,
+    checkpoints_activations,
+    record_of,
+)
+
+STEPS = "steps_per_generation"
+VLLM_SHARE, VLLM_SLEEP = "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"
+FSDP_CHECKPOINTING = "FSDP_ACTIVATION_CHECKPOINTING"
+"""Variable of accelerate. FSDP's own checkpointing excludes the setting of transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    per_device: int
+    accumulation: int
+    steps_per_generation: int | None
+
+
+def install(
+    arguments_class: Any, plan: MemoryPlan, report: Callable[[Any, Record], None] = lambda made, record: None
+) -> None:
+    """Apply the plan to every new configuration of `arguments_class` and its subclasses.
+
+    Args:
+        report: called with each configuration that the plan has changed, and what the script had set.
+    """
+    original = arguments_class.__post_init__
+    made: list[Any] = []
+
+    @functools.wraps(original)
+    def planned(self: Any, *args: Any, **kwargs: Any) -> Any:
+        record = _apply(self, plan, made)
+        result = original(self, *args, **kwargs)
+        record.keep(self)
+        made.append(self)
+        report(self, record)
+        return result
+
+    arguments_class.__post_init__ = planned
+
+
+def _apply(configuration: Any, plan: MemoryPlan, made: list[Any]) -> Record:
+    """Change the settings of a configuration that is being built. Returns what the script has set."""
+    earlier = next((one for one in reversed(made) if _is_rebuilt(configuration, one)), None)
+    sizes = _script_sizes(configuration, earlier)
+    divisor = math.gcd(sizes.per_device, plan.micro_batch_divisor)
+    before = record_of(configuration) if earlier is None else record_of(earlier)
+    changes = _other_changes(configuration, plan)
+    record = Record(
+        per_device_train_batch_size=sizes.per_device,
+        gradient_accumulation_steps=sizes.accumulation,
+        gradient_checkpointing=before.gradient_checkpointing,
+        divided_by=divisor,
+        others=before.others or {name: getattr(configuration, name) for name in changes},
+    )
+    configuration.per_device_train_batch_size, configuration.gradient_accumulation_steps = record.divided
+    if sizes.steps_per_generation is not None:
+        configuration.steps_per_generation = sizes.steps_per_generation * divisor
+    if plan.gradient_checkpointing and not _fsdp_checkpoints(configuration):
+        setattr(configuration, next(name for name in CHECKPOINTING if hasattr(configuration, name)), True)
+    for name, value in changes.items():
+        setattr(configuration, name, value)
+    return record
+
+
+def _other_changes(configuration: Any, plan: MemoryPlan) -> dict[str, Any]:
+    """Return the further settings that the plan changes in this configuration, by name."""
+    changes: dict[str, Any] = {}
+    if plan.vllm_gpu_memory_utilization is not None and hasattr(configuration, VLLM_SHARE):
+        changes[VLLM_SHARE] = plan.vllm_gpu_memory_utilization
+    if plan.vllm_sleep and hasattr(configuration, VLLM_SLEEP):
+        changes[VLLM_SLEEP] = True
+    if plan.optimizer_offload:
+        changes |= offload_optimizer(configuration)
+    return changes
+
+
+def _is_rebuilt(configuration: Any, earlier: Any) -> bool:
+    """Whether a configuration has sizes from another one that the plan has changed: of the same directory, with its values."""
+    record = record_of(earlier)
+    if record.divided_by == 1 or configuration.output_dir != earlier.output_dir:
+        return False
+    per_device, accumulation = record.divided
+    return bool(
+        configuration.per_device_train_batch_size == per_device
+        or configuration.gradient_accumulation_steps == accumulation
+    )
+
+
+def _script_sizes(configuration: Any, earlier: Any | None) -> _Sizes:
+    """Return the sizes as the script has set them; those that are taken from an earlier configuration as it had set them there."""
+    sizes = _Sizes(
+        per_device=configuration.per_device_train_batch_size,
+        accumulation=configuration.gradient_accumulation_steps,
+        steps_per_generation=getattr(configuration, STEPS, None),
+    )
+    if earlier is None:
+        return sizes
+    record = record_of(earlier)
+    per_device, accumulation = record.divided
+    steps = sizes.steps_per_generation
+    if steps is not None and steps == getattr(earlier, STEPS, None):
+        steps //= record.divided_by
+    return _Sizes(
+        per_device=record.per_device_train_batch_size if sizes.per_device == per_device else sizes.per_device,
+        accumulation=record.gradient_accumulation_steps
+        if sizes.accumulation == accumulation
+        else sizes.accumulation,
+        steps_per_generation=steps,
+    )
+
+
+def _fsdp_checkpoints(configuration: Any) -> bool:
+    options = getattr(configuration, "fsdp_config", None)
+    if isinstance(options, dict) and options.get("activation_checkpointing"):
+        return True
+    return os.environ.get(FSDP_CHECKPOINTING, "").lower() in ("true", "1")
+
+
+def check(trainer: Any, plan: MemoryPlan) -> str | None:
+    """Check that the plan took effect on a trainer.
+
+    Returns:
+        A warning if the micro-batch cannot be divided as often as the plan says; else None.
+
+    Raises:
+        ConfigError: a setting did not take effect, for example because the script has set it again.
+    """
+    args = trainer.args
+    if not plan.changed or not hasattr(args, "per_device_train_batch_size"):
+        return None
+    name = type(trainer).__name__
+    if ATTRIBUTE not in vars(args):
+        raise ConfigError(
+            f"the memory plan did not take effect: the configuration of {name} was not built in this process; build"
+            f" {type(args).__name__} in the script"
+        )
+    record = record_of(args)
+    found = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+    if found != record.divided:
+        raise ConfigError(
+            f"the memory plan did not take effect: {name} has per_device_train_batch_size={found[0]} and"
+            f" gradient_accumulation_steps={found[1]}, not {record.divided[0]} and {record.divided[1]}; set them when"
+            f" {type(args).__name__} is built, not later"
+        )
+    if plan.gradient_checkpointing and not checkpoints_activations(args) and not _fsdp_checkpoints(args):
+        raise ConfigError(
+            f"the memory plan did not take effect: {name} has gradient checkpointing turned off; set it when"
+            f" {type(args).__name__} is built, not later"
+        )
+    if record.divided_by != plan.micro_batch_divisor:
+        return (
+            f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but {name} has"
+            f" per_device_train_batch_size={record.per_device_train_batch_size}: divided by {record.divided_by}"
+        )
+    return None

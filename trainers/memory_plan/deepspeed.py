@@ -1,0 +1,92 @@
+"""DeepSpeed's configuration as a script or accelerate gives it: what of the batch it fixes, and offload of the optimizer.
+
+Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where they were given.
+Does not import DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+USED = "ACCELERATE_USE_DEEPSPEED"
+FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+DEVICE = "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"
+ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+"""Variables of accelerate, which its own configuration file sets; without `FILE` the others make the configuration."""
+MAX_BYTES = 1 << 20
+"""Far above the size of any such file. A larger one is not read."""
+AUTO = "auto"
+
+
+def explicit_sizes(arguments: Any) -> Iterator[str]:
+    """Yield the settings of DeepSpeed that fix the sizes of a batch, beside those of the trainer's arguments.
+
+    Args:
+        arguments: the trainer's.
+    """
+    given = _given(arguments)
+    for name in SIZES:
+        if given.get(name, AUTO) != AUTO:
+            yield f"{name} in DeepSpeed's configuration"
+    if not given and _uses_accelerate() and os.environ.get(ACCUMULATION, AUTO) != AUTO:
+        yield "gradient_accumulation_steps in accelerate's configuration of DeepSpeed"
+
+
+def offload_optimizer(arguments: Any) -> dict[str, Any]:
+    """Let DeepSpeed keep the optimizer's state in host memory; without DeepSpeed or ZeRO, change nothing.
+
+    accelerate's variables of this process are set, if it configures DeepSpeed.
+
+    Args:
+        arguments: the trainer's, before they have read the configuration.
+
+    Returns:
+        the argument to set, by name; empty if none has to be.
+    """
+    given = _given(arguments)
+    if not given:
+        if _uses_accelerate():
+            os.environ[DEVICE] = "cpu"
+        return {}
+    zero = given.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return {}
+    offload = {"device": "cpu", "pin_memory": True}
+    offloaded = {**given, "zero_optimization": {**zero, "offload_optimizer": offload}}
+    if getattr(arguments, "deepspeed", None):
+        return {"deepspeed": offloaded}
+    # accelerate accepts the text itself in base64, too
+    os.environ[FILE] = base64.urlsafe_b64encode(json.dumps(offloaded).encode()).decode()
+    return {}
+
+
+def _uses_accelerate() -> bool:
+    return os.environ.get(USED, "").lower() in ("true", "1")
+
+
+def _given(arguments: Any) -> Mapping[str, Any]:
+    """Return the configuration as it was given: by the script, or by accelerate's file; empty if there is none."""
+    given = getattr(arguments, "deepspeed", None)
+    if not given and _uses_accelerate():
+        given = os.environ.get(FILE)
+    if isinstance(given, str):
+        given = _read(given)
+    return given if isinstance(given, Mapping) else {}
+
+
+def _read(given: str) -> Any:
+    """Return a configuration from a path, or from its text in base64; None if it is neither."""
+    try:
+        if os.path.exists(given):
+            path = Path(given)
+            return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_BYTES else None
+        return json.loads(base64.urlsafe_b64decode(given))
+    except (OSError, ValueError, binascii.Error):
+        return None
