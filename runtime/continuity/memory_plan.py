@@ -55,11 +55,13 @@ class MemoryRecord:
 
     Attributes:
         plan: in effect from the next attempt on.
+        given: the plan that the user has given last (`--memory-plan`), from which the changes go on.
         changes: how often it has changed.
         inexact: why the run's updates are not those of the script's own settings, oldest first.
     """
 
     plan: MemoryPlan = field(default_factory=MemoryPlan)
+    given: MemoryPlan = field(default_factory=MemoryPlan)
     changes: int = 0
     inexact: list[str] = field(default_factory=list)
 
@@ -70,3 +72,7 @@ class MemoryRecord:
         for reason in record.get("inexact") or ():
             if reason not in self.inexact:
                 self.inexact.append(str(reason))
+
+    def apply_given(self, record: Mapping[str, Any]) -> None:
+        """Take over the plan of one `memory_plan_given` event: the user knows better than what was found so far."""
+        self.plan = self.given = MemoryPlan.model_validate(record["plan"])

@@ -373,6 +373,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
+    "memory_plan_given": lambda history, record: history.memory.apply_given(record),
     "rank_started": lambda history, record: history.calls.apply_rank_started(record),
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),

@@ -44,6 +44,7 @@ EVENTS = frozenset(
         "attempt_ended",
         "processes_ended",
         "plan_changed",
+        "memory_plan_given",
         "sample_excluded",
         "group_excluded",
         "rewards_repeated",

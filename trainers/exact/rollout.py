@@ -12,7 +12,7 @@ from typing import Any
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
-from grpo_run.trainers.exact.regrouping import resplit
+from grpo_run.trainers.exact.geometry.regrouping import resplit
 from grpo_run.trainers.upstream import trainer_names
 
 

@@ -31,9 +31,9 @@ from grpo_run.trainers.exact.callback_state import CallbackStates
 from grpo_run.trainers.exact.data_order import DataOrder
 from grpo_run.trainers.exact.encoding import Decoder, Encoder
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
+from grpo_run.trainers.exact.geometry.regrouping import regrouped
+from grpo_run.trainers.exact.geometry.resharding import read_all, resharded
 from grpo_run.trainers.exact.gradient_order import GradientOrder, needs_gradient_order
-from grpo_run.trainers.exact.regrouping import regrouped
-from grpo_run.trainers.exact.resharding import read_all, resharded
 from grpo_run.trainers.upstream import trainer_names
 
 

@@ -27,7 +27,7 @@ MAX_LISTED_FILES = 3
 def exact_resharding_problem(folder: Path, ranks: int) -> str | None:
     """Return why `ranks` ranks cannot resume the exact state of a checkpoint, or None."""
     # imports torch, which the script may have to import first
-    from grpo_run.trainers.exact.resharding import resharding_problem
+    from grpo_run.trainers.exact.geometry.resharding import resharding_problem
 
     reason: str | None = resharding_problem(folder, ranks)
     return reason

@@ -54,10 +54,17 @@ class RunMemory:
         self._began = False
 
     def begin_attempt(self) -> None:
-        """Wait until the memory of the last attempt is back, if it ended because there was not enough."""
+        """Wait until the memory of the last attempt is back, if it ended because there was not enough.
+
+        At the start of a launch, take over the plan that the user has given, unless the run has it already.
+        """
         if not self._began:
             self._began = True
             self._returned.begin()
+            given = self._config.memory_plan
+            if given.changed and given != self._history.memory.given:
+                self._reporter.write("memory_plan_given", plan=given.model_dump(exclude_defaults=True))
+                self._reporter.notify(f"memory plan of this command: {given.text}")
             return
         last = self._history.recoveries[-1] if self._history.recoveries else None
         if last is not None and last.cause == str(Cause.gpu_oom) and last.recovery_seconds is None:

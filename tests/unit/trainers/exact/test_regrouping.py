@@ -12,8 +12,8 @@ from trl.trainer.utils import split_tensor_dict
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
-from grpo_run.trainers.exact.regrouping import regrouped, resplit
-from grpo_run.trainers.exact.resharding import ReshardError
+from grpo_run.trainers.exact.geometry.regrouping import regrouped, resplit
+from grpo_run.trainers.exact.geometry.resharding import ReshardError
 
 OLD = Geometry(steps_per_generation=4, num_iterations=2, accumulation=2)
 HALVED = Geometry(steps_per_generation=8, num_iterations=2, accumulation=4)

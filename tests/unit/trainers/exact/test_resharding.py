@@ -10,7 +10,7 @@ from support.exact import Begun, Trainer
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.exact.format import Geometry, RewardState, SavedRankState
-from grpo_run.trainers.exact.resharding import ReshardError, resharded, resharding_problem
+from grpo_run.trainers.exact.geometry.resharding import ReshardError, resharded, resharding_problem
 from grpo_run.trainers.exact.rollout import geometry_of
 
 OLD = Geometry(steps_per_generation=2, num_iterations=2, accumulation=2)

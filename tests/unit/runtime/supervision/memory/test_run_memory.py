@@ -145,3 +145,26 @@ def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) 
     )
     assert history.memory.plan == MemoryPlan(micro_batch_divisor=2)
     assert history.unreadable == 1
+
+
+def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_path: Path) -> None:
+    given = MemoryPlan(gradient_checkpointing=True)
+    first = Supervised(tmp_path / "run", memory_plan=given)
+    write_facts(first.run.path, GRPO)
+    first.memory.begin_attempt()
+    first.memory.begin_attempt()
+    assert first.history.memory.plan == given
+    assert len(first.said) == 1
+    first.fail(out_of_memory())
+    changed = MemoryPlan(gradient_checkpointing=True, micro_batch_divisor=2)
+    assert first.history.memory.plan == changed
+    first.live.journal.close()
+    for options, expected in (
+        ({"memory_plan": given}, changed),  # the same command goes on
+        ({}, changed),
+        ({"memory_plan": MemoryPlan(micro_batch_divisor=8)}, MemoryPlan(micro_batch_divisor=8)),
+    ):
+        later = Supervised(tmp_path / "run", **options)
+        later.memory.begin_attempt()
+        assert later.history.memory.plan == expected
+        later.live.journal.close()

@@ -14,7 +14,7 @@ import torch
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.trainers.exact.format import Geometry, SavedRankState
-from grpo_run.trainers.exact.resharding import ReshardError
+from grpo_run.trainers.exact.geometry.resharding import ReshardError
 
 
 def regrouped(state: SavedRankState, geometry: Geometry | None) -> SavedRankState:
