@@ -64,6 +64,15 @@ class AttemptFiles:
         """Return the path of the rank's stdout and stderr."""
         return self._folder / f"rank{rank}.log"
 
+    def output_end(self, rank: int, size_bytes: int) -> str:
+        """Return the last bytes of what the rank has printed; "" if they cannot be read."""
+        try:
+            with open(self.log(rank), "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+                return file.read(size_bytes).decode(errors="replace")
+        except OSError:
+            return ""
+
     def stacks(self, rank: int) -> Path:
         """Return the path that the rank's faulthandler writes to."""
         return self._folder / f"rank{rank}.stacks"

@@ -16,6 +16,7 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.out_of_memory.output import OUTPUT_BYTES, needs_output, reported_in
 
 
 class Exits:
@@ -88,7 +89,15 @@ class Exits:
                     " it counts as finished",
                 )
             completed = done or left
-            self.seen.append(replace(exit, completed=completed, error=self._files.read_error(exit.rank)))
+            self.seen.append(self._explained(replace(exit, completed=completed)))
+
+    def _explained(self, exit: Exit) -> Exit:
+        """The exit with the error that the rank has left, and what its output adds to that."""
+        exit = replace(exit, error=self._files.read_error(exit.rank))
+        if exit.completed or not needs_output(exit):
+            return exit
+        said = reported_in(self._files.output_end(exit.rank, OUTPUT_BYTES), exit, time.time())
+        return replace(exit, error=said) if said is not None else exit
 
     def raising(self, ranks: Iterable[int]) -> list[Exit]:
         """Return the exits to come of ranks that have written their error and have not been seen to exit.

@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.detection.detector import HangDetector
 from grpo_run.runtime.detection.finding import Finding
-from grpo_run.runtime.files import write_json
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT, write_json
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -212,7 +213,8 @@ def _judge(
     if host is not None:
         return hangs.add_locations(host, gathered.stacks)
     failed = [*exits.failed, *(raising if all(is_victim(exit) for exit in exits.failed) else short)]
-    if hangs.caused_by_collectives(exits.seen) and not short:
+    exhausted = any(shortage_of(exit.error, None) is not None for exit in failed)
+    if hangs.caused_by_collectives(exits.seen) and not exhausted:
         deadlock = prove(positions or {}, world_size=context.attempt.world_size)
         # an exited rank does not prove why it exited; two operations that cannot match do
         if deadlock is not None and deadlock.mismatch is not None:
@@ -220,10 +222,26 @@ def _judge(
         completed = [exit for exit in exits.seen if exit.completed]
         if completed and all(is_victim(exit) for exit in failed):
             return hangs.add_locations(diagnose_early_exit(completed, failed, slots), gathered.stacks)
-    verdict = diagnose_exits(failed, slots, best_position=context.best_position)
+    verdict = diagnose_exits(
+        failed,
+        slots,
+        best_position=context.best_position,
+        shared_memory_free_bytes=_free_shared_memory(failed),
+    )
     error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
     verdict = dataclasses.replace(verdict, hung_reward=timed_out_reward(error, verdict.phase))
     return hangs.add_locations(verdict, gathered.stacks)
+
+
+def _free_shared_memory(exits: Sequence[Exit]) -> int | None:
+    """Return how much space /dev/shm has, if a rank has died as one dies that finds it full; else None."""
+    if not any(exit.signal == signal.SIGBUS for exit in exits):
+        return None
+    try:
+        status = os.statvfs(SHARED_MEMORY_ROOT)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
 
 
 def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS, Run
+from support import containers
+from support.runs import BIN, SCRIPTS, Run
 
+IN_SMALL_SHARED_MEMORY = (
+    "unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"', str(BIN / "grpo-run"),
+)  # fmt: skip
+DIES = """
+import ctypes, mmap, os, pathlib
+import torch
+torch.distributed.init_process_group("gloo")
+marker = pathlib.Path("died")
+if torch.distributed.get_rank() == 1 and not marker.exists():
+    marker.touch()
+    {fault}
+torch.distributed.barrier()
+"""
+THROWS = "ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
+FILLS = "memory = os.open('/dev/shm/big', os.O_RDWR | os.O_CREAT); os.ftruncate(memory, 1 << 26); mmap.mmap(memory, 1 << 26).write(bytes(1 << 26))"
 LAUNCHED = ("--nproc-per-node", "2", str(SCRIPTS / "exhausted.py"), "--output-dir", "out", "--max-steps", "4")
 
 
@@ -48,3 +65,28 @@ def test_the_phase_that_died_is_found_wherever_it_is(runs: Callable[..., Run], p
     (verdict,) = verdicts(run)
     assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [rank]), verdict["sentence"]
     assert verdict["shortage"]["phase"] == place
+
+
+@pytest.mark.full
+def test_an_exception_of_cplusplus_that_ends_a_rank_is_named(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The process is aborted and leaves nothing but what the C++ runtime prints; the first failed start is tried again."""
+    (tmp_path / "dies.py").write_text(DIES.format(fault=THROWS))
+    run = runs("--nproc-per-node", "2", "dies.py").start()
+    assert run.wait(120) == 0, run.tail()
+    (verdict,) = verdicts(run)
+    assert (verdict["cause"], verdict["culprits"]) == ("host_oom", [1]), verdict["sentence"]
+    assert verdict["sentence"] == "Rank 1 ran out of host memory before the first step: std::bad_alloc."
+
+
+@pytest.mark.full
+@pytest.mark.skipif(containers.missing() is not None, reason=str(containers.missing()))
+def test_a_write_into_a_full_shared_memory_is_named(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The kernel sends SIGBUS; /dev/shm has 8 MiB here."""
+    (tmp_path / "dies.py").write_text(DIES.format(fault=FILLS))
+    run = runs("--nproc-per-node", "2", "dies.py", program=IN_SMALL_SHARED_MEMORY, cold=True).start()
+    assert run.wait(120) == 0, run.tail()
+    (verdict,) = verdicts(run)
+    assert (verdict["cause"], verdict["culprits"]) == ("shm_full", [1]), verdict["sentence"]
+    assert "killed by SIGBUS" in verdict["sentence"]

@@ -115,6 +115,7 @@ PURE = (
     "watchdog.host_memory.sample",
     "watchdog.diagnosis.out_of_memory",
     "watchdog.out_of_memory.figures",
+    "watchdog.out_of_memory.output",
     "watchdog.out_of_memory.phases",
     "watchdog.out_of_memory.shortage",
     "watchdog.out_of_memory.spellings",

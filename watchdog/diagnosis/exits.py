@@ -19,7 +19,7 @@ from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sent
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
 from grpo_run.watchdog.origins import origin_of
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
-from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of
+from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.out_of_memory.spellings import recognize
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
@@ -71,7 +71,11 @@ def _reports_lost_peer(error_type: str, message: str) -> bool:
 
 
 def diagnose_exits(
-    exits: Sequence[Exit], slots: Mapping[int, Slot | None], *, best_position: tuple[int, int]
+    exits: Sequence[Exit],
+    slots: Mapping[int, Slot | None],
+    *,
+    best_position: tuple[int, int],
+    shared_memory_free_bytes: int | None = None,
 ) -> Verdict:
     """Return the verdict on an attempt in which at least one rank failed.
 
@@ -79,6 +83,7 @@ def diagnose_exits(
         exits: the failed ranks, as observed until evidence was complete.
         slots: last reading of every local rank's slot; None if nothing could be read.
         best_position: the furthest (train call, step) that the run has committed, over all attempts.
+        shared_memory_free_bytes: space in /dev/shm, read after the exits; None if it is not known.
     """
     assert exits, "a verdict needs at least one failed rank"
     ordered = sorted(exits, key=lambda exit: exit.order)
@@ -87,7 +92,10 @@ def diagnose_exits(
         (exit for exit in ordered if exit.signal is None and not is_victim(exit)),
         key=lambda exit: (exit.error is None, exit.error.wall_time if exit.error else 0.0, exit.order),
     )
-    short = [exit for exit in own if shortage_of(exit.error, None) is not None]
+    short = sorted(
+        (exit for exit in ordered if shortage_of(exit.error, None) is not None),
+        key=lambda exit: (exit.signal is not None, exit.error.wall_time if exit.error else 0.0, exit.order),
+    )
     if short and signalled and signalled[0].signal == signal.SIGABRT:
         culprit = short[0]
     elif signalled and not (own and own[0].error and own[0].order < signalled[0].order):
@@ -102,7 +110,10 @@ def diagnose_exits(
     alone = slot is not None and slot.trains_alone
     starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
     origin, final = origin_of(culprit, starting=starting)
-    shortage = shortage_of(culprit.error, [one.phase for one in slot.phases] if slot is not None else None)
+    board_phases = [one.phase for one in slot.phases] if slot is not None else None
+    shortage = shortage_of(culprit.error, board_phases)
+    if shortage is None and culprit.signal == signal.SIGBUS:
+        shortage = shortage_of_bus_error(shared_memory_free_bytes, board_phases)
     place = _position_of(culprit, slot, step, shortage)
     return Verdict(
         cause=shortage.cause if shortage is not None else _cause(culprit, slots, all_victims),
@@ -283,6 +294,8 @@ def _signature(culprit: Exit, step: int, alone: bool, shortage: Shortage | None)
 def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
         return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
+    if culprit.signal == signal.SIGBUS:
+        return ("A bus error may come from a full /dev/shm, or from a mapped file that was truncated.",)
     if alone:
         return ()
     if culprit.exit_code == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
-from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures
+from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures, size_text
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase, memory_phase
 from grpo_run.watchdog.out_of_memory.spellings import Source, recognize
 
@@ -21,6 +21,9 @@ MEMORIES = {
     Cause.host_oom: "host memory",
     Cause.shm_full: "shared memory (/dev/shm)",
 }
+
+FULL_BYTES = 1024**2
+"""A file system with less space is full: an allocator asks for pages in blocks of about this size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +90,23 @@ def shortage_of(error: RankError | None, phases: Sequence[Phase] | None) -> Shor
                 figures=read_figures(raised.message),
             )
     return None
+
+
+def shortage_of_bus_error(free_bytes: int | None, phases: Sequence[Phase] | None) -> Shortage | None:
+    """Return the shortage of a rank that was killed by SIGBUS, which a write into a full /dev/shm causes.
+
+    Args:
+        free_bytes: space in /dev/shm after the exit; None if it is not known.
+        phases: of the rank on the board, the outermost first.
+    """
+    if free_bytes is None or free_bytes >= FULL_BYTES:
+        return None
+    return Shortage(
+        cause=Cause.shm_full,
+        source=Source.shared_memory,
+        phase=memory_phase(phases, ""),
+        text=f"it was killed by SIGBUS, and /dev/shm has {size_text(free_bytes)} left",
+    )
 
 
 def usage_in(verdict: Mapping[str, Any]) -> str:

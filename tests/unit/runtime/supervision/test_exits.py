@@ -232,3 +232,19 @@ def test_an_exit_that_was_waited_for_is_recorded_like_any_other(
     exits.wait(ranks, 1.0, slots(RankState.done))  # type: ignore[arg-type]
     assert exits.failed == []
     assert [rank for rank, _ in warnings] == [0]
+
+
+def test_an_aborted_rank_is_explained_by_the_end_of_its_output(exits: Exits, files: AttemptFiles) -> None:
+    """It has left no error; an exit of another kind is not, whatever was printed."""
+    text = (
+        "x" * 300_000
+        + "\nterminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    )
+    for rank in (0, 1):
+        files.log(rank).write_text(text)
+    exits.add([exited(0, exit_code=None, signal=signal.SIGABRT), exited(1, order=1)], {})
+    aborted, other = exits.failed
+    assert aborted.error is not None
+    assert (aborted.error.message, other.error) == ("std::bad_alloc", None)
+    exits.add([exited(2, exit_code=None, signal=signal.SIGABRT)], {})
+    assert exits.failed[2].error is None

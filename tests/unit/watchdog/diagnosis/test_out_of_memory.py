@@ -209,3 +209,40 @@ def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none(
     error = exhausted(phases=None, traceback="")
     verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(1, 7))
     assert "(phase optimizer)" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("free", "cause"), [(0, Cause.shm_full), (1024**2, Cause.signal), (None, Cause.signal)]
+)
+def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(
+    make_exit: MakeExit, make_slot: MakeSlot, free: int | None, cause: Cause
+) -> None:
+    """A truncated file that is mapped causes the same signal."""
+    exits = [make_exit(1, signal=signal.SIGBUS)]
+    verdict = diagnose_exits(exits, {1: make_slot(1)}, best_position=(1, 7), shared_memory_free_bytes=free)
+    assert (verdict.cause, verdict.culprit) == (cause, 1)
+    assert any("/dev/shm" in line for line in verdict.advice)
+    if cause is Cause.shm_full:
+        assert verdict.sentence == (
+            "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
+            " it was killed by SIGBUS, and /dev/shm has 0 bytes left."
+        )
+
+
+def test_other_signals_are_no_full_shared_memory(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+    """However little space there is."""
+    exits = [make_exit(1, signal=signal.SIGSEGV)]
+    verdict = diagnose_exits(exits, {1: make_slot(1)}, best_position=(1, 7), shared_memory_free_bytes=0)
+    assert verdict.cause is Cause.signal
+
+
+def test_an_aborted_rank_without_memory_is_blamed_before_another_that_was_aborted(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """The C++ runtime has aborted it, and NCCL's watchdog the other."""
+    exits = [
+        make_exit(0, order=0, signal=signal.SIGABRT),
+        make_exit(1, order=1, signal=signal.SIGABRT, error=exhausted(phases=None, traceback="")),
+    ]
+    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprit, verdict.deterministic) == (Cause.gpu_oom, 1, False)
