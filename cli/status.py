@@ -62,6 +62,8 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("disk", fields["checkpoint_trouble"])
     if (memory := _memory(fields["ranks"])) is not None:
         facts.add_row("memory", memory)
+    if history.memory.plan.changed:
+        facts.add_row("memory plan", history.memory.plan.text)
     if history.exclusions:
         facts.add_row("excluded", history.exclusions.summary)
     console.print(facts)

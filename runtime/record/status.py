@@ -117,6 +117,7 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "excluded": history.exclusions.as_json(),
+            "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
         }
 
     def _waiting_as_json(self) -> dict[str, Any] | None:

@@ -205,3 +205,16 @@ def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captu
     assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["excluded"]["samples"] == {"nan": 2, "deadline": 1}
+
+
+def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Captured) -> None:
+    """In text and as JSON; a run that has the script's own settings shows nothing."""
+    main(["status", "night"])
+    assert "memory plan" not in capsys.readouterr().out
+    journal = Journal(run.journal, "night")
+    journal.write("plan_changed", plan={"micro_batch_divisor": 4})
+    journal.close()
+    main(["status", "night"])
+    assert "micro_batch_divisor=4" in capsys.readouterr().out
+    main(["status", "night", "--json"])
+    assert json.loads(capsys.readouterr().out)["memory_plan"] == {"micro_batch_divisor": 4}
