@@ -1,0 +1,189 @@
+"""A rank that runs out of GPU memory costs one restart with another memory plan, and the run ends in the same weights."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.memory_plans import (
+    CHECKPOINTED,
+    HALVED,
+    QUARTERED,
+    SEGMENTS,
+    Shortage,
+    check,
+    plans_of,
+    reference,
+    refused_by,
+    short_of_memory,
+)
+from support.runs import Run, digest
+
+TWO_HALVINGS = Shortage(
+    name="two halvings in a rollout",
+    inject=("oom@rank1:step2:phase=backward:rows=2",),
+    plans=(HALVED, QUARTERED),
+)
+PARTS = {"generation_sub_batches": 2}
+
+
+def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weights(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """In the middle of a rollout, on one rank; and the plan is kept after a kill."""
+    expected = reference(TWO_HALVINGS, tmp_path, runs)
+    run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out", "--inject", "kill@rank0:step4").start()
+    assert run.wait(200) == 0, run.tail()
+    check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
+    assert "per_device_train_batch_size=2 instead of 4" in run.tail()
+
+
+CAMPAIGN = [
+    *(
+        Shortage(
+            name=f"{phase} in step {step}", inject=(f"oom@rank1:step{step}:phase={phase}",), plans=(HALVED,)
+        )
+        for phase in ("score", "forward", "backward")
+        for step in (1, 3)
+    ),
+    *(
+        Shortage(
+            name=f"generate in step {step}", script="greedy.py", inject=(f"oom@rank1:step{step}:phase=generate",),
+            plans=(PARTS,), exact=True,
+        )
+        for step in (1, 3)
+    ),
+    *(
+        Shortage(
+            name=f"optimizer in step {step}", inject=(f"oom@rank1:step{step}:phase=optimizer",), plans=(SEGMENTS,),
+            exact=True,
+        )
+        for step in (1, 2)
+    ),
+    *(
+        Shortage(name=f"{phase} in the middle of a rollout", inject=(f"oom@rank0:step2:phase={phase}",), plans=(HALVED,))
+        for phase in ("forward", "backward")
+    ),
+    Shortage(name="NCCL's error", inject=("oom-nccl@rank1:step2",), plans=(HALVED,)),
+    Shortage(
+        name="two halvings from the first step", inject=("oom@rank0:step1:phase=forward:rows=2",),
+        plans=(HALVED, QUARTERED),
+    ),
+    Shortage(
+        name="one phase after the other", inject=("oom@rank1:step1:phase=backward", "oom@rank0:step3:phase=optimizer"),
+        plans=(HALVED, HALVED | SEGMENTS),
+    ),
+    Shortage(
+        name="two iterations over a rollout", inject=("oom@rank1:step3:phase=backward:rows=4",), plans=(HALVED,),
+        words=("--num-iterations", "2"),
+    ),
+    Shortage(
+        name="accumulated over two micro-batches", inject=("oom@rank1:step2:phase=backward:rows=2",),
+        plans=(HALVED,), batch_size=4, words=("--gradient-accumulation-steps", "2"),
+    ),
+    Shortage(
+        name="RLOO", script="rloo.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)
+    ),
+    Shortage(name="SFT", script="sft.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)),
+    Shortage(
+        name="micro-batch of one", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,), batch_size=1,
+        words=("--gradient-accumulation-steps", "2", "--steps-per-generation", "4"), exact=True,
+    ),
+    Shortage(
+        name="micro-batch of an odd size", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,),
+        batch_size=6 // 2, words=("--steps-per-generation", "4", "--num-generations", "3"), exact=True,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CAMPAIGN, ids=str)
+def test_a_rank_that_runs_out_of_memory_changes_no_weights(
+    case: Shortage, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """In every phase, at the first step, in a rollout, as NCCL's error, and more than once."""
+    expected = reference(case, tmp_path, runs)
+    run = short_of_memory(case, runs, tmp_path / "out").start()
+    assert run.wait(240) == 0, run.tail()
+    check(case, run, tmp_path / "out", expected)
+
+
+@pytest.mark.full
+def test_a_supervisor_that_is_killed_after_a_change_keeps_the_plan(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The next launch of the run ends in the same weights as the changed run that nobody killed."""
+    undisturbed = short_of_memory(
+        TWO_HALVINGS, runs, tmp_path / "undisturbed", name="undisturbed-run"
+    ).start()
+    assert undisturbed.wait(240) == 0, undisturbed.tail()
+    run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out").start()
+    run.until(lambda events: len([event for event in events if event["event"] == "plan_changed"]) == 2)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait(20)
+    run.start()
+    assert run.wait(240) == 0, run.tail()
+    assert plans_of(run) == [HALVED, QUARTERED], run.tail()
+    assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
+
+
+REFUSALS = {
+    "bnpo": ({"loss_type": "bnpo"}, "bnpo"),
+    "entropy-bonus": ({"entropy_coef": 0.01}, "entropy bonus"),
+    "adaptive-entropy": ({"use_adaptive_entropy": True}, "entropy bonus"),
+    "top-entropy": ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
+    name: str, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    settings, words = REFUSALS[name]
+    case = Shortage(
+        name=name,
+        inject=("oom@rank1:step2:phase=backward",),
+        plans=(CHECKPOINTED,),
+        settings=settings,
+        exact=True,
+    )
+    expected = reference(case, tmp_path, runs)
+    run = short_of_memory(case, runs, tmp_path / "out").start()
+    assert run.wait(240) == 0, run.tail()
+    check(case, run, tmp_path / "out", expected)
+    assert any(words in why for why in refused_by(run))
+    assert words in run.tail()
+
+
+EXHAUSTED = Shortage(
+    name="nothing left",
+    inject=("oom@rank1:step2:phase=backward", "oom@rank0:step3:phase=backward"),
+    plans=(SEGMENTS,),
+    words=("--max-completion-length", "40"),
+    settings={"loss_type": "bnpo", "activation_checkpointing": True},
+)
+
+
+@pytest.mark.full
+def test_a_run_with_no_change_left_ends_and_proposes_what_would_change_the_experiment(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = short_of_memory(EXHAUSTED, runs, tmp_path / "out").start()
+    assert run.wait(240) == 93, run.tail()
+    assert plans_of(run) == [SEGMENTS], run.tail()
+    for words in ("bnpo", "gradient checkpointing is on already", "shorter completions", "--allow-degrade"):
+        assert words in run.tail()
+
+
+@pytest.mark.full
+def test_a_user_who_allows_it_gets_shorter_completions(runs: Callable[..., Run], tmp_path: Path) -> None:
+    case = replace(EXHAUSTED, plans=(SEGMENTS, SEGMENTS | {"max_completion_length": 20}))
+    run = short_of_memory(case, runs, tmp_path / "out", "--allow-degrade").start()
+    assert run.wait(240) == 0, run.tail()
+    assert plans_of(run) == list(case.plans), run.tail()
+    assert "completions are shorter than the script asks for" in run.tail()
