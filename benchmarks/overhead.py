@@ -6,9 +6,8 @@ equally. Every step performs a fixed amount of work, half sleeping and half comp
 "until a deadline" would hide the overhead. The script measures the times; start-up and the first steps do not
 count. `--control` compares torchrun with itself, and thereby shows the resolution of the method.
 
-The runs with short steps exceed step 100, so that they include one memory hygiene at the default
-`--hygiene-every 100`; the runs with long steps do not. Metrics and all other settings have their defaults. No
-checkpoints are saved.
+Metrics and all other settings have their defaults: the memory of each phase is measured, and hygiene is considered, but
+not needed. No checkpoints are saved.
 """
 
 from __future__ import annotations

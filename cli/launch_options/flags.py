@@ -137,7 +137,8 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=RunConfig.hygiene_every,
         metavar="STEPS",
-        help="steps between garbage collections, on the same step on all ranks; 0 for none (default: %(default)s)",
+        help="steps after which it is considered whether collecting garbage or releasing cached GPU memory pays; done on the"
+        " same step on all ranks; 0 for never (default: %(default)s)",
     )
     group.add_argument(
         "--allow-degrade",

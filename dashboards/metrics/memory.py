@@ -98,6 +98,16 @@ MEMORY_METRICS: tuple[Metric[Observation], ...] = (
         help="Most host memory of the rank known for each phase of this attempt, shared memory included.",
     ),
     Metric(
+        name="grpo_rank_hygiene_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
+        read=_rank(lambda memory: memory.freed_bytes),
+        help="Host memory that memory hygiene has freed in this attempt.",
+    ),
+    Metric(
+        name="grpo_rank_hygiene_released_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
+        read=_device(lambda memory: memory.released_bytes),
+        help="GPU memory that memory hygiene has returned to the device in this attempt.",
+    ),
+    Metric(
         name="grpo_rank_memory_accounting_seconds_total", kind="counter", unit="seconds", labels=(RANK,),
         read=_rank(lambda memory: memory.spent_seconds),
         help="Time the rank spent on measuring its memory in this attempt.",

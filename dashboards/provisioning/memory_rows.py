@@ -39,6 +39,23 @@ def memory_rows(run: str) -> list[BuiltPanel]:
             " Empty if there were none.",
         ),
         time_series(
+            "Freed by memory hygiene", width=12, height=8, unit="bytes",
+            queries={
+                "rank {{rank}}, host": f"max by (rank) (grpo_rank_hygiene_freed_bytes_total{{{run}}}) > 0",
+                "rank {{rank}}, GPU": f"max by (rank) (grpo_rank_hygiene_released_bytes_total{{{run}}}) > 0",
+            },
+            description="Host memory freed by collecting garbage, and GPU memory returned to the device, in this attempt."
+            " Empty if there was none to free.",
+        ),
+        time_series(
+            "Time measuring memory", width=12, height=8, unit="percentunit",
+            queries={
+                "rank {{rank}}": "max by (rank)"
+                f" (rate(grpo_rank_memory_accounting_seconds_total{{{run}}}[$__rate_interval]))",
+            },
+            description="Fraction of time each rank spends on measuring the memory of its phases.",
+        ),
+        time_series(
             "Highest host memory by phase", width=12, height=8, unit="bytes",
             queries={"rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_rank_resident_peak_bytes{{{run}}})"},
             description="Most host memory known of each rank in each phase of this attempt, shared memory included.",

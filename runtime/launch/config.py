@@ -141,8 +141,8 @@ class RunConfig:
     """Faults to inject."""
     strict_drills: bool = False
     """Whether a run in which an injected fault never happened has failed."""
-    hygiene_every: int = 100
-    """Optimizer steps between garbage collections on all ranks; 0 for never."""
+    hygiene_every: int = 10
+    """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     snapshot_every: int | None = None
     """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
     snapshot_directory: PathText | None = None

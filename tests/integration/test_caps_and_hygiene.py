@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
-STEPS = ("--max-steps", "8", "--save-steps", "4")
+from grpo_run.runtime.board.board import Board
 
 
 def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_path: Path) -> None:
@@ -45,10 +47,51 @@ def test_caps_that_are_never_hit_change_no_weight(
     assert digest(tmp_path / "out") == undisturbed(script, 12)
 
 
-def test_hygiene_runs_at_its_interval_and_records_its_duration(runs: Callable[..., Run]) -> None:
-    """`--hygiene-every 3` runs after steps 3 and 6 of 8, and the journal records each duration."""
-    run = runs("--hygiene-every", "3", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "out", *STEPS).start()  # fmt: skip
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """What the script has recorded of the collections of both ranks."""
+    return [json.loads((folder / f"collections-rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It is freed, its cost is journaled, the weights are unchanged, and no training step has an automatic collection."""
+    run = runs(
+        "--hygiene-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
+        "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1", "--garbage-mib", "128", "--own-choice", "threshold",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     cleaned = run.events("hygiene")
-    assert [event["step"] for event in cleaned] == [3, 6]
+    steps = [event["step"] for event in cleaned]
+    assert steps
+    assert {(event["rank"], event["garbage"], event["caches"]) for event in cleaned} == {(0, True, False)}
     assert all(0 < event["seconds"] < 5 for event in cleaned)
+    board = Board.open(run.directory / "board.mmap")
+    for rank, record in enumerate(recorded(tmp_path / "out")):
+        assert [step for step in record["full"] if step] == steps
+        assert record["inside"] == 0
+        assert record["outside"] > 0
+        assert (record["enabled"], record["threshold"]) == (True, [500, 9, 100_000])
+        slot = board.read(rank)
+        assert slot is not None
+        assert slot.hygiene_runs == len(steps)
+    memory = board.rank_memory(1)
+    assert memory is not None
+    assert memory.freed_bytes > 256 * 2**20
+    assert digest(tmp_path / "out") == undisturbed("sft.py", 16)
+
+
+@pytest.mark.full
+def test_a_script_that_disables_collection_keeps_that(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Nothing is collected automatically, in a phase or outside; and without garbage nothing is collected at all."""
+    run = runs(
+        "--hygiene-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
+        "--save-steps", "100", "--own-choice", "disable",
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    assert run.events("hygiene") == []
+    for record in recorded(tmp_path / "out"):
+        assert record["enabled"] is False
+        assert record["inside"] == 0
+        assert set(record["full"]) <= {0}  # a library collects before the first step
+        assert record["outside"] == len(record["full"])

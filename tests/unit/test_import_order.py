@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("accounting",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting",),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -123,6 +123,8 @@ PURE = (
     "runtime.continuity.recovery",
     "runtime.continuity.rewards",
     "runtime.continuity.train_calls",
+    "trainers.accounting.step_memory",
+    "trainers.hygiene.policy",
     "trainers.rewards.bisection",
     "trainers.rewards.deadlines",
     "trainers.rewards.workers.output",

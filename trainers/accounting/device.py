@@ -64,6 +64,23 @@ class DeviceMemory:
             ooms=statistics.get("num_ooms", 0),
         )
 
+    def sizes(self) -> tuple[int, int]:
+        """Return (allocated, reserved) of now, and leave the peaks alone; 0 without an initialized device."""
+        if self._peaks is None or not self._cuda.is_initialized():
+            return 0, 0
+        return int(self._cuda.memory_allocated()), int(self._cuda.memory_reserved())
+
+    def free_bytes(self) -> int:
+        """Return how much of the device nobody uses, as the driver says; 0 without an initialized device."""
+        if self._peaks is None or not self._cuda.is_initialized():
+            return 0
+        return int(self._cuda.mem_get_info()[0])
+
+    def release(self) -> None:
+        """Return to the device what the allocator holds and no tensor uses."""
+        if self._peaks is not None and self._cuda.is_initialized():
+            self._cuda.empty_cache()
+
 
 def _current(statistics: dict[str, Any], name: str) -> int:
     """Allocators other than torch's own lack some statistics."""

@@ -13,14 +13,19 @@ from typing import Protocol
 
 from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.trainers.accounting.device import DeviceReading
+from grpo_run.trainers.accounting.resident import HostReading
+from grpo_run.trainers.accounting.step_memory import StepMemory
 from grpo_run.watchdog.observation import Phase
 
 SHARE_WITH_DEVICE = 0.002
 SHARE_ON_HOST = 0.0005
-"""What measuring may take of the time. A reading takes about 50 µs with a device and 8 µs without, and a step has 10 to 20:
-steps of 0.5 s and more are all measured on a device, and steps of 50 ms at a cost of 0.025 ms on a CPU."""
-ADVANCE_NS = 2_000_000
-"""What may be spent before any time has passed: the first steps, in which memory grows, are all measured."""
+"""What measuring may take of the time since the first step. A step has 5 to 20 readings. With a device each is estimated to
+take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs (docs/benchmarks.md), and steps of 50 ms
+cost 0.025 ms on average."""
+SELDOM_NS = 200_000_000
+"""How often memory is read at the end of steps whose phases are not measured: hygiene needs it."""
+ADVANCE_NS = 500_000
+"""What may be spent in addition, so that the steps after the first one, in which memory still grows, are measured as well."""
 
 
 class Device(Protocol):
@@ -33,8 +38,8 @@ class Device(Protocol):
 class Host(Protocol):
     """What is read of this process; see `resident.ResidentMemory`."""
 
-    def read(self) -> tuple[int, int]:
-        """Return (resident bytes now, the most that this process has had)."""
+    def read(self) -> HostReading:
+        """Return the figures of now."""
 
 
 class PhaseAccounting:
@@ -60,10 +65,14 @@ class PhaseAccounting:
         self._host = host
         self._warn = warn
         self._clock = clock
-        self._began = clock()
+        self._first_step: tuple[int, int] | None = None
+        """When the first step has ended, and what had been spent until then."""
         self._measuring = True
         self._failed = False
-        self._most_resident = host.read()[1]
+        self._most_resident = host.read().most_resident
+        self._anonymous = 0
+        self._step_peak = 0
+        self._read_at = clock()
         self._counters = (0, 0)
 
     def changed(self, ended: Phase | None) -> None:
@@ -75,15 +84,32 @@ class PhaseAccounting:
         if self._measuring:
             self._measure(ended)
 
-    def step_ended(self) -> None:
-        """Decide whether the next step is measured."""
-        totals = self._area.totals
+    def step_ended(self) -> StepMemory | None:
+        """Return the memory at the end of a step, and decide whether the phases of the next one are measured.
+
+        Call it when the next phase has begun. None if the memory was not read. The peak is that since the last such
+        reading.
+        """
+        if self._failed:
+            return None
+        totals, now = self._area.totals, self._clock()
+        if self._first_step is None:
+            self._first_step = now, totals.spent_ns
+        began, spent = self._first_step
         share = SHARE_WITH_DEVICE if totals.has_device else SHARE_ON_HOST
-        measuring = not self._failed and totals.spent_ns <= ADVANCE_NS + share * (self._clock() - self._began)
-        if measuring and not self._measuring:
+        affordable = totals.spent_ns - spent <= ADVANCE_NS + share * (now - began)
+        if not self._measuring:
+            if not affordable and now - self._read_at < SELDOM_NS:
+                return None
             self._measure(None)  # what has passed since the last reading belongs to no single phase
-            measuring = not self._failed
-        self._measuring = measuring
+        self._measuring = affordable and not self._failed
+        if self._failed:
+            return None
+        peak, self._step_peak = self._step_peak, 0
+        return StepMemory(
+            allocated=totals.allocated_bytes, reserved=totals.reserved_bytes, peak_allocated=peak,
+            resident=totals.resident_bytes, anonymous=self._anonymous, capacity=totals.capacity_bytes,
+        )  # fmt: skip
 
     def script_raised(self, running: Phase | None) -> None:
         """Measure once more, also in a step that is not measured, because an exception has ended the script.
@@ -103,11 +129,12 @@ class PhaseAccounting:
             self._warn(f"memory is not measured any more: {type(error).__name__}: {error}")
             return
         self._record(ended, device, host)
-        self._area.totals.spent_ns += self._clock() - began
+        self._read_at = self._clock()
+        self._area.totals.spent_ns += self._read_at - began
 
-    def _record(self, ended: Phase | None, device: DeviceReading | None, host: tuple[int, int]) -> None:
+    def _record(self, ended: Phase | None, device: DeviceReading | None, host: HostReading) -> None:
         totals = self._area.totals
-        resident, most_resident = host
+        resident, self._anonymous, most_resident = host
         # without a new highest of the process, only the end of the phase is known
         peak_resident = most_resident if most_resident > self._most_resident else resident
         self._most_resident = most_resident
@@ -121,6 +148,7 @@ class PhaseAccounting:
             totals.reserved_bytes = device.reserved
             totals.inactive_split_bytes = device.inactive_split
             totals.peak_allocated_bytes = max(totals.peak_allocated_bytes, device.peak_allocated)
+            self._step_peak = max(self._step_peak, device.peak_allocated)
             totals.peak_reserved_bytes = max(totals.peak_reserved_bytes, device.peak_reserved)
             # the script may have reset the allocator's counters
             retries, ooms = (

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import replace
 
 from grpo_run.trainers.calls.requests import UserRequests
+from grpo_run.trainers.hygiene.policy import NOTHING, Need
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.vote import Flags, Vote, VoteResult
@@ -55,13 +56,16 @@ class StepVote:
         """Report in the next vote that a deadline has ended a rollout on this rank."""
         self._timed_out = True
 
-    def start(self, step: int, *, snapshot: bool, learning: Flags) -> VoteResult | None:
+    def start(
+        self, step: int, *, snapshot: bool, learning: Flags, hygiene: Need = NOTHING
+    ) -> VoteResult | None:
         """Start the vote on a finished step; the vote before must have been collected.
 
         Args:
             step: the optimizer step that is done.
             snapshot: whether this rank wants a snapshot.
             learning: the flags that its learning guards set.
+            hygiene: what this rank needs freed.
 
         Returns:
             The result of the votes collected since the last `start`, to act on now; None if there were none.
@@ -74,6 +78,8 @@ class StepVote:
             save=save and not (result is not None and result.flags.save),
             snapshot=snapshot,
             timed_out=self._timed_out,
+            collect=hygiene.collect,
+            release=hygiene.release,
         )
         self._timed_out = False
         self._session.votes.start(Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags))

@@ -7,14 +7,16 @@ checkpoint itself (`saving/saver.py`).
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.trainers.calls import hygiene
 from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.hygiene.hygiene import StepHygiene
+from grpo_run.trainers.hygiene.policy import Need
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.saver import Saver
@@ -37,9 +39,16 @@ class CallSteps:
         self._ordinal = ordinal
         self._step_vote = step_vote
         self._saver = saver
+        self._hygiene = self._make_hygiene(session.config.hygiene_every)
 
     def begin(
-        self, step: int, target_steps: int, *, record: Mapping[str, Any], restoring: bool = False
+        self,
+        step: int,
+        target_steps: int,
+        *,
+        record: Mapping[str, Any],
+        restoring: bool = False,
+        engine_sleeps: bool = False,
     ) -> None:
         """Publish that the call begins; its state is loaded.
 
@@ -48,7 +57,11 @@ class CallSteps:
             target_steps: how many steps the call takes; 0 if not known.
             record: what the journal records of the call besides its steps.
             restoring: the call was finished in an earlier attempt and takes no steps now.
+            engine_sleeps: a vLLM engine in this process releases its memory between rollouts. There is no hygiene then: the
+                trainer releases caches itself before it wakes the engine.
         """
+        if engine_sleeps:
+            self._hygiene = self._make_hygiene(0)
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal
@@ -84,18 +97,19 @@ class CallSteps:
         session, slot = self._session, self._session.slot
         if not collected:  # before the optimizer's step
             self._step_vote.collect()
-        if hygiene.due(step, session.config.hygiene_every):
-            seconds = hygiene.clean(slot)
-            if session.is_main:
-                session.journal.write("hygiene", rank=session.rank, step=step, seconds=seconds)
         cadence = self._saver.cadence
         learning = self._guards.end_step(step, values)
         result = self._step_vote.start(
-            step, snapshot=session.is_main and cadence.wanted(step), learning=learning
+            step,
+            snapshot=session.is_main and cadence.wanted(step),
+            learning=learning,
+            hygiene=self._hygiene.take_need(),
         )
+        if result is not None:
+            self._hygiene.clean(step, Need(result.flags.collect, result.flags.release))
         slot.step = step
         slot.replace(Phase.data)
-        session.accounting.step_ended()
+        self._hygiene.observe(step, session.accounting.step_ended())
         slot.publish()
         if learning.tripped:  # before the next rollout, which may fail with such weights
             self._step_vote.collect()
@@ -109,6 +123,17 @@ class CallSteps:
         )
         if result is not None and result.flags.timed_out and session.is_main:
             session.journal.write("rollout_timed_out", rank=session.rank, step=result.step)
+
+    def _make_hygiene(self, every: int) -> StepHygiene:
+        session = self._session
+        journal = functools.partial(session.journal.write, "hygiene", rank=session.rank)
+        return StepHygiene(
+            every,
+            session.slot,
+            session.device_memory,
+            session.host_memory,
+            journal=journal if session.is_main else None,
+        )
 
     def end(self) -> None:
         """Commit the last step."""

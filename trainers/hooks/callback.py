@@ -78,7 +78,15 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._loaded()
         # what one rollout takes at most; other trainers do not generate
         self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
-        self._steps.begin(state.global_step, state.max_steps, record=self._record, restoring=self._restoring)
+        self._steps.begin(
+            state.global_step,
+            state.max_steps,
+            record=self._record,
+            restoring=self._restoring,
+            engine_sleeps=bool(
+                getattr(args, "use_vllm", False) and getattr(args, "vllm_enable_sleep_mode", False)
+            ),
+        )
         if self._restored is not None and not self._restoring:
             self._saver.saved_step = state.global_step
             self._restored.begin()

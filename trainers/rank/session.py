@@ -25,6 +25,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.trainers.accounting.device import DeviceMemory
 from grpo_run.trainers.accounting.phases import PhaseAccounting
 from grpo_run.trainers.accounting.resident import ResidentMemory
+from grpo_run.trainers.hygiene.automatic import AutomaticCollection
 from grpo_run.trainers.rank.collectives.backward_passes import log_backward_passes
 from grpo_run.trainers.rank.collectives.recorder import Recorder
 from grpo_run.trainers.rank.heartbeat import start_heartbeat
@@ -34,7 +35,7 @@ from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
-from grpo_run.watchdog.observation import RankState
+from grpo_run.watchdog.observation import Phase, RankState
 
 CONNECT_SECONDS = 300.0
 """Time limit for all ranks to connect to the vote group."""
@@ -65,9 +66,11 @@ class Session:
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.device_memory = DeviceMemory()
+        self.host_memory = ResidentMemory()
         self.accounting = PhaseAccounting(
-            self.slot.memory_area, self.device_memory, ResidentMemory(), warn=self.warn_in_journal
+            self.slot.memory_area, self.device_memory, self.host_memory, warn=self.warn_in_journal
         )
+        self._automatic_collection = AutomaticCollection()
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
@@ -98,8 +101,8 @@ class Session:
         """Start the heartbeat; log collectives and connect the vote group once the script has imported the libraries."""
         self.injector = self._make_injector()
         os.register_at_fork(after_in_child=self._leave_rank)
-        start_heartbeat(self.slot, HEARTBEAT_SECONDS)
-        self.slot.on_change = lambda ended, begun: self.accounting.changed(ended)
+        start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
+        self.slot.on_change = self._phase_changes
         wrapt.register_post_import_hook(self.device_memory.connect, "torch.cuda.memory")
         wrapt.register_post_import_hook(self.device_memory.connect_accelerator, "torch.accelerator.memory")
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
@@ -180,9 +183,15 @@ class Session:
         """Journal a warning that concerns this rank; print nothing."""
         self.journal.write("warning", rank=self.rank, text=text)
 
+    def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
+        self.accounting.changed(ended)
+        if self.config.hygiene_every:
+            self._automatic_collection.changed(begun)
+
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""
         self.slot.detach()
+        self._automatic_collection.restore()
         for group in self._vote_groups:
             group.detach()
         # the rank's file of stacks is evidence; a crash of this process is printed like its other output

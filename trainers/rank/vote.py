@@ -29,6 +29,10 @@ class Flags(NamedTuple):
 
     timed_out: bool = False
     """A deadline has ended a rollout of this step."""
+    collect: bool = False
+    """Collect garbage after the next step: a rank's memory has grown."""
+    release: bool = False
+    """Return cached device memory after the next step: a rank needs it."""
 
     def union(self, other: Flags) -> Flags:
         """Return the flags that are set in either."""
