@@ -13,6 +13,7 @@ from grpo_run.runtime.continuity.memory.facts_file import write_facts
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.trainers.memory_plan import deepspeed
+from grpo_run.trainers.memory_plan.overrides import passes_on
 from grpo_run.trainers.memory_plan.record import record_of
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
@@ -124,12 +125,13 @@ def _kind(trainer: Any) -> tuple[TrainerKind | Literal["other"], type | None]:
 
 
 def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
-    """Yield what of a library's trainer a script replaces, in a subclass or on the object."""
+    """Yield what of a library's trainer a script replaces, in a subclass or on the object, and does not only pass on."""
     if base is None:
         return
     classes = type(trainer).__mro__[: type(trainer).__mro__.index(base)]
     for name in trainer_names.LOSS_METHODS:
-        if name in vars(trainer) or any(name in vars(one) for one in classes):
+        replaced = [vars(one)[name] for one in (trainer, *classes) if name in vars(one)]
+        if not all(passes_on(method, name) for method in replaced):
             yield name
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func"
