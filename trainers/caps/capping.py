@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.caps import backends, generation
+from grpo_run.trainers.caps import backends
+from grpo_run.trainers.caps.calls import generation
 from grpo_run.trainers.caps.criteria import CapCriteria
 from grpo_run.trainers.caps.deadline import Deadline
 from grpo_run.trainers.caps.decisions import Decision
@@ -139,9 +140,9 @@ class Capping:
         pair = isinstance(result, tuple)
         completions: Sequence[Sequence[int]] = result[0] if pair else result
         cuts: Sequence[Cut | None] = [None] * len(completions)
-        if turn is not None and turn.criteria is not None:
-            cuts = turn.criteria.cuts([len(tokens) for tokens in completions])
-            rollout.steps += turn.criteria.steps
+        if turn is not None and turn.begun:
+            cuts = turn.cuts([len(tokens) for tokens in completions])
+            rollout.steps += turn.steps
         elif uses_vllm and self._settings.repetition is not None:
             window = self._settings.repetition
             cuts = [backends.vllm_cut(tokens, rollout.end_tokens, window) for tokens in completions]
@@ -149,13 +150,15 @@ class Capping:
         self._refused += [tokens for tokens, one in zip(ended, cuts, strict=True) if one is not None]
         return (ended, *result[1:]) if pair else ended
 
-    def _criteria(self, rollout: Rollout, prompt_length: int, end_tokens: Collection[int]) -> CapCriteria:
+    def _criteria(
+        self, rollout: Rollout, prompt_length: int, end_tokens: Collection[int], earlier: int
+    ) -> CapCriteria:
         window = self._settings.repetition
         return CapCriteria(
             prompt_length,
             end_tokens,
             repetition=None if window is None else Repetition(prompt_length, window=window),
-            out_of_time=rollout.out_of_time,
+            out_of_time=lambda steps: rollout.out_of_time(earlier + steps),
         )
 
     @contextmanager

@@ -46,9 +46,9 @@ def install_guard(session: Session) -> None:
         wrapt.register_post_import_hook(
             functools.partial(_plan_memory, session=session), "transformers.training_args"
         )
+    if own_caps(session.config.generation).stops or session.settings.memory_plan.generation_sub_batches > 1:
+        wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
     if session.config.generation:
-        if own_caps(session.config.generation).stops:
-            wrapt.register_post_import_hook(_cap_generate, "transformers.generation.utils")
 
         def journal(**fields: Any) -> None:
             if session.is_main:
@@ -79,9 +79,9 @@ def _plan_memory(module: Any, session: Session) -> None:
     configuration.install(module.TrainingArguments, session.settings.memory_plan, report)
 
 
-def _cap_generate(module: Any) -> None:
+def _wrap_generate(module: Any) -> None:
     """Wrap `generate` before a script can keep it in a function of its own."""
-    from grpo_run.trainers.caps import generation
+    from grpo_run.trainers.caps.calls import generation
 
     generation.install()
 

@@ -16,10 +16,12 @@ from grpo_run.trainers.exclusion.repeated_steps import read_earlier
 from grpo_run.trainers.hooks.phases import mark_trainer
 from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.hooks.tools import mark_tools
+from grpo_run.trainers.memory_plan.sub_batches import in_sub_batches
 from grpo_run.trainers.quarantine.attach import PromptQuarantine
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rewards.served import rewards_of
 from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
+from grpo_run.trainers.saving import description
 
 
 @contextmanager
@@ -35,6 +37,9 @@ def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: 
     """
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
+        parts = session.settings.memory_plan.generation_sub_batches
+        sharded = description.layout(trainer) != description.REPLICATED
+        hooks.enter_context(in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn))
         end_reasons = hooks.enter_context(
             capped_rollouts(trainer, session, train_call, step_vote.report_timed_out)
         )

@@ -10,6 +10,9 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape, digest_model_shape
 
+REPLICATED = "ddp"
+"""The layout in which every rank holds the full state."""
+
 
 def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
     """Return name, full shape and type of every parameter; empty if the trainer builds its model later."""
@@ -49,7 +52,7 @@ def layout(trainer: Any) -> str:
         return f"deepspeed-zero{getattr(plugin, 'zero_stage', '')}"
     if getattr(trainer, "is_fsdp_enabled", False):
         return "fsdp2" if getattr(accelerator, "is_fsdp2", False) else "fsdp1"
-    return "tensor-parallel" if getattr(trainer, "is_tp_enabled", False) else "ddp"
+    return "tensor-parallel" if getattr(trainer, "is_tp_enabled", False) else REPLICATED
 
 
 def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:

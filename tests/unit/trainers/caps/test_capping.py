@@ -18,10 +18,13 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.caps import apply, generation
+from grpo_run.trainers.caps import apply
+from grpo_run.trainers.caps.calls import generation
 from grpo_run.trainers.caps.capping import Capping
+from grpo_run.trainers.caps.decisions import Decision
 from grpo_run.trainers.caps.rollout import Rollout
 from grpo_run.trainers.caps.settings import CapSettings
+from grpo_run.trainers.memory_plan.sub_batches import in_sub_batches
 
 PAD, EOS, LOOP, END, LONG = 0, 1, 2, 10, 20
 """The last three are prompts: a loop of two tokens, an end after five, and no end before the maximum of 40."""
@@ -244,3 +247,73 @@ def test_a_trainer_that_does_not_generate_is_left_alone() -> None:
     trainer = SimpleNamespace(args=None)
     with Capping(trainer, CapSettings(repetition=16)).applied():
         assert vars(trainer) == {"args": None}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 50])
+@pytest.mark.parametrize(
+    "settings", [CapSettings(), CapSettings(repetition=16)], ids=["uncapped", "repetition"]
+)
+def test_greedy_rollouts_in_parts_are_those_of_one_call(
+    make: Make, count: int, settings: CapSettings
+) -> None:
+    """Also where a cap ends completions of one part: the model is planted, so it draws nothing that matters."""
+    trainer, warned = make(), list[str]()
+    whole, capping = rollout(trainer, settings)
+    reasons = capping.end_reasons()
+    with in_sub_batches(trainer, count, sharded=False, warn=warned.append):
+        found, capping = rollout(trainer, settings)
+    assert capping.end_reasons() == reasons
+    assert found.keys() == whole.keys()
+    for name in ("completion_ids", "completion_mask", "prompt_ids", "advantages"):
+        assert torch.equal(found[name], whole[name])
+    assert warned == []
+
+
+def test_each_part_is_one_call_of_fewer_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    trainer = make()
+    prepare = type(trainer.model).prepare_inputs_for_generation
+
+    def counted(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        rows.append(len(input_ids))
+        return prepare(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(type(trainer.model), "prepare_inputs_for_generation", counted)
+    with in_sub_batches(trainer, 4, sharded=False, warn=pytest.fail):
+        rollout(trainer, CapSettings())
+    assert [rows[0], rows[-1], max(rows)] == [2, 1, 2]
+
+
+def test_a_deadline_counts_the_tokens_of_all_parts(make: Make) -> None:
+    """It passes in the second part; repeated, it ends after the same token."""
+    reports: list[Rollout] = []
+    trainer, seconds = make(), iter(range(1000))
+    with in_sub_batches(trainer, 2, sharded=False, warn=pytest.fail):
+        found, _ = rollout(
+            trainer, CapSettings(max_time=50.0), clock=lambda: float(next(seconds)), report=reports.append
+        )
+        (first,) = reports
+        decided = Decision(steps=first.steps, timed_out_after=first.timed_out_after)
+        again, _ = rollout(trainer, CapSettings(max_time=50.0), clock=lambda: 0.0, decided=lambda: decided)
+    assert MAX_LENGTH < first.timed_out_after == first.steps
+    assert torch.equal(found["completion_ids"], again["completion_ids"])
+    assert torch.equal(found["completion_mask"], again["completion_mask"])
+
+
+def test_what_cannot_be_divided_is_said_once(make: Make) -> None:
+    """A model that generates in its own way."""
+    trainer, warned = make(), list[str]()
+    trainer.model.generate = lambda input_ids, **keywords: torch.cat([input_ids, input_ids], 1)
+    with in_sub_batches(trainer, 2, sharded=False, warn=warned.append):
+        for _ in range(2):
+            rollout(trainer, CapSettings())
+    (line,) = warned
+    assert "2 parts" in line
+
+
+def test_where_a_call_is_collective_turns_with_tools_stay_whole(make: Make) -> None:
+    trainer = make()
+    trainer.tools = [len]
+    original = trainer._generate_single_turn
+    with in_sub_batches(trainer, 2, sharded=True, warn=pytest.fail):
+        assert trainer._generate_single_turn == original
