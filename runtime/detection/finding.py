@@ -1,20 +1,22 @@
-"""A confirmed hang, as the hang detector reports it to the supervisor. Plain data."""
+"""A confirmed hang, as the hang detector reports it to the supervisor, or ranks that need another memory plan. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
+from grpo_run.watchdog.out_of_memory.retries import Retries
 from grpo_run.watchdog.stalls.stall import Stall
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A confirmed hang: exactly one of `deadlock` and `stall` is set.
+    """A confirmed hang, or thrashing: exactly one of `deadlock`, `stall` and `retries` is set.
 
     `began_at_seconds` is when it began according to the ranks' own timestamps (monotonic clock).
     """
 
     deadlock: Deadlock | None = None
     stall: Stall | None = None
+    retries: Retries | None = None
     began_at_seconds: float

@@ -6,6 +6,7 @@ not start or terminate processes and takes no decision.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from grpo_run.runtime.supervision.memory.growth import MemoryGrowth
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.evidence.timeline import Timeline
 from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.out_of_memory.retries import RetryWatch
 
 
 class Attempt:
@@ -49,6 +51,8 @@ class Attempt:
         self.exits = Exits(self.files, warn)
         self.timeline = Timeline()
         self.growth = MemoryGrowth()
+        self.retries = RetryWatch()
+        self._has_devices = True
         """Of the ranks' memory on devices."""
         self.committed = (0, 0)
         """(train call, step) of the newest step committed in this attempt."""
@@ -105,7 +109,17 @@ class Attempt:
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
         self.growth.committed(lambda: self.read_memory(board))
+        self._watch_retries(commit.step, slots, board)
         return commit
+
+    def _watch_retries(self, step: int, slots: Mapping[int, Slot | None], board: Board) -> None:
+        if not self._has_devices:
+            return
+        memory = self.read_memory(board)
+        # a rank that has measured nothing yet may have one
+        self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
+        tokens = sum(slot.tokens_generated for slot in slots.values() if slot is not None)
+        self.retries.committed(step, time.monotonic(), tokens, memory)
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
         """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""

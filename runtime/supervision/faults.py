@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.continuity.rewards import HANGS_TO_MOVE
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
@@ -24,7 +25,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
-from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
+from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision
 from grpo_run.runtime.supervision.memory.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervision.policy import decide
@@ -163,6 +164,21 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+
+    def thrashing(self, attempt: Attempt) -> Finding | None:
+        """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.
+
+        A run that would be given up is left alone: it goes on, however slowly.
+        """
+        found = attempt.retries.found
+        if found is None or self._lifecycle.state is not RunState.running:
+            return None
+        self._reporter.warn_once(found.rank, "retried allocations", found.warning)
+        if not found.is_thrashing or not self._memory.can_change(
+            found.phase, several_nodes=attempt.on_several_nodes
+        ):
+            return None
+        return Finding(retries=found, began_at_seconds=time.monotonic())
 
     def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
         attempt, rank = context.attempt, verdict.culprit

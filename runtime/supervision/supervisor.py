@@ -347,7 +347,7 @@ class Supervisor:
                 return self._end(RunEvent.stopped, stop_code(self.history))
             self.stop.signalled.send(ranks, time.monotonic())
             return Directive.monitor
-        finding = self._hangs.poll(slots)
+        finding = self._hangs.poll(slots) or self._faults.thrashing(self.attempt)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

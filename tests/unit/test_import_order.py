@@ -117,6 +117,7 @@ PURE = (
     "watchdog.out_of_memory.figures",
     "watchdog.out_of_memory.output",
     "watchdog.out_of_memory.phases",
+    "watchdog.out_of_memory.retries",
     "watchdog.out_of_memory.shortage",
     "watchdog.out_of_memory.spellings",
     "runtime.continuity.own_training",

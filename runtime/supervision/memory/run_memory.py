@@ -20,8 +20,9 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervision.memory.ladder import PlanChange
+from grpo_run.runtime.supervision.memory.ladder import PlanChange, next_change
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision, Situation, decide_out_of_memory
+from grpo_run.runtime.supervision.memory.prediction import GPU_BYTES, Device
 from grpo_run.runtime.supervision.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervision.memory.rungs import Surroundings
 from grpo_run.runtime.supervision.memory.sentences import sentences
@@ -93,10 +94,7 @@ class RunMemory:
         situation = Situation(
             shortage=shortage,
             facts=facts,
-            around=Surroundings(
-                segments_refused=refused_by_vllm(),
-                own_allocator_setting=self._own_allocator_setting,
-            ),
+            around=self._around(),
             start=expected_start(history.calls, history.own, trained=trained, now=history.last_time or 0.0),
             budget=self._config.budget.failures_without_progress,
             grown_bytes=grown_bytes,
@@ -104,6 +102,30 @@ class RunMemory:
             allow_degrade=self._config.allow_degrade,
         )
         return decide_out_of_memory(history, situation)
+
+    def can_change(self, phase: MemoryPhase, *, several_nodes: bool) -> bool:
+        """Whether there is a change that lowers the peak of a phase and keeps the update exactly.
+
+        Args:
+            phase: whose peak is too high.
+            several_nodes: the run has ranks on other nodes.
+        """
+        facts = self._facts()
+        if facts is None or several_nodes or self._config.budget.failures_without_progress == 0:
+            return False
+        found = next_change(
+            phase,
+            facts,
+            self._history.memory.plan,
+            around=self._around(),
+            device=Device(capacity_bytes=GPU_BYTES, unallocated_bytes=None),
+        )
+        return isinstance(found, PlanChange) and not found.inexact
+
+    def _around(self) -> Surroundings:
+        return Surroundings(
+            segments_refused=refused_by_vllm(), own_allocator_setting=self._own_allocator_setting
+        )
 
     def change(self, change: PlanChange, phase: MemoryPhase) -> None:
         """Let the next attempt use a changed plan, and say so. The decision has been journaled."""

@@ -32,6 +32,8 @@ from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.evidence.collection import Evidence
 from grpo_run.watchdog.observation import Exit, Phase, RankError
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.retries import Retries
 from grpo_run.watchdog.stalls.stall import Stall
 
 PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
@@ -423,3 +425,12 @@ def test_ranks_that_wait_for_a_rank_without_memory_do_not_hang(scene: Scene) -> 
     write_error_of(context, 0, OUT_OF_MEMORY)
     verdict = investigate(scene.run, context).verdict
     assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 0)
+
+
+def test_a_rank_whose_allocator_thrashes_is_out_of_memory(scene: Scene) -> None:
+    """With evidence, as for a hang."""
+    retries = Retries(rank=1, phase=MemoryPhase.backward, step=30, commits=10, count=40, slowdown=3.5)
+    outcome = scene.investigate(finding=Finding(retries=retries, began_at_seconds=0.0))
+    assert scene.done == ["evidence"]
+    assert outcome.folder.name == "0001-gpu_oom"
+    assert (outcome.verdict.culprit, outcome.verdict.step) == (1, 30)

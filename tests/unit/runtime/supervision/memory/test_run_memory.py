@@ -11,7 +11,7 @@ from support.memory_cases import GRPO, facts
 from grpo_run.runtime.continuity.decision import Action
 from grpo_run.runtime.continuity.memory.facts_file import write_facts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.live_history import LiveHistory
@@ -168,3 +168,18 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
         later.memory.begin_attempt()
         assert later.history.memory.plan == expected
         later.live.journal.close()
+
+
+def test_a_slow_run_is_interrupted_only_for_a_change_that_keeps_the_update(tmp_path: Path) -> None:
+    """Without facts, on several nodes, at the end of the ladder, and where nothing is restarted, it goes on."""
+    run = Supervised(tmp_path / "run")
+    phase = MemoryPhase.backward
+    assert not run.memory.can_change(phase, several_nodes=False)
+    write_facts(run.run.path, facts())
+    assert run.memory.can_change(phase, several_nodes=False)
+    assert not run.memory.can_change(phase, several_nodes=True)
+    write_facts(run.run.path, facts(dropout=True))
+    assert not run.memory.can_change(phase, several_nodes=False)
+    never = Supervised(tmp_path / "never", budget=Budget(failures_without_progress=0))
+    write_facts(never.run.path, facts())
+    assert not never.memory.can_change(phase, several_nodes=False)
