@@ -114,14 +114,13 @@ class StepClock:
         silent = self._seen - self._moved
         if self._position is None or silent <= self.deadline_seconds:
             return None
-        first = min(self._slots)
         ranks = tuple(sorted(self._slots))
         have = "has" if len(ranks) == 1 else "have"
         return Stall(
             cause=Cause.no_progress,
             culprits=(),
             waiters=ranks,
-            phase=self._slots[first].phase or Phase.forward_backward,
+            phase=self._slots[self._busiest].phase or Phase.forward_backward,
             deadline_seconds=self.deadline_seconds,
             waited_seconds=silent,
             sentence=f"No step was committed for {duration_text(self._seen - self._began)}, and {rank_names(ranks)} {have}"
@@ -159,10 +158,15 @@ class StepClock:
         generating = next((one for one in slot.phases if one.phase is Phase.generate), None)
         return generating is not None and slot.last_work_seconds < generating.since_seconds
 
+    @property
+    def _busiest(self) -> int:
+        """The rank that has waited least for the others."""
+        return min(self._slots, key=lambda rank: (self._ranks[rank].spent.get(Phase.vote, 0.0), rank))
+
     def _where(self) -> str:
-        """Where the time went, of the rank that has waited least for the others."""
-        rank, busiest = min(self._ranks.items(), key=lambda one: (one[1].spent.get(Phase.vote, 0.0), one[0]))
-        longest = sorted(busiest.spent.items(), key=lambda one: -one[1])[:SHOWN_PHASES]
+        """Where the time of the busiest rank went."""
+        rank = self._busiest
+        longest = sorted(self._ranks[rank].spent.items(), key=lambda one: -one[1])[:SHOWN_PHASES]
         parts = [f"{phase.name} {duration_text(seconds)}" for phase, seconds in longest if seconds >= 1.0]
         return f"of rank {rank}: {join_words(parts)}" if parts else "where the time went was not observed"
 

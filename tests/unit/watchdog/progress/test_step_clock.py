@@ -181,3 +181,102 @@ def test_a_rank_that_does_not_train_or_cannot_be_read_stops_the_clock(run: Run) 
     run.fields["state"] = RankState.training
     run.clock.record({0: run.slot(0), 1: None}, run.now)
     assert run.clock.position is None
+
+
+def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
+    """The whole sentence, with the rank, the times and the deadline."""
+    run = Run(make_slot)
+
+    def record(seconds: int, act: Callable[[], None]) -> None:
+        for _ in range(seconds):
+            run.now += POLL
+            act()
+            run.clock.record({3: run.slot(3)}, run.now)
+
+    record(2, run.works)
+    record(int(SETTINGS.startup_seconds), alternates(run))
+    assert run.clock.stall() is None  # the deadline is not exceeded yet
+    record(1, alternates(run))
+    stall = run.clock.stall()
+    assert stall is not None
+    assert (stall.waiters, stall.phase) == ((3,), Phase.reward)
+    assert (stall.waited_seconds, stall.deadline_seconds) == (3601.0, 3600.0)
+    assert stall.sentence == (
+        "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h (deadline"
+        " 1 h); of rank 3: reward 42 min and score 18 min."
+    )
+
+
+def test_the_rank_that_has_waited_least_says_where_the_time_went(make_slot: MakeSlot) -> None:
+    """The others wait for it in the vote."""
+    run = Run(make_slot)
+    run.passes(2.0, run.works)
+    run.enters(Phase.forward_backward, Phase.reward)
+    busy, polls = run.phases, int(SETTINGS.startup_seconds / 4) + 3
+    waiting = (OpenPhase(phase=Phase.vote, since_seconds=run.now),)
+    for _ in range(polls):
+        run.now += 4.0
+        slots = {
+            rank: make_slot(rank, phases=busy if rank == 1 else waiting, **run.fields) for rank in (0, 1)
+        }
+        run.clock.record(slots, run.now)
+    stall = run.clock.stall()
+    assert stall is not None
+    assert "; of rank 1: reward 1 h and score 1 s." in stall.sentence
+    assert (
+        "rank 0 and rank 1 have neither" in stall.sentence or "ranks 0 and 1 have neither" in stall.sentence
+    )
+
+
+def test_a_gap_of_five_seconds_was_observed_and_a_longer_one_was_not(run: Run) -> None:
+    """The clock counts the first and not the second."""
+
+    def silent_after(gap: float) -> float:
+        clock = StepClock(SETTINGS, run.now)
+        for seconds in (1.0, *[gap] * 1000):
+            run.now += seconds
+            clock.record({0: run.slot(0), 1: run.slot(1)}, run.now)
+        stall = clock.stall()
+        return stall.waited_seconds if stall else 0.0
+
+    run.fields["generation_passes"] = 7
+    run.enters(Phase.forward_backward, Phase.reward)
+    assert silent_after(5.0) == pytest.approx(5000.0)
+    assert silent_after(5.1) == 0.0
+
+
+def test_a_later_step_is_slow_after_five_times_the_longest(run: Run) -> None:
+    """Not after ten minutes, if steps of this run take as long; and only of its own call."""
+    run.passes(199.0, run.works)
+    run.commits()
+    run.passes(1.0, run.works)
+    run.passes(998.0, run.works)
+    assert run.clock.slow_sentence() is None
+    run.passes(20.0, run.works)
+    sentence = run.clock.slow_sentence()
+    assert sentence is not None
+    assert sentence.startswith(
+        "step 2 is slow, but moves: it has taken 17 min so far; of rank 0: score 17 min;"
+    )
+    assert sentence.endswith("when it ends cannot be estimated")
+    run.passes(60.0)
+    assert run.clock.slow_sentence() is not None  # something was done a minute ago
+    run.passes(1.0)
+    assert run.clock.slow_sentence() is None
+    run.fields["train_call"] = run.fields.get("train_call", 1) + 1
+    run.passes(2.0, run.works)
+    assert run.clock.deadline_seconds < SETTINGS.ceiling_seconds * 2
+
+
+def test_an_estimate_needs_a_limit_and_a_pace(run: Run) -> None:
+    """The slowest pace and the latest end, of the ranks that show them."""
+    run.enters(Phase.forward_backward, Phase.score, Phase.generate)
+    run.passes(SLOW_SECONDS + 10, run.works)
+    sentence = run.clock.slow_sentence()
+    assert sentence is not None
+    assert sentence.endswith("when it ends cannot be estimated")
+    run.fields["generation_limit"] = 1000.0
+    run.passes(1.0, run.works)
+    sentence = run.clock.slow_sentence()
+    assert sentence is not None
+    assert "generation ends within 7 min" in sentence
