@@ -25,6 +25,7 @@ from grpo_run.trainers.memory_plan.record import (
     checkpoints_activations,
     record_of,
 )
+from grpo_run.trainers.memory_plan.settings import why_not_divided
 
 STEPS = "steps_per_generation"
 VLLM_SHARE, VLLM_SLEEP = "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"
@@ -67,6 +68,9 @@ def _apply(configuration: Any, plan: MemoryPlan, made: list[Any]) -> Record:
     earlier = next((one for one in reversed(made) if _is_rebuilt(configuration, one)), None)
     sizes = _script_sizes(configuration, earlier)
     divisor = math.gcd(sizes.per_device, plan.micro_batch_divisor)
+    refusal = why_not_divided(configuration) if plan.micro_batch_divisor > 1 else ""
+    if refusal:
+        divisor = 1
     before = record_of(configuration) if earlier is None else record_of(earlier)
     changes = _other_changes(configuration, plan)
     record = Record(
@@ -74,6 +78,7 @@ def _apply(configuration: Any, plan: MemoryPlan, made: list[Any]) -> Record:
         gradient_accumulation_steps=sizes.accumulation,
         gradient_checkpointing=before.gradient_checkpointing,
         divided_by=divisor,
+        not_divided=refusal,
         others=before.others or {name: getattr(configuration, name) for name in changes},
     )
     configuration.per_device_train_batch_size, configuration.gradient_accumulation_steps = record.divided
@@ -144,7 +149,7 @@ def check(trainer: Any, plan: MemoryPlan) -> str | None:
     """Check that the plan took effect on a trainer.
 
     Returns:
-        A warning if the micro-batch cannot be divided as often as the plan says; else None.
+        A warning if the micro-batch is not, or cannot be, divided as often as the plan says; else None.
 
     Raises:
         ConfigError: a setting did not take effect, for example because the script has set it again.
@@ -170,6 +175,11 @@ def check(trainer: Any, plan: MemoryPlan) -> str | None:
         raise ConfigError(
             f"the memory plan did not take effect: {name} has gradient checkpointing turned off; set it when"
             f" {type(args).__name__} is built, not later"
+        )
+    if record.not_divided:
+        return (
+            f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but not that of {name}, whose update would"
+            f" not be the same: {record.not_divided}"
         )
     if record.divided_by != plan.micro_batch_divisor:
         return (

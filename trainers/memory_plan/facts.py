@@ -10,28 +10,32 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Literal
 
 from grpo_run.runtime.continuity.memory.facts_file import write_facts
+from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.trainers.memory_plan import deepspeed
 from grpo_run.trainers.memory_plan.overrides import passes_on
 from grpo_run.trainers.memory_plan.record import record_of
+from grpo_run.trainers.memory_plan.settings import TrainerKind, settings_of
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
 
-TrainerKind = Literal["grpo", "rloo", "sft", "transformers"]
 TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
     ("trl.trainer.grpo_trainer", "GRPOTrainer"): "grpo",
     ("trl.trainer.rloo_trainer", "RLOOTrainer"): "rloo",
     ("trl.trainer.sft_trainer", "SFTTrainer"): "sft",
     ("transformers.trainer", "Trainer"): "transformers",
 }
+CAUSAL = "ForCausalLM"
+"""End of the names of transformers' language models."""
 NO_DROPOUT = 0.0
 
 
 def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: str) -> None:
-    """Write the facts of a call that begins into the run directory. On the first rank of each node.
+    """Write the facts of a call that begins into the run directory, on the first rank of each node.
 
-    A disk that is full loses them, with a warning: without them no plan can be chosen.
+    A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no plan can be
+    chosen. A warning says that the plan has
+    divided a micro-batch whose update is not the same then, which only the trainer shows.
 
     Args:
         train_call: the number of the call.
@@ -39,17 +43,21 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
     """
     if session.rank % session.local_world_size != 0:
         return
+    plan = session.settings.memory_plan
     try:
-        write_facts(
-            session.config.run_directory,
-            collect_facts(
-                trainer,
-                train_call,
-                layout=layout,
-                world_size=session.world_size,
-                plan=session.settings.memory_plan,
-            ),
+        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size, plan=plan)
+    except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        session.warn_in_journal(
+            f"what the run's memory depends on cannot be read from the trainer: {error!r}"
         )
+        return
+    if facts.divided_by > 1 and (reasons := split_refusals(facts)):
+        session.warn(
+            f"the memory plan divides the micro-batch of {facts.trainer_class}, whose update is not the same then:"
+            f" {'; '.join(reasons)}"
+        )
+    try:
+        write_facts(session.config.run_directory, facts)
     except OSError as error:
         session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
 
@@ -86,19 +94,11 @@ def collect_facts(
         max_completion_length=getattr(args, "max_completion_length", None),
         max_length=getattr(args, "max_length", None),
         samples=len(dataset) if isinstance(dataset, Sized) else None,
-        drop_last=bool(getattr(args, "dataloader_drop_last", False)),
-        explicit_sizes=tuple(_explicit_sizes(args)),
-        loss_type=getattr(args, "loss_type", None),
-        beta=float(getattr(args, "beta", 0.0) or 0.0),
+        **settings_of(args),
         reference_model=getattr(trainer, "ref_model", None) is not None,
-        entropy_bonus=bool(
-            getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False)
-        ),
-        top_entropy_quantile=float(getattr(args, "top_entropy_quantile", 1.0)),
         auxiliary_loss=_has_auxiliary_loss(trainer),
         dropout=_has_dropout(model),
-        counts_tokens=bool(getattr(trainer, "model_accepts_loss_kwargs", False)),
-        averages_tokens_across_ranks=bool(getattr(args, "average_tokens_across_devices", True)),
+        counts_tokens=_counts_tokens(trainer, kind),
         generates=_generates(trainer),
         greedy=(getattr(args, "generation_kwargs", None) or {}).get("do_sample") is False,
         vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
@@ -113,7 +113,7 @@ def collect_facts(
     )
 
 
-def _kind(trainer: Any) -> tuple[TrainerKind | Literal["other"], type | None]:
+def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
     """Return whose trainer it is, and that class; another trainer of TRL is no `transformers.Trainer` as it is."""
     for base in type(trainer).__mro__:
         kind = TRAINERS.get((base.__module__, base.__name__))
@@ -137,14 +137,19 @@ def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
         yield "compute_loss_func"
 
 
-def _explicit_sizes(args: Any) -> Iterator[str]:
-    """Yield the settings, beside the arguments' own, that fix the sizes of a batch."""
-    yield from deepspeed.explicit_sizes(args)
-    accelerator = getattr(args, "accelerator_config", None)
-    if (getattr(accelerator, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
-        yield "num_steps in accelerator_config"
-    if getattr(args, "auto_find_batch_size", False):
-        yield "auto_find_batch_size"
+def _counts_tokens(trainer: Any, kind: TrainerKind) -> bool:
+    """Whether the loss is divided by the tokens of the whole step.
+
+    transformers takes any model that accepts further keywords for one that does so. Its language models do; a model of the
+    script's own, or one that classifies, may take the mean over each micro-batch all the same.
+    """
+    if not getattr(trainer, "model_accepts_loss_kwargs", False):
+        return False
+    if kind != "transformers":
+        return True  # SFTTrainer divides itself
+    model: Any = trainer.model
+    model = type(model.get_base_model() if hasattr(model, "peft_config") else model)
+    return f"{model.__module__}.".startswith("transformers.") and model.__name__.endswith(CAUSAL)
 
 
 def _deepspeed_plugin(trainer: Any) -> Any | None:

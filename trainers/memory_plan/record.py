@@ -25,6 +25,8 @@ class Record:
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
     divided_by: int = 1
+    not_divided: str = ""
+    """Why the micro-batch is not divided although the plan says so, as a clause."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that the plan has changed, by name."""
 

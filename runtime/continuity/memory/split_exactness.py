@@ -16,7 +16,8 @@ EXACT_GRPO_LOSSES = frozenset({"grpo", "dr_grpo", "dapo", "cispo", "sapo", "vesp
 INEXACT_GRPO_LOSSES: Mapping[str, str] = {
     "bnpo": "loss_type='bnpo' divides by the tokens of each micro-batch",
 }
-EXACT_SFT_LOSSES = frozenset({"nll", "dft"})
+EXACT_SFT_LOSSES = frozenset({"nll", "dft", "chunked_nll"})
+"""Values of SFT's `loss_type`; the last is an older name of the first."""
 
 
 def split_refusals(facts: MemoryFacts) -> tuple[str, ...]:

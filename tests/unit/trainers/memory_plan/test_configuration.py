@@ -80,8 +80,51 @@ def test_the_micro_batch_is_halved_and_a_step_and_a_rollout_keep_their_samples(
 
 def test_every_configuration_of_trl_and_transformers_is_changed(planned: Any, make: Make) -> None:
     planned(MemoryPlan(micro_batch_divisor=4))
-    for kind in (trl.SFTConfig, trl.DPOConfig, transformers.TrainingArguments):
+    for kind in (trl.SFTConfig, transformers.TrainingArguments):
         assert sizes(make(kind))[:2] == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        (trl.GRPOConfig, {"loss_type": "bnpo"}, "bnpo"),
+        (trl.GRPOConfig, {"entropy_coef": 0.1}, "entropy bonus"),
+        (trl.GRPOConfig, {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        (trl.DPOConfig, {}, "not known"),
+        (trl.SFTConfig, {"auto_find_batch_size": True}, "auto_find_batch_size"),
+    ],
+)
+def test_a_loss_that_a_split_would_change_is_not_split_also_where_another_stage_is(
+    planned: Any, make: Make, kind: Any, settings: dict[str, Any], words: str
+) -> None:
+    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    planned(plan)
+    made = make(kind, **settings)
+    assert sizes(made)[:2] == (8, 3)
+    assert made.activation_checkpointing
+    warning = configuration.check(trainer_with(made), plan)
+    assert warning is not None
+    assert words in warning
+
+
+def test_deepspeeds_own_sizes_are_not_contradicted(planned: Any) -> None:
+    plan = MemoryPlan(micro_batch_divisor=2)
+
+    class Arguments:
+        output_dir, per_device_train_batch_size, gradient_accumulation_steps = "out", 4, 1
+        activation_checkpointing = None
+        deepspeed = {"train_micro_batch_size_per_gpu": 4}  # noqa: RUF012
+
+        def __post_init__(self) -> None:
+            """Nothing to validate."""
+
+    Arguments.__module__, Arguments.__qualname__ = "transformers.training_args", "TrainingArguments"
+    Arguments.__name__ = "TrainingArguments"
+    configuration.install(Arguments, plan)
+    made: Any = Arguments()
+    made.__post_init__()
+    assert (made.per_device_train_batch_size, record_of(made).divided_by) == (4, 1)
+    assert "DeepSpeed" in record_of(made).not_divided
 
 
 def test_a_configuration_that_is_built_again_is_not_divided_twice(planned: Any, make: Make) -> None:
@@ -205,6 +248,8 @@ def test_what_is_changed_is_reported(make: Make) -> None:
         def __post_init__(self) -> None:
             assert self.per_device_train_batch_size == 2
 
+    Arguments.__module__, Arguments.__name__ = "trl.trainer.sft_config", "SFTConfig"
+    Arguments.loss_type = "nll"  # type: ignore[attr-defined]
     configuration.install(Arguments, HALVED, lambda made, record: reported.append(record.divided_by))
     Arguments().__post_init__()
     assert reported == [2]

@@ -16,6 +16,7 @@ from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.trainers.memory_plan.facts import collect_facts, publish_facts
+from grpo_run.trainers.memory_plan.record import Record
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,60 @@ def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
     assert published.plan == MemoryPlan(gradient_checkpointing=True)
     publish_facts(trainer, session(0, tmp_path / "absent"), 1, layout="ddp")
     assert len(warned) == 1
+
+
+def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tiny: Any, tmp_path: Path) -> None:
+    """A loss of the script's own shows only on the trainer."""
+    trainer, warned = trainer_of(tiny, "SFT", tmp_path / "output"), list[str]()
+    session = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, warn=warned.append,
+        config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
+    )  # fmt: skip
+    trainer.compute_loss = lambda *args, **kwargs: 0.0
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert warned == []
+    Record(
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=False,
+        divided_by=2,
+    ).keep(trainer.args)
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    (line,) = warned
+    assert "has its own compute_loss" in line
+
+
+def test_only_language_models_of_transformers_are_known_to_divide_by_the_tokens_of_the_step(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """transformers passes the count to every model that takes further keywords."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Own(torch.nn.Linear):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    for model, expected in ((tiny.model(43, 1), True), (Own(1, 1), False)):
+        trainer = Trainer(model, arguments, train_dataset=[])
+        assert trainer.model_accepts_loss_kwargs
+        assert facts(trainer).counts_tokens is expected
+
+
+def test_a_trainer_like_no_other_is_trained_all_the_same(tiny: Any, tmp_path: Path) -> None:
+    """Its facts are of other types, or missing."""
+    noted: list[str] = []
+    session = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, warn_in_journal=noted.append,
+        config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
+    )  # fmt: skip
+    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+    trainer.args.loss_type = ["sigmoid", "sft"]  # as DPO's
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert noted == []
+    for odd in (SimpleNamespace(args=SimpleNamespace()), SimpleNamespace()):
+        publish_facts(odd, session, 1, layout="ddp")  # type: ignore[arg-type]
+    trainer.args.num_generations = "many"
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert len(noted) == 3
