@@ -60,6 +60,7 @@ HEADER_BYTES = 4096
 READ_ATTEMPTS = 50
 REQUEST_STOP = 1
 END_RANKS = 2
+FREE_CACHES = 4
 
 _HEADER = struct.Struct(
     "<8sIIIIQQ"
@@ -140,20 +141,33 @@ class Board:
 
     def request_stop(self) -> None:
         """Ask the ranks to agree on a step, save and exit. Every vote reads this request."""
-        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
-        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags | REQUEST_STOP)
+        self._set_flag(REQUEST_STOP, True)
 
     def announce_end(self, announced: bool) -> None:
         """Tell the ranks whether they are about to be ended: a script's own save does not begin meanwhile."""
-        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
-        flags = flags | END_RANKS if announced else flags & ~END_RANKS
-        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags)
+        self._set_flag(END_RANKS, announced)
 
     @property
     def ends_ranks(self) -> bool:
         """Whether the ranks are about to be ended."""
+        return self._has_flag(END_RANKS)
+
+    def announce_short_memory(self, short: bool) -> None:
+        """Tell the ranks whether memory of the host is short: each frees its caches once, after its next step."""
+        self._set_flag(FREE_CACHES, short)
+
+    @property
+    def memory_is_short(self) -> bool:
+        """Whether memory of the host is short."""
+        return self._has_flag(FREE_CACHES)
+
+    def _set_flag(self, flag: int, value: bool) -> None:
         (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
-        return bool(flags & END_RANKS)
+        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags | flag if value else flags & ~flag)
+
+    def _has_flag(self, flag: int) -> bool:
+        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
+        return bool(flags & flag)
 
     def ask_to_stop(self) -> int:
         """Ask the supervisor to stop the run, as `grpo-run stop` does. Returns the number of this request."""

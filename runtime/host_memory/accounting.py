@@ -28,7 +28,7 @@ PSS_SECONDS = 300.0
 COST_FRACTION = 0.002
 """Share of one core that samples may take; the helpers are looked for with a quarter of it."""
 NEAR = 0.8
-"""From this share of a limit on, the limits are read at every poll: the rest may be taken within a second."""
+"""From this share of a limit on, samples are made at every poll: the rest may be taken within a second."""
 DATA_WORKER = "pt_data_worker"
 """Name that torch gives to the processes of a data loader."""
 
@@ -63,7 +63,7 @@ class HostMemory:
         """The last sample; None before the first."""
         self._whole: tuple[float, HostSample] | None = None
         """The last sample in which every rank had its memory, and when it was made."""
-        self._sample_at = self._limits_at = self._helpers_at = 0.0
+        self._sample_at = self._helpers_at = 0.0
         self._pss_at = self._clock() + PSS_SECONDS
         self._pss: dict[int, int] = {}
         self._pss_turn = 0
@@ -87,25 +87,31 @@ class HostMemory:
         self._workers, self._others, self._helpers_known = [], [], False
         self._pss = {}
 
+    @property
+    def last_whole(self) -> HostSample | None:
+        """The last sample of this attempt in which every rank had its memory; None if there is none."""
+        return None if self._whole is None else self._whole[1]
+
+    @property
+    def whole(self) -> HostSample | None:
+        """The last sample, if every rank had its memory in it and the kernel has killed nobody in this attempt."""
+        if self._whole is None or self._whole[1] is not self.latest or self._kills.rises:
+            return None
+        return self.latest
+
     def poll(self) -> bool:
-        """Read what is due; return whether the limits were read."""
+        """Read what is due; return whether a sample was made."""
         now = self._clock()
         self._record_kills(now)
-        if now >= self._sample_at:
-            if now >= self._helpers_at:
-                self._find_helpers(now)
-            self._start_pss(now)
-            began = time.thread_time()
-            self._sample(now)
-            cost_seconds = time.thread_time() - began
-            self._sample_at = now + max(SAMPLE_SECONDS, cost_seconds / COST_FRACTION)
-            self._limits_at = now
-        elif self._is_near and now >= self._limits_at:
-            began = time.thread_time()
-            self._read_limits()
-            self._limits_at = now + (time.thread_time() - began) / COST_FRACTION
-        else:
+        if now < self._sample_at:
             return False
+        if now >= self._helpers_at:
+            self._find_helpers(now)
+        self._start_pss(now)
+        began = time.thread_time()
+        self._sample(now)
+        cost_seconds = time.thread_time() - began
+        self._sample_at = now + max(0.0 if self._is_near else SAMPLE_SECONDS, cost_seconds / COST_FRACTION)
         return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
@@ -170,14 +176,6 @@ class HostMemory:
             self._whole = now, sample
         self.latest = sample
         self._publish(sample)
-
-    def _read_limits(self) -> None:
-        assert self.latest is not None
-        self.latest = dataclasses.replace(
-            self.latest, at=time.time(), limits=reading.read_limits(self._groups)
-        )
-        if self._whole is not None and not self._kills.rises:
-            self._whole = self._clock(), self.latest
 
     def _find_helpers(self, now: float) -> None:
         began = time.thread_time()

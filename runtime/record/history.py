@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_run.runtime.continuity.decision import Action
 from grpo_run.runtime.continuity.memory_plan import MemoryRecord
+from grpo_run.runtime.continuity.memory_restarts import MemoryRestarts
 from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.continuity.rewards import RewardRecord
@@ -90,6 +91,7 @@ class History:
     """The run's reward functions."""
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     """What has been changed so that the run needs less memory."""
+    memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -378,6 +380,8 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),
     "train_ended": lambda history, record: history.calls.apply_train_ended(record),
+    "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
+    "memory_short": lambda history, record: history.memory_restarts.apply_short(),
     "state_saved": lambda history, record: history.own.apply_state_saved(record),
     "nan_read_as_none": lambda history, record: history.exclusions.apply_nan_read_as_none(record),
     "rewards_repeated": lambda history, record: history.exclusions.apply_rewards_repeated(),

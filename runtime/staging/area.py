@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,6 +114,32 @@ class StagingArea:
         empty = [slot for slot in self.slots if slot.index not in complete]
         older = [slot for staged, slot in reversed(snapshots[1:]) if not staged.kept] if sacrifice else []
         return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)
+
+    def free_unneeded(
+        self, done: Callable[[StagedSnapshot, StagingSlot], bool], *, keep_newest: bool = False
+    ) -> int:
+        """Free the memory of every slot whose snapshot nobody needs; return how many bytes that were.
+
+        A slot that is being written, drained or loaded is left alone.
+
+        Args:
+            done: returns True for a snapshot that is on disk or need not be.
+            keep_newest: keep the newest snapshot even so: ranks may be about to load it.
+        """
+        snapshots = {slot.index: staged for staged, slot in self.snapshots()}
+        newest = next(iter(snapshots), None)
+        freed = 0
+        for slot in self.slots:
+            staged = snapshots.get(slot.index)
+            is_newest = slot.index == newest
+            if staged is not None and not done(staged, slot) and (is_newest or staged.must_reach_disk):
+                continue
+            if is_newest and keep_newest:
+                continue
+            with suppress(OSError, CheckpointError), slot.locked() as acquired:
+                if acquired and slot.read_snapshot() == staged:  # else a rank has completed another one since
+                    freed += slot.free()
+        return freed
 
     def clear(self) -> None:
         """Delete the area and free its memory."""

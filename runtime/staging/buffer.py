@@ -94,8 +94,9 @@ class SnapshotBuffer:
         return self._held
 
     def begin(self) -> None:
-        """Start a new snapshot at offset 0. Earlier records may be overwritten; the memory is kept."""
+        """Start a new snapshot at offset 0. Earlier records may be overwritten; memory that was not freed is kept."""
         self._position = 0
+        self._held = _held_bytes(self._descriptor, os.fstat(self._descriptor))
 
     def reserve(self, size_bytes: int) -> None:
         """Take memory so that records of `size_bytes` in total (see `aligned`) fit. Appends nothing.
@@ -242,6 +243,25 @@ class SnapshotBufferReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def free_memory(path: Path) -> None:
+    """Free the memory of a buffer, also while ranks have it mapped: its size stays, and its bytes become undefined.
+
+    A rank notices at `SnapshotBuffer.begin`, and takes memory again as for a new buffer.
+
+    Raises:
+        CheckpointError: it cannot be opened.
+        OSError: the file system cannot free parts of files.
+    """
+    descriptor = _open(path, os.O_RDWR)
+    try:
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes:
+            with mmap.mmap(descriptor, size_bytes) as mapped:
+                mapped.madvise(mmap.MADV_REMOVE)
+    finally:
+        os.close(descriptor)
 
 
 def check_in_memory(path: Path, size_bytes: int) -> None:

@@ -92,6 +92,8 @@ class DrainScheduler:
         self._expected: StagedSnapshot | None = None
         self._held_until = 0.0
         self._resumed: StagedSnapshot | None = None
+        self.memory_is_short = False
+        """Whether the newest snapshot is to be drained too, so that its memory can be freed."""
         staging.set_trouble(None)  # clears what an earlier supervisor wrote
 
     @property
@@ -127,12 +129,12 @@ class DrainScheduler:
             self.staging.snapshots(),
             done=self._done,
             newest_first=self._resumed is not None,
-            overdue=now - self._durable_at >= DURABLE_SECONDS,
+            overdue=self.memory_is_short or now - self._durable_at >= DURABLE_SECONDS,
         )
         if due is not None:
             self._send(*due)
 
-    def prepare_attempt(self, world_size: int) -> SnapshotName | None:
+    def prepare_attempt(self, world_size: int, *, spare_memory: bool = False) -> SnapshotName | None:
         """Return the snapshot that the next attempt loads from memory, or None after making it loadable from disk.
 
         Only a snapshot that each rank loads by itself is loaded from memory, by as many ranks as wrote it. One that
@@ -141,9 +143,18 @@ class DrainScheduler:
 
         Args:
             world_size: number of ranks of the attempt.
+            spare_memory: ranks that load need more memory than ranks that train, and there is little. The newest snapshot
+                is written to disk and loaded from there, and the memory of all is freed.
         """
         self._receive(0.0)
         self._held_until = self._clock() + HOLD_SECONDS
+        if spare_memory:
+            self._expected = self._resumed = None
+            self.flush(restore=True)
+            is_on_disk = self._due_to_resume() is None
+            self.free_memory()
+            if is_on_disk:
+                return None  # else the disk does not take it, and memory has the only copy
         for staged, slot in self.staging.snapshots():
             if self._is_broken(staged, slot):
                 continue
@@ -184,6 +195,10 @@ class DrainScheduler:
                 if restore:
                     self._restore_in_memory(*due)
                 return
+
+    def free_memory(self, *, keep_newest: bool = False) -> int:
+        """Free the memory of snapshots that are on disk or superseded; return how many bytes that were. See `StagingArea`."""
+        return self.staging.free_unneeded(self._done, keep_newest=keep_newest)
 
     def discard(self, call: int, from_step: int) -> list[int]:
         """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be running.

@@ -18,13 +18,27 @@ from grpo_run.watchdog.processes import read_file
 
 FULL_BYTES = 1 << 20
 """A file system with less free space counts as full."""
-RESERVE_FRACTION = 0.05
-"""Part of each limit that stays free for other users of it: the next step's allocations, data loaders, NCCL.
-"""
-RESERVE_MINIMUM_BYTES = 64 << 20
-"""Lower bound of the reserve: what a Python process may allocate at once (a garbage collection, a batch)."""
-RESERVE_MAXIMUM_BYTES = 4 << 30
-"""Upper bound of the reserve: on large machines 5 % is more than other users need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """What stays free of a limit: a part of it, with a lower and an upper bound."""
+
+    fraction: float
+    minimum_bytes: int
+    maximum_bytes: int
+
+    def of(self, total_bytes: int) -> int:
+        """Return the reserve of a limit."""
+        return max(self.minimum_bytes, min(self.maximum_bytes, int(self.fraction * total_bytes)))
+
+
+FILE_SYSTEM_RESERVE = Reserve(fraction=0.05, minimum_bytes=64 << 20, maximum_bytes=4 << 30)
+"""For other files in memory: data loaders, NCCL. At least what a Python process may allocate at once; 5 % of a large one are
+more than they need."""
+MEMORY_RESERVE = Reserve(fraction=0.15, minimum_bytes=256 << 20, maximum_bytes=48 << 30)
+"""For the ranks themselves. Files stay in memory when ranks are restarted, so they must end well below the share of
+the limit at which memory is short (`watchdog.host_memory.pressure`): otherwise every restart would find it short again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +49,18 @@ class Headroom:
         name: which limit, for messages.
         free_bytes: free memory, including what the kernel can reclaim.
         total_bytes: the limit itself.
+        reserve: what must stay free of it.
     """
 
     name: str
     free_bytes: int
     total_bytes: int
+    reserve: Reserve = FILE_SYSTEM_RESERVE
 
     @property
     def usable_bytes(self) -> int:
         """Free bytes beyond the reserve; 0 if there are none."""
-        reserve = max(
-            RESERVE_MINIMUM_BYTES, min(RESERVE_MAXIMUM_BYTES, int(RESERVE_FRACTION * self.total_bytes))
-        )
-        return max(0, self.free_bytes - reserve)
+        return max(0, self.free_bytes - self.reserve.of(self.total_bytes))
 
     @property
     def sentence(self) -> str:
@@ -106,6 +119,7 @@ def machine_headroom(meminfo: bytes) -> Headroom | None:
         name="the machine's memory",
         free_bytes=fields["MemAvailable"] * 1024,
         total_bytes=fields["MemTotal"] * 1024,
+        reserve=MEMORY_RESERVE,
     )
 
 
@@ -126,5 +140,5 @@ def cgroup_headroom(membership: bytes, mounted: Path = MOUNTED) -> list[Headroom
         if limit is not None and usage is not None:
             free = max(0, limit - usage + group.reclaimable_bytes())
             name = f"the memory cgroup {group.folder}"
-            found.append(Headroom(name=name, free_bytes=free, total_bytes=limit))
+            found.append(Headroom(name=name, free_bytes=free, total_bytes=limit, reserve=MEMORY_RESERVE))
     return found

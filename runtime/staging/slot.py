@@ -22,7 +22,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, lock_shared, write_json
-from grpo_run.runtime.staging.buffer import check_in_memory
+from grpo_run.runtime.staging.buffer import check_in_memory, free_memory
 from grpo_run.runtime.staging.index import SnapshotIndex, read_index
 
 STAGED = "STAGED.json"
@@ -196,6 +196,18 @@ class StagingSlot:
     def complete_snapshot(self) -> None:
         """Declare the prepared snapshot complete, after all ranks have written. Takes no memory."""
         os.replace(self.path / PREPARED, self.path / STAGED)
+
+    def free(self) -> int:
+        """Discard the present snapshot, and free the memory of its buffers; return how many bytes that were.
+
+        Raises:
+            CheckpointError, OSError: a buffer cannot be freed; the snapshot is discarded.
+        """
+        before = self.size_bytes()
+        self.begin_snapshot()
+        for buffer in self.path.glob("rank*.arena"):
+            free_memory(buffer)
+        return max(0, before - self.size_bytes())
 
     @contextmanager
     def locked(self, wait_seconds: float = 0.0, *, shared: bool = False) -> Iterator[bool]:

@@ -23,7 +23,10 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
+from grpo_run.runtime.supervision.stop import StopRequest
+from grpo_run.runtime.supervision.unguarded.means import StopMeans
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.evidence import incident_files
 from grpo_run.watchdog.verdict import Location, Verdict
@@ -164,20 +167,30 @@ class LastResort:
 
 
 def stop_jointly(
-    ranks: RankGroup, board: Board, *, seconds: float, interrupted: Callable[[], object]
+    ranks: RankGroup,
+    board: Board,
+    attempt: Attempt,
+    stop: StopRequest,
+    *,
+    request: Callable[[str], None],
+    seconds: float,
 ) -> bool:
     """Ask the ranks to agree on a step, save and exit, and wait until they have.
 
     Args:
+        request: requests the stop of the run, for a reason.
         seconds: how long they may take.
-        interrupted: whether the user wants the run to end at once.
 
     Returns:
         whether every rank has stopped or completed. If one has failed, the others would wait for it.
     """
+    if attempt.exits.failed or stop.means(attempt, attempt.read_slots(board)) is not StopMeans.vote:
+        return False
+    if not stop.requested:
+        request("failure of the supervisor")
     board.request_stop()
     deadline = time.monotonic() + seconds
-    while ranks.alive and time.monotonic() < deadline and not interrupted():
+    while ranks.alive and time.monotonic() < deadline and not stop.take_noted():
         if any(exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED) for exit in ranks.wait(POLL_SECONDS)):
             return False
     return not ranks.alive

@@ -51,6 +51,7 @@ class RunEvent(str, Enum):
     fault = "fault"
     evidence_written = "evidence_written"
     membership_changed = "membership_changed"
+    memory_short = "memory_short"
     restarted = "restarted"
     stop_requested = "stop_requested"
     completed = "completed"
@@ -67,6 +68,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.starting, RunEvent.suspicion): RunState.suspect,
     (RunState.starting, RunEvent.fault): RunState.collecting,
     (RunState.starting, RunEvent.membership_changed): RunState.recovering,
+    (RunState.starting, RunEvent.memory_short): RunState.recovering,
     (RunState.starting, RunEvent.stop_requested): RunState.stopping,
     (RunState.starting, RunEvent.completed): RunState.finished,
     (RunState.starting, RunEvent.stopped): RunState.stopped,
@@ -76,6 +78,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.running, RunEvent.suspicion): RunState.suspect,
     (RunState.running, RunEvent.fault): RunState.collecting,
     (RunState.running, RunEvent.membership_changed): RunState.recovering,
+    (RunState.running, RunEvent.memory_short): RunState.recovering,
     (RunState.running, RunEvent.stop_requested): RunState.stopping,
     (RunState.running, RunEvent.completed): RunState.finished,
     (RunState.running, RunEvent.stopped): RunState.stopped,
@@ -85,6 +88,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.suspect, RunEvent.cleared): RunState.running,
     (RunState.suspect, RunEvent.fault): RunState.collecting,
     (RunState.suspect, RunEvent.membership_changed): RunState.recovering,
+    (RunState.suspect, RunEvent.memory_short): RunState.recovering,
     (RunState.suspect, RunEvent.stop_requested): RunState.stopping,
     (RunState.suspect, RunEvent.completed): RunState.finished,
     (RunState.suspect, RunEvent.stopped): RunState.stopped,

@@ -108,29 +108,21 @@ class Supervisor:
         self.lifecycle = Lifecycle(self._state_changed)
         self.quarantine = RunQuarantine(run, self.history, self._reporter)
         self._faults = FaultHandler(
-            config,
-            run,
-            lifecycle=self.lifecycle,
-            reporter=self._reporter,
-            history=self.history,
+            config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
             quarantine=self.quarantine,
-        )
+        )  # fmt: skip
         self._hangs = HangMonitor(
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
-        self._host = HostWatch(run, staging)
+        parts = (self._drains, self._reporter, self.history, self.stop)
+        self._host = HostWatch(run, config, *parts)
         self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._reserve = DescriptorReserve(local_world_size)
         self._outcome = Outcome(
-            config,
-            run.incidents,
-            live=self._live,
-            reporter=self._reporter,
-            lifecycle=self.lifecycle,
-            reserve=self._reserve,
-            drains=self._drains,
-        )
+            config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
+            reserve=self._reserve, drains=self._drains,
+        )  # fmt: skip
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
@@ -173,7 +165,9 @@ class Supervisor:
         if set_aside(self.history, self.config, self._drains, self._reporter):
             self.held.forget()
         if self._drains is not None:
-            self.expected_snapshot = self._drains.prepare_attempt(workers[0].world_size)
+            self.expected_snapshot = self._drains.prepare_attempt(
+                workers[0].world_size, spare_memory=self._host.spares_memory
+            )
             self._live.read_ranks()
         self.held.hold()
         self._faults.begin_attempt()
@@ -241,7 +235,7 @@ class Supervisor:
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
-        self._host.poll()
+        self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
         if self._drains is not None:
             try:
@@ -257,6 +251,8 @@ class Supervisor:
             return self._poll_signalled(ranks)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
+        if self._host.restarts(ranks, self.attempt, self._polled_at):
+            return self._start_again(RunEvent.memory_short)
         if self.attempt.exits.seen and not ranks.alive:
             if not self.attempt.exits.stopped:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
@@ -320,14 +316,10 @@ class Supervisor:
     def status(self) -> RunStatus:
         """Return the status of the run from memory. Called by the metrics server in its own thread."""
         return live_status(
-            (self.config.run_id, str(self.lifecycle.state), self.sentence),
-            self.history,
-            self.board,
-            awaited=self.detector.awaited,
-            blind=dict(self.detector.blind),
-            journal_lost=self._live.journal.lost,
+            (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
+            awaited=self.detector.awaited, blind=dict(self.detector.blind), journal_lost=self._live.journal.lost,
             host_memory=self._host.latest,
-        )
+        )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
         commit = self.attempt.new_commit(slots, self.board)
@@ -366,13 +358,21 @@ class Supervisor:
             stopping=self.stop.requested,
             exits_unseen_since=self._previous_poll_at,
         )
+        if resolution.restart:
+            return self._start_again(delay_seconds=resolution.delay_seconds)
         self._hangs.write_phase_durations()
         self._live.journal.sync()
-        if resolution.restart:
-            self.has_ranks = False
-            self._restart_at = time.monotonic() + resolution.delay_seconds
-            return Directive.restart
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)
+
+    def _start_again(self, event: RunEvent | None = None, delay_seconds: float = 0.0) -> Directive:
+        """Let the agent start another attempt. Without an event, the fault was handled."""
+        if event is not None:
+            self.lifecycle.fire(event)
+        self._hangs.write_phase_durations()
+        self._live.journal.sync()
+        self.has_ranks = False
+        self._restart_at = time.monotonic() + delay_seconds
+        return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
         watched = (self.attempt, ranks, self.board, self.detector, self.history)
@@ -383,13 +383,10 @@ class Supervisor:
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
-        slots = self.attempt.read_slots(self.board)
-        if self.attempt.exits.failed or self.stop.means(self.attempt, slots) is not StopMeans.vote:
-            return False
-        if not self.stop.requested:
-            self.request_stop("failure of the supervisor")
-        seconds = self.config.timeouts.stop_seconds
-        return last_resort.stop_jointly(ranks, self.board, seconds=seconds, interrupted=self.stop.take_noted)
+        parts = (ranks, self.board, self.attempt, self.stop)
+        return last_resort.stop_jointly(
+            *parts, request=self.request_stop, seconds=self.config.timeouts.stop_seconds
+        )
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}

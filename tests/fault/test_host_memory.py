@@ -44,3 +44,73 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
     assert f"The memory cgroup {group.folder} had " in sentence
     assert " of 1200 MiB in use " in sentence
     assert "rose from 0 to 1" in sentence
+
+
+@pytest.mark.full
+def test_a_slow_leak_is_restarted_before_the_kernel_kills(
+    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """No kill, no fault and no repeated step, where the same run without the restart would take more than there is."""
+    group.set_limit(700 << 20)
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "memory.py"), "--output-dir", "out", "--max-steps", "110",
+        "--save-steps", "50", "--leak-mib", "6", "--step-seconds", "0.1", program=group.program,
+    ).start()  # fmt: skip
+    try:
+        assert run.wait() == 0, run.tail()
+    finally:
+        run.close()
+    assert group.kills() == 0
+    assert run.status()["recoveries"] == []
+    restarts = run.events("memory_restart")
+    assert 1 <= len(restarts) <= 3
+    committed = [event["step"] for event in run.events("step_committed")]
+    assert committed == sorted(set(committed))
+    assert digest(tmp_path / "out") == undisturbed("sft.py", 110)
+
+
+@pytest.mark.full
+def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
+    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """More than 90 % for its own, and the rest page cache of a mapped file that is read in every step: no restart, no kill."""
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * (600 << 20))
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "memory.py"), "--output-dir", "out", "--max-steps", "40",
+        "--save-steps", "20", "--steady-mib", "900", "--map-file", str(data), "--step-seconds", "0.1",
+        program=group.program,
+    ).start()  # fmt: skip
+    try:
+        assert run.wait() == 0, run.tail()
+    finally:
+        run.close()
+    assert group.kills() == 0
+    assert run.events("memory_short"), "the run is to use more than is left alone otherwise"
+    assert run.events("memory_restart") == []
+    assert len(run.events("attempt_started")) == 1
+    assert digest(tmp_path / "out") == undisturbed("sft.py", 40)
+
+
+@pytest.mark.full
+def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
+    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """At 88 % of the limit, mostly snapshots, the run goes on; after a fault it resumes, and goes on again."""
+    group.set_limit(4 << 30)
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
+        "--max-steps", "60", "--save-steps", "15", "--ballast-mib", "200", "--step-seconds", "0.1",
+        program=group.program,
+    ).start()  # fmt: skip
+    try:
+        run.until_step(17)
+        group.set_limit(int(group.working_set_bytes() / 0.88))
+        run.until_step(25)
+        run.kill(1)
+        assert run.wait() == 0, run.tail()
+    finally:
+        run.close()
+    assert group.kills() == 0
+    assert run.events("memory_restart") == []
+    assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]

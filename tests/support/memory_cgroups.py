@@ -63,6 +63,13 @@ class MemoryCgroup:
         """Return what is charged to the group now."""
         return int((self.folder / _USAGE).read_text())
 
+    def working_set_bytes(self) -> int:
+        """Return what is charged to the group without page cache."""
+        words = (self.folder / "memory.stat").read_text().split()
+        prefix = "total_" if _PARENT.name == "memory" else ""
+        cache = sum(int(words[words.index(f"{prefix}{name}_file") + 1]) for name in ("inactive", "active"))
+        return self.usage_bytes() - cache
+
     def kills(self) -> int:
         """Return how many processes of it and of its descendants the kernel has killed."""
         total = 0

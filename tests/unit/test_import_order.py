@@ -120,6 +120,7 @@ PURE = (
     "watchdog.out_of_memory.retries",
     "watchdog.out_of_memory.shortage",
     "watchdog.out_of_memory.spellings",
+    "runtime.continuity.memory_restarts",
     "runtime.continuity.own_training",
     "runtime.continuity.recovery",
     "runtime.continuity.rewards",

@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.trainers.calls.host_caches import HostCaches
 from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.hygiene.hygiene import StepHygiene
 from grpo_run.trainers.hygiene.policy import Need
@@ -40,6 +41,7 @@ class CallSteps:
         self._step_vote = step_vote
         self._saver = saver
         self._hygiene = self._make_hygiene(session.config.hygiene_every)
+        self._host_caches = HostCaches(session.board)
 
     def begin(
         self,
@@ -97,6 +99,7 @@ class CallSteps:
         session, slot = self._session, self._session.slot
         if not collected:  # before the optimizer's step
             self._step_vote.collect()
+        self._host_caches.after_step()
         cadence = self._saver.cadence
         learning = self._guards.end_step(step, values)
         result = self._step_vote.start(

@@ -1,7 +1,7 @@
 """The supervisor's watch over the host's memory: called at its start, for each attempt, and at every poll.
 
-Lets the kernel prefer ranks to the supervisor when it must kill a process, keeps the last sample on disk, and tells the
-incident investigation which ranks the kernel has killed. Does not make verdicts.
+Lets the kernel prefer ranks to the supervisor when it must kill a process, keeps the last sample on disk, acts when memory
+is short (`relief.py`), and tells the incident investigation which ranks the kernel has killed. Does not make verdicts.
 """
 
 from __future__ import annotations
@@ -11,19 +11,32 @@ import os
 from collections.abc import Collection, Mapping
 
 from grpo_run.runtime import upstream
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.host_memory.accounting import HostMemory
 from grpo_run.runtime.host_memory.last_sample import LastSample
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.host_memory.relief import MemoryRelief
+from grpo_run.runtime.supervision.stop import StopRequest
+from grpo_run.runtime.supervision.unguarded.means import StopMeans
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.host_memory.kills import KernelKills
+from grpo_run.watchdog.host_memory.pressure import LEAST_FREE_BYTES
 from grpo_run.watchdog.host_memory.sample import HostSample
-from grpo_run.watchdog.observation import Exit
+from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.processes import read_file
 
 SCORE_RAISE = 50
 """How much more readily the kernel kills a rank, in thousandths of the memory (proc_pid_oom_score_adj(5)): supervisor and
 forkserver use less than 5 % of any memory in which ranks train. Raising it needs no privilege."""
 MAX_SCORE = 1000
+REPLICATED = "ddp"
+"""Layout of a checkpoint of which every rank loads all."""
 
 
 class HostWatch:
@@ -31,11 +44,26 @@ class HostWatch:
 
     Args:
         run: its directory, which receives the last sample.
-        staging: the run's snapshots in memory; None if there are none.
+        config: of the run.
+        drains: writes the run's snapshots in memory to disk; None if there are none.
+        stop: of the run; no ranks are started again once it is requested.
     """
 
-    def __init__(self, run: RunDirectory, staging: StagingArea | None) -> None:
-        self._staging = staging
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: RunConfig,
+        drains: DrainScheduler | None,
+        reporter: Reporter,
+        history: History,
+        stop: StopRequest,
+    ) -> None:
+        self._config = config
+        self._stop = stop
+        self._staging = drains.staging if drains is not None else None
+        self._history = history
+        self._relief = MemoryRelief(drains, reporter, history)
+        self._exited_at: float | None = None
         self._memory = HostMemory(
             staging_bytes=self._staging_bytes,
             own_pids=_own_pids,
@@ -47,19 +75,77 @@ class HostWatch:
         """The last sample; None before the first."""
         return self._memory.latest
 
+    @property
+    def spares_memory(self) -> bool:
+        """Whether the next attempt is to find as much free memory as possible.
+
+        The kernel has killed a rank, or little was free in the last attempt, or too little for ranks that load: snapshots
+        would take their part again.
+        """
+        recoveries = self._history.recoveries
+        failed = bool(recoveries) and recoveries[-1].recovery_seconds is None
+        killed = failed and recoveries[-1].cause == Cause.host_oom
+        return killed or self._relief.leaves_little or self._loading_may_not_fit()
+
     def begin_attempt(self, pids: Mapping[int, int]) -> None:
         """Watch the ranks that were just started, by rank."""
         for pid in pids.values():
             prefer_to_kill(pid)
         self._memory.begin_attempt(pids)
+        self._relief.begin_attempt()
+        self._exited_at = None
 
-    def poll(self) -> None:
-        """Read what is due."""
-        self._memory.poll()
+    def poll(self, attempt: Attempt, board: Board, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Read what is due, and act if memory is short.
+
+        Args:
+            slots: of the attempt's ranks.
+            now: monotonic seconds.
+        """
+        if self._memory.poll() and self._memory.whole is not None and not attempt.exits.seen:
+            self._relief.record(
+                self._memory.whole, attempt, board, now, may_restart=lambda: self._may_restart(attempt, slots)
+            )
+
+    def restarts(self, ranks: RankGroup, attempt: Attempt, now: float) -> bool:
+        """Return whether the ranks have saved and exited because memory runs out, so that they are to be started again.
+
+        One that does not exit after all have saved is not waited for longer than after a stop.
+        """
+        if not self._relief.restarts or self._stop.requested or not attempt.exits.stopped:
+            return False
+        if self._exited_at is None:
+            self._exited_at = now
+        return not ranks.alive or now - self._exited_at >= self._config.timeouts.stop_seconds
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
         """Return which of the ranks that have exited the kernel has killed for lack of memory."""
         return self._memory.kills_of(exits)
+
+    def _loading_may_not_fit(self) -> bool:
+        """Whether the ranks as they were, and once more what they load, exceed a limit.
+
+        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time.
+        """
+        sample = self._memory.last_whole
+        newest = next(iter(self._staging.snapshots()), None) if self._staging is not None else None
+        if sample is None or newest is None:
+            return False
+        staged, slot = newest
+        loaded_bytes = slot.size_bytes() * (len(sample.ranks) if staged.layout == REPLICATED else 1)
+        least_bytes = LEAST_FREE_BYTES * (len(sample.ranks) + 1)
+        return any(
+            use.working_set_bytes + loaded_bytes + least_bytes > use.limit_bytes for use in sample.limits
+        )
+
+    def _may_restart(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether all ranks are on this node and would agree on a step and save, and the user allows restarts."""
+        return (
+            not self._stop.requested
+            and self._config.budget.failures_without_progress > 0
+            and attempt.world_size == len(attempt.place_of_rank)
+            and self._stop.means(attempt, slots) is StopMeans.vote
+        )
 
     def _staging_bytes(self) -> int:
         if self._staging is None:

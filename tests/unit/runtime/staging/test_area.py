@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.slots import fill, held, snapshot
 
 from grpo_run.runtime.staging.area import SLOTS, StagingArea
-from grpo_run.runtime.staging.slot import DRAINED, STAGED
+from grpo_run.runtime.staging.slot import DRAINED, STAGED, StagedSnapshot, StagingSlot
 
 OUT = Path("/out")
 
@@ -92,6 +92,38 @@ def test_scheduled_snapshots_are_kept_until_they_are_on_disk(staging: StagingAre
         assert staging.choose_slot(sacrifice=True) == staging.slots[1]
         with held(staging.slots[1]):
             assert staging.choose_slot(sacrifice=True) is None
+
+
+def held_bytes(staging: StagingArea) -> list[bool]:
+    """Whether each slot's buffers have memory."""
+    return [any(path.stat().st_blocks for path in slot.path.glob("*.arena")) for slot in staging.slots]
+
+
+def test_memory_that_nobody_needs_is_freed(staging: StagingArea) -> None:
+    """What is on disk or superseded goes; the newest snapshot, a scheduled one and a slot in use stay."""
+    first, second, third = staging.slots
+
+    def done(staged: StagedSnapshot, slot: StagingSlot) -> bool:
+        return slot.drained
+
+    fill(first, snapshot(OUT, 1))
+    fill(second, snapshot(OUT, 2, scheduled=False))
+    fill(third, snapshot(OUT, 3, scheduled=False))
+    with held(second):
+        assert staging.free_unneeded(done) == 0
+    assert staging.free_unneeded(done) > 0
+    assert held_bytes(staging) == [True, False, True]
+    assert [staged.step for staged, _ in staging.snapshots()] == [3, 1]
+    first.mark_drained()
+    third.mark_drained()
+    assert staging.free_unneeded(done, keep_newest=True) > 0
+    assert held_bytes(staging) == [False, False, True]
+    assert staging.free_unneeded(done) > 0
+    assert held_bytes(staging) == [False, False, False]
+    assert staging.snapshots() == []
+    assert staging.free_unneeded(done) == 0
+    fill(first, snapshot(OUT, 4))
+    assert [staged.step for staged, _ in staging.snapshots()] == [4]
 
 
 STATE = st.one_of(

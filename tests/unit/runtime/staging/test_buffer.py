@@ -19,6 +19,7 @@ from grpo_run.runtime.staging.buffer import (
     SnapshotBuffer,
     SnapshotBufferReader,
     aligned,
+    free_memory,
 )
 from grpo_run.runtime.staging.headroom import Headroom
 
@@ -142,6 +143,43 @@ def test_a_file_that_starts_with_a_hole_is_truncated(path: Path) -> None:
         file.truncate(64 * MIB)
     with SnapshotBuffer(path, measure=wide) as buffer:
         assert buffer.held_bytes == path.stat().st_size == 0
+
+
+def test_freed_memory_is_taken_again_for_the_next_snapshot(path: Path) -> None:
+    """While a rank has the buffer mapped: it may write to what it reserved, and measures the limits before it reserves again."""
+    measured = 0
+
+    def measure(folder: Path) -> Headroom:
+        nonlocal measured
+        measured += 1
+        return wide(folder)
+
+    with SnapshotBuffer(path, measure=measure) as buffer:
+        buffer.append(b"x" * 20 * MIB)
+        before = measured
+        buffer.begin()
+        buffer.append(b"y" * 20 * MIB)
+        assert measured == before
+        free_memory(path)
+        assert path.stat().st_blocks == 0
+        with buffer.view(0, 4) as view:
+            assert bytes(view) == bytes(4)
+        buffer.begin()
+        assert buffer.held_bytes == 0
+        buffer.append(b"z" * 20 * MIB)
+        assert measured > before
+        assert path.stat().st_blocks * 512 == buffer.held_bytes == 20 * MIB
+        with SnapshotBufferReader(path) as reader:
+            assert bytes(reader.view(20 * MIB - 4, 4)) == b"zzzz"
+
+
+def test_a_buffer_without_memory_is_freed_without_an_error(path: Path) -> None:
+    """A rank has created it and reserved nothing; another one is gone."""
+    path.touch(0o600)
+    free_memory(path)
+    path.unlink()
+    with pytest.raises(CheckpointError):
+        free_memory(path)
 
 
 def test_a_full_limit_is_detected_before_memory_is_taken(path: Path) -> None:

@@ -449,6 +449,38 @@ def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_firs
     assert world.durable == ["checkpoint-5", "snapshot-9"]
 
 
+def test_an_attempt_that_is_to_spare_memory_loads_from_disk(world: World) -> None:
+    """The newest snapshot is written first, and the memory of all that is on disk is free when the ranks start."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1, spare_memory=True) is None
+    assert world.durable == ["snapshot-9"]
+    assert [staged.step for staged, _ in world.staging.snapshots()] == [5]
+    assert not any(path.stat().st_blocks for path in world.staging.slots[1].path.glob("*.arena"))
+
+
+def test_a_disk_that_fails_leaves_the_only_copy_in_memory(world: World) -> None:
+    """Sparing memory is no reason to lose steps."""
+    world.replies = lambda request: [FULL]
+    world.take(0, 9, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1, spare_memory=True) is not None
+    assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
+
+
+def test_short_memory_lets_the_newest_snapshot_be_drained_and_freed(world: World) -> None:
+    """Otherwise it stays in memory only, until half an hour has passed."""
+    world.take(0, 9, scheduled=False)
+    for _ in range(3):
+        world.poll()
+    assert world.durable == []
+    assert world.scheduler.free_memory() == 0
+    world.scheduler.memory_is_short = True
+    for _ in range(3):
+        world.poll()
+    assert world.durable == ["snapshot-9"]
+    assert world.scheduler.free_memory() > 0
+
+
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2", "per-rank"])
 def test_a_snapshot_of_a_loop_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
     """Each rank of a loop loads its own files with `torch.load`."""

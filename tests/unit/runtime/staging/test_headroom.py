@@ -8,6 +8,7 @@ import pytest
 
 from grpo_run.runtime.staging import headroom
 from grpo_run.runtime.staging.headroom import (
+    MEMORY_RESERVE,
     Headroom,
     cgroup_headroom,
     least_headroom,
@@ -38,6 +39,23 @@ def test_a_reserve_stays_free(total: int, free: int, usable: int) -> None:
     assert Headroom(name="a limit", free_bytes=free, total_bytes=total).usable_bytes == usable
 
 
+@pytest.mark.parametrize(
+    ("total", "free", "usable"),
+    [
+        (1000 << 20, 300 << 20, 44 << 20),  # 15 % would be less than the least reserve
+        (100 << 30, 40 << 30, 25 << 30),
+        (2000 << 30, 50 << 30, 2 << 30),  # and 15 % of a large machine more than the most
+        (100 << 30, 15 << 30, 0),
+    ],
+)
+def test_more_stays_free_of_memory_than_of_a_file_system(total: int, free: int, usable: int) -> None:
+    """15 % of the limit, at least 256 MiB and at most 48 GiB: files in memory outlive the ranks, which must find room."""
+    kib = {"MemTotal": total >> 10, "MemAvailable": free >> 10}
+    machine = machine_headroom("".join(f"{name}: {size} kB\n" for name, size in kib.items()).encode())
+    assert machine is not None
+    assert machine.usable_bytes == usable
+
+
 def test_the_limits_of_this_machine_are_measured(tmp_path: Path) -> None:
     """The file system and the memory exist on every machine; the least headroom is one of the limits."""
     found = measure_headroom(tmp_path)
@@ -59,7 +77,9 @@ def test_the_least_headroom_has_the_fewest_usable_bytes(
 def test_the_machines_headroom_is_memavailable() -> None:
     """MemFree is not used."""
     found = machine_headroom(b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
-    assert found == Headroom(name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024)
+    assert found == Headroom(
+        name="the machine's memory", free_bytes=600 * 1024, total_bytes=1000 * 1024, reserve=MEMORY_RESERVE
+    )
 
 
 def test_a_kernel_without_memavailable_gives_no_limit() -> None:
@@ -74,8 +94,8 @@ def test_limits_of_cgroup_version_2_are_read_from_every_ancestor(tmp_path: Path)
     group(middle, memory__max="max\n", memory__current="700\n")
     group(inner, memory__max="900\n", memory__current="200\n")
     assert cgroup_headroom(b"0::/job/step/rank\n", tmp_path) == [
-        Headroom(name=f"the memory cgroup {inner}", free_bytes=700, total_bytes=900),
-        Headroom(name=f"the memory cgroup {outer}", free_bytes=350, total_bytes=1000),
+        Headroom(name=f"the memory cgroup {inner}", free_bytes=700, total_bytes=900, reserve=MEMORY_RESERVE),
+        Headroom(name=f"the memory cgroup {outer}", free_bytes=350, total_bytes=1000, reserve=MEMORY_RESERVE),
     ]
 
 
@@ -94,7 +114,7 @@ def test_limits_of_cgroup_version_1_are_read(tmp_path: Path) -> None:
         memory__usage_in_bytes="5\n",
     )
     assert cgroup_headroom(b"9:cpu:/elsewhere\n4:hugetlb,memory:/job\n0::/\n", tmp_path) == [
-        Headroom(name=f"the memory cgroup {inner}", free_bytes=0, total_bytes=900)
+        Headroom(name=f"the memory cgroup {inner}", free_bytes=0, total_bytes=900, reserve=MEMORY_RESERVE)
     ]
 
 
