@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_run.dashboards.incident_report.contents import Report
 from grpo_run.dashboards.incident_report.formatting import duration, plain, spaced
-from grpo_run.watchdog.out_of_memory.shortage import usage_in
+from grpo_run.watchdog.out_of_memory.shortage import described_in
 from grpo_run.watchdog.rank_names import rank_names
 
 CONFIDENCE = {
@@ -77,7 +77,7 @@ def facts_of(report: Report) -> tuple[Fact, ...]:
         Fact(name="Step and phase", text=_step_and_phase(verdict)),
         _culprit_lines(verdict.get("location"), culprits, by_rank),
         Fact(name="Confidence", text=_confidence(verdict)),
-        Fact(name="Memory", text=usage_in(verdict)),
+        Fact(name="Memory", text=described_in(verdict)),
         Fact(name="Mismatch", block=plain(verdict["mismatch"]) if verdict.get("mismatch") else ""),
         _waiting(ranks_in(verdict.get("waiters")), by_rank),
         Fact(name="Action taken", text=_action(report)),

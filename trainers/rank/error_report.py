@@ -100,8 +100,14 @@ def _chain(error: BaseException) -> list[BaseException]:
         if one is None or any(one is known for known in found):
             continue
         found.append(one)
-        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+        waiting += [*_grouped(one), one.__cause__, None if one.__suppress_context__ else one.__context__]
     return found
+
+
+def _grouped(error: BaseException) -> list[BaseException]:
+    """The exceptions of a group, such as a task group of asyncio raises; Python 3.10 has no class of its own for them."""
+    grouped = getattr(error, "exceptions", ())
+    return [one for one in grouped if isinstance(one, BaseException)] if isinstance(grouped, tuple) else []
 
 
 def _raised(error: BaseException) -> dict[str, Any]:

@@ -115,6 +115,16 @@ def usage_in(verdict: Mapping[str, Any]) -> str:
     return Figures.from_json(shortage).usage if isinstance(shortage, Mapping) else ""
 
 
+def described_in(verdict: Mapping[str, Any]) -> str:
+    """Return what was exhausted, from the contents of a `verdict.json`, for its page; empty if nothing was."""
+    shortage = verdict.get("shortage")
+    if not isinstance(shortage, Mapping):
+        return ""
+    figures = Figures.from_json(shortage)
+    where = f"{shortage.get('memory')}, phase {shortage.get('phase')}, reported by {shortage.get('source')}"
+    return "; ".join(part for part in (where, figures.request, figures.usage) if part)
+
+
 def _itself(error: RankError) -> RaisedError:
     """The exception as the only one of its chain, for an error file without one."""
     return RaisedError(

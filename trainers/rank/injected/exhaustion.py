@@ -33,14 +33,17 @@ class Places:
         self._report = report
         self._open_phases = open_phases
         self._forward_rows = math.inf
+        self._generating = False
 
     @contextmanager
     def watched(self, modules: Iterable[Any], trainer: Any = None) -> Iterator[None]:
-        """Report forward passes of the modules and backward passes, and a trainer's scoring, for the length of the block."""
+        """Report forward passes of the modules, backward passes, and a trainer's scoring, for the length of the block."""
         import torch
 
         with ExitStack() as hooks:
-            for module in modules:
+            for module in (part for model in modules for part in _with_base(model)):
+                if hasattr(module, "generate"):
+                    hooks.enter_context(override_attributes(module, generate=self._marked_generate(module)))
                 if getattr(module, "_compiled_call_impl", None) is None:  # a hook would break the graph
                     handle = module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
                     hooks.callback(handle.remove)
@@ -62,11 +65,30 @@ class Places:
         if not phases or Phase.eval in phases:
             return
         rows = _rows(args, kwargs)
-        if phases[-1] is Phase.generate:
+        if phases[-1] is Phase.generate or (self._generating and phases[-1] is Phase.forward_backward):
             self._report(MemoryPhase.generate, rows)
-        elif phases[-1] is Phase.forward_backward and _gradients_are_recorded():
+        elif phases[-1] is not Phase.forward_backward:
+            return
+        elif _gradients_are_recorded():
             self._forward_rows = rows
             self._report(MemoryPhase.forward, rows)
+        else:  # in the body of a hand-written loop, which may generate by forward passes of its own
+            self._report(MemoryPhase.generate, rows)
+            self._report(MemoryPhase.score, rows)
+
+    def _marked_generate(self, module: Any) -> Callable[..., Any]:
+        """The model's `generate`, during which forward passes belong to generation. It may be divided further inside."""
+        generate = module.generate
+
+        @functools.wraps(generate)
+        def marked_generate(*args: Any, **kwargs: Any) -> Any:
+            self._generating = True
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._generating = False
+
+        return marked_generate
 
     def _watch_rollouts(self, trainer: Any, hooks: ExitStack) -> None:
         score = getattr(trainer, trainer_names.GENERATE_AND_SCORE)
@@ -91,6 +113,12 @@ class Places:
             trainer_names.GENERATE: reported_generation,
         }
         hooks.enter_context(override_attributes(trainer, **wrapped))
+
+
+def _with_base(model: Any) -> tuple[Any, ...]:
+    """A model, and the one that PEFT has put its adapters into: generation calls that one."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return (model,) if base is model else (model, base)
 
 
 def _gradients_are_recorded() -> bool:

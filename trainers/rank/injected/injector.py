@@ -29,7 +29,6 @@ from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 FIRST_COMMON_STEP = 2
 """First step in which all ranks make the common collective of a phase."""
 UNMARKED_PHASES = (Phase.reward, Phase.score)
-UNMARKED_PARTS = (MemoryPhase.generate, MemoryPhase.score)
 """Phases that happen somewhere in the body of a hand-written loop's step; their faults happen at its start."""
 
 
@@ -143,8 +142,6 @@ class Injector:
         """Inject what is due in the body of a hand-written loop's step, which does not mark its phases."""
         for phase in UNMARKED_PHASES:
             self.on_phase(phase, current_step)
-        for part in UNMARKED_PARTS:
-            self._exhaust_memory(part, math.inf)
 
     @property
     def _exhausts_memory(self) -> bool:

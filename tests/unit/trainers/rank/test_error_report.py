@@ -69,6 +69,20 @@ def fail_on_the_way(session: Session) -> None:
         raise KeyError("state")
 
 
+def group(session: Session) -> None:
+    """Several tasks fail; one of them has run out of memory."""
+
+    class TasksFailed(Exception):
+        exceptions: tuple[Exception, ...]
+
+    try:
+        exhaust(session)
+    except torch.OutOfMemoryError as error:
+        failed = TasksFailed("2 tasks have failed")
+        failed.exceptions = (ValueError("another"), error)
+    raise failed
+
+
 def handle(session: Session) -> None:
     """Say that the first exception does not matter."""
     try:
@@ -77,7 +91,7 @@ def handle(session: Session) -> None:
         raise ValueError("the step has failed") from None
 
 
-@pytest.mark.parametrize("script", [exhaust, translate, fail_on_the_way])
+@pytest.mark.parametrize("script", [exhaust, translate, fail_on_the_way, group])
 def test_exhausted_memory_is_found_however_the_script_passes_it_on(
     report: Report, script: Callable[[Session], object]
 ) -> None:

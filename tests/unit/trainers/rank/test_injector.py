@@ -410,6 +410,14 @@ class Board:
         self.step = 1
 
 
+class GeneratingModel(torch.nn.Linear):
+    """A model that generates by forward passes without gradients."""
+
+    @torch.no_grad()
+    def generate(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self(inputs)  # type: ignore[no-any-return]
+
+
 def pass_through(board: Board, model: torch.nn.Module, rows: int) -> None:
     """One micro-batch: forward and backward in the phase of both."""
     board.phases = (Phase.forward_backward,)
@@ -424,7 +432,7 @@ def test_memory_runs_out_once_in_the_phase_that_is_named(log: Log, phase: str) -
         parse_all([f"oom@rank0:step2:phase={phase}"]), rank=0, world_size=1, journal=log,
         open_phases=lambda: board.phases, step=lambda: board.step,
     )  # fmt: skip
-    model = torch.nn.Linear(2, 2)
+    model = GeneratingModel(2, 2)
 
     def score(inputs: object) -> None:
         board.phases = (Phase.forward_backward, Phase.score)
@@ -433,7 +441,7 @@ def test_memory_runs_out_once_in_the_phase_that_is_named(log: Log, phase: str) -
 
     def generate(prompts: object) -> None:
         board.phases = (Phase.forward_backward, Phase.score, Phase.generate)
-        model(torch.ones(3, 2))
+        model.generate(torch.ones(3, 2))
 
     trainer = types.SimpleNamespace(
         model=model,
@@ -463,8 +471,9 @@ def test_memory_runs_out_once_in_the_phase_that_is_named(log: Log, phase: str) -
     ]
     assert log.records[0]["phase"] == phase
     assert torch.autograd.backward is backward
-    model(torch.ones(9, 2))
+    model.generate(torch.ones(9, 2))
     assert not model._forward_pre_hooks
+    assert "generate" not in vars(model)
 
 
 def test_memory_runs_out_until_the_micro_batch_is_small_enough(log: Log) -> None:
@@ -500,3 +509,23 @@ def test_nccl_reports_exhausted_memory_in_its_own_words(log: Log) -> None:
     ):
         pass_through(board, model, 2)
     assert log.records[0]["phase"] == MemoryPhase.backward.name
+
+
+@pytest.mark.parametrize("phase", ["generate", "score"])
+def test_memory_runs_out_in_the_parts_of_a_hand_written_loop(log: Log, phase: str) -> None:
+    """The board shows one phase for its whole body: what generates and what records no gradients is told by itself."""
+    board = Board()
+    injector = Injector(
+        parse_all([f"oom@rank0:step1:phase={phase}:rows=2"]), rank=0, world_size=1, journal=log,
+        open_phases=lambda: board.phases, step=lambda: board.step,
+    )  # fmt: skip
+    model = GeneratingModel(2, 2)
+    with injector.attached_to_loop(lambda: None, [model]):
+        board.phases = (Phase.forward_backward,)
+        for rows in (2, 3):
+            if phase == "score":
+                model.generate(torch.ones(9, 2))
+            else:
+                model(torch.ones(9, 2))
+            with torch.no_grad() if rows == 2 else pytest.raises(torch.OutOfMemoryError), torch.no_grad():
+                model.generate(torch.ones(rows, 2)) if phase == "generate" else model(torch.ones(rows, 2))

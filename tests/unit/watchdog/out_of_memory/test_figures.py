@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures
+from grpo_run.watchdog.out_of_memory.shortage import described_in, usage_in
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -53,3 +54,17 @@ def test_the_figures_of_other_messages_are_read() -> None:
     assert read_figures("CUDA error: out of memory") == Figures()
     assert Figures().request == Figures().usage == ""
     assert Figures.from_json({"tried_bytes": "2", "free_bytes": 3}) == Figures(free_bytes=3)
+
+
+def test_a_verdict_is_described_as_far_as_its_figures_are_known() -> None:
+    """The report shows all of it in one row, the terminal what was in use."""
+    known = Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB).as_json()
+    shortage = {"memory": "GPU memory", "phase": "backward", "source": "allocator"}
+    verdict = {"shortage": shortage | known}
+    assert described_in(verdict) == (
+        "GPU memory, phase backward, reported by allocator; tried to allocate 2.0 GiB with 1.0 GiB free;"
+        " 70.0 GiB allocated by tensors"
+    )
+    assert usage_in(verdict) == "70.0 GiB allocated by tensors"
+    assert described_in({"shortage": shortage}) == "GPU memory, phase backward, reported by allocator"
+    assert described_in({"shortage": None}) == usage_in({"shortage": None}) == described_in({}) == ""
