@@ -61,6 +61,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/watching.py
 	$(BIN)/python -P benchmarks/consensus.py
 	$(BIN)/python -P benchmarks/loops.py
+	$(BIN)/python -P benchmarks/memory.py
 	$(BIN)/python -P benchmarks/checkpoint.py
 
 $(STAMP): pyproject.toml constraints.txt

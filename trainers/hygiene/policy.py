@@ -25,6 +25,8 @@ SCARCE_SHARE = 0.1
 """Caches are released only if less than this share of the device is free: otherwise nobody needs the memory."""
 COST_FACTOR = 100.0
 """Time that must pass after cleaning, as a multiple of what it took: at most 1 % of the time is spent."""
+PAID_COST_FACTOR = 20.0
+"""The same after a collection that has freed what had grown: 5 %, because without it the run would end."""
 MOST_PATIENCE = 64
 
 
@@ -119,16 +121,18 @@ class HygienePolicy:
         Args:
             memory: after it.
         """
-        self._rest_until = self._clock() + COST_FACTOR * outcome.seconds
         self._base = memory.allocated, memory.anonymous
         self._window, self._began_at = _Window(), None
         asked, self._asked = self._asked, NOTHING
+        paid = False
         if asked.collect:
             device, host = self._growth
             paid = (device > 0 and outcome.freed_device_bytes >= device / 4) or (
                 host > 0 and outcome.freed_bytes >= host / 4
             )
             self._collect_patience = 1 if paid else min(2 * self._collect_patience, MOST_PATIENCE)
+        factor = PAID_COST_FACTOR if paid else COST_FACTOR
+        self._rest_until = self._clock() + factor * outcome.seconds
         if asked.release:
             # if the caches stay small, the next windows halve it
             self._release_patience = min(2 * self._release_patience, MOST_PATIENCE)

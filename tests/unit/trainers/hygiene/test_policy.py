@@ -10,6 +10,7 @@ from grpo_run.trainers.accounting.step_memory import StepMemory
 from grpo_run.trainers.hygiene.policy import (
     COST_FACTOR,
     LEAST_HOST_GROWTH_BYTES,
+    PAID_COST_FACTOR,
     SETTLING_STEPS,
     HygienePolicy,
     Need,
@@ -121,12 +122,13 @@ def test_growth_that_is_no_garbage_is_collected_less_and_less_often() -> None:
     assert gaps[-1] * 10 * MIB > 20 * LEAST_HOST_GROWTH_BYTES
 
 
-def test_cleaning_takes_one_percent_of_the_time_at_most() -> None:
-    """However much garbage there is: a collection of 3 s is not repeated for 300 s."""
+@pytest.mark.parametrize(("effective", "factor"), [(False, COST_FACTOR), (True, PAID_COST_FACTOR)])
+def test_cleaning_takes_a_small_part_of_the_time_at_most(effective: bool, factor: float) -> None:
+    """However much memory grows: a collection of 3 s is not repeated for 60 s if it has helped, and 300 s if it has not."""
     rank = Rank()
-    asked = rank.steps(2000, host=GIB // 4, seconds=3.0)
+    asked = rank.steps(2000, host=GIB // 4, seconds=3.0, effective=effective)
     assert len(asked) >= 2
-    assert min(later - earlier for (earlier, _), (later, _) in itertools.pairwise(asked)) >= 3 * COST_FACTOR
+    assert min(later - earlier for (earlier, _), (later, _) in itertools.pairwise(asked)) >= 3 * factor
 
 
 def test_caches_are_released_if_no_step_needs_them_and_the_device_is_nearly_full() -> None:
