@@ -38,14 +38,18 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardFunction:
-    """A reward function by the place of its code: the source file, and the name after `def`."""
+    """A reward function that has failed, by the place of its code: the source file, and the name after `def`.
+
+    `raised` says that it has raised; otherwise it has not returned in time.
+    """
 
     file: str
     function: str
+    raised: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {"file": self.file, "function": self.function}
+        return {"file": self.file, "function": self.function, "raised": self.raised}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +63,8 @@ class Verdict:
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
     exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
     used a Trainer or the loop. `trip` is set if a learning guard ended the attempt, and
-    `hung_reward` to the reward function that has not returned in time, and `shortage` to the memory that was exhausted, with
-    the phase that died.
+    `failed_reward` to the reward function that has raised or has not returned in time, and `shortage` to the memory that was
+    exhausted, with the phase that died.
     """
 
     cause: Cause
@@ -84,7 +88,7 @@ class Verdict:
     final: str = ""
     counted: bool = True
     trip: Trip | None = None
-    hung_reward: RewardFunction | None = None
+    failed_reward: RewardFunction | None = None
     shortage: Shortage | None = None
 
     @property

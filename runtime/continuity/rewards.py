@@ -1,6 +1,6 @@
-"""What the journal says about reward functions: which have hung, which run in workers because of it, and their failures.
+"""What the journal says about reward functions: which have failed a rank, which run in workers because of it, and their failures.
 
-A function that has hung twice at one step runs in a worker process from the next attempt on, where a call can be ended
+A function that has failed twice at one step runs in a worker process from the next attempt on, where a call can be ended
 without its rank. Replayed as part of `runtime.record.history`; read by the recovery policy, by the settings of the ranks and
 by the metrics. Pure.
 """
@@ -13,11 +13,11 @@ from enum import Enum
 from typing import Any
 
 EVERY_FUNCTION = "*"
-"""Stands for all functions, if it is not known which one has hung."""
+"""Stands for all functions, if it is not known which one has failed."""
 MOST_FUNCTIONS = 8
 OTHER = "other"
-HANGS_TO_MOVE = 2
-"""Hangs of one function at one step. The first may have been a server that was away."""
+FAILURES_TO_MOVE = 2
+"""Failures of one function at one step. The first may have been a server that was away."""
 
 
 class FailureKind(str, Enum):
@@ -71,6 +71,7 @@ class RewardRecord:
         excluded: samples that got no reward.
         replaced: workers that were replaced between two calls.
         latencies: by (attempt, rank, function).
+        last_raised: whether the function that failed in the last incident has raised, not hung.
     """
 
     moved: list[MovedReward] = field(default_factory=list)
@@ -78,26 +79,33 @@ class RewardRecord:
     excluded: int = 0
     replaced: int = 0
     latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
-    _hangs: dict[tuple[int, int, MovedReward], int] = field(default_factory=dict)
+    last_raised: bool = False
+    _failures: dict[tuple[int, int, MovedReward], int] = field(default_factory=dict)
     _last: tuple[int, int, MovedReward] | None = None
 
     @property
     def due(self) -> MovedReward | None:
-        """The function that is to be moved after the last incident; None if there is none."""
-        if self._last is None or self._hangs.get(self._last, 0) < HANGS_TO_MOVE:
+        """The function that is to be moved after the last incident; None if there is none.
+
+        One that raises before the call's first step is done has not worked yet: it is taken to be broken, not moved.
+        """
+        if self._last is None or self._failures.get(self._last, 0) < FAILURES_TO_MOVE:
+            return None
+        if self.last_raised and self._last[1] == 0:
             return None
         found = self._last[2]
         return None if found in self.moved or ALL in self.moved else found
 
     def apply_incident(self, record: Mapping[str, Any]) -> None:
-        """A fault; `hung_reward` is set if a reward function has hung."""
+        """A fault; `failed_reward` is set if a reward function has raised or hung."""
         self._last = None
-        hung = record.get("hung_reward")
-        if not hung:
+        failed = record.get("failed_reward")
+        if not failed:
             return
-        place = MovedReward(file=str(hung.get("file", "")), function=str(hung["function"]))
+        place = MovedReward(file=str(failed.get("file", "")), function=str(failed["function"]))
+        self.last_raised = bool(failed.get("raised"))
         self._last = (int(record.get("train_call") or 0), int(record.get("step") or 0), place)
-        self._hangs[self._last] = self._hangs.get(self._last, 0) + 1
+        self._failures[self._last] = self._failures.get(self._last, 0) + 1
 
     def apply_moved(self, record: Mapping[str, Any]) -> None:
         """A function runs in workers from the next attempt on."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
-from grpo_run.runtime.continuity.rewards import HANGS_TO_MOVE
+from grpo_run.runtime.continuity.rewards import FAILURES_TO_MOVE
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.config import RunConfig
@@ -120,7 +120,8 @@ class FaultHandler:
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
         memory = None if stopping else self._decide_memory(context, verdict)
-        prompts = self._quarantine.due(verdict, context.attempt.files)
+        also_failed = _other_failures(context.attempt, verdict)["also_failed"]
+        prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
         if usage is not None:
             decision = Decision(
                 action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
@@ -154,7 +155,7 @@ class FaultHandler:
         if restart:
             self._move_reward()
         if decision.action is Action.quarantine_batch:
-            self._quarantine.add(prompts)
+            self._quarantine.add(prompts, verdict.phase)
         tell_ranks(context, verdict)
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
@@ -195,7 +196,7 @@ class FaultHandler:
         return trip is None or can_go_back(self._history, self._config, call, trip.onset)
 
     def _move_reward(self) -> None:
-        """Let the next attempt run a reward function in a worker that has hung too often, and say so."""
+        """Let the next attempt run a reward function in a worker that has failed too often, and say so."""
         moved = self._history.rewards.due
         if moved is None:
             return
@@ -204,12 +205,13 @@ class FaultHandler:
             step=self._history.recoveries[-1].step,
             file=moved.file,
             function=moved.function,
-            hangs=HANGS_TO_MOVE,
+            failures=FAILURES_TO_MOVE,
         )
         if self._config.reward_workers:
             return  # it has stayed in the rank for a reason, which a warning has given
+        what = "raised" if self._history.rewards.last_raised else "not returned in time"
         self._reporter.notify(
-            f"{moved.name} has not returned in time {HANGS_TO_MOVE} times at one step: the next attempt runs it in a"
+            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
             " worker process, where only the samples that it fails on are excluded; `--reward-workers` does so from the"
             " start"
         )
@@ -271,7 +273,7 @@ class FaultHandler:
             starting=verdict.starting,
             memory_plan=plan.text,
             origin=str(verdict.origin),
-            hung_reward=verdict.hung_reward.as_json() if verdict.hung_reward is not None else None,
+            failed_reward=verdict.failed_reward.as_json() if verdict.failed_reward is not None else None,
             incident=str(outcome.folder),
             failed_at=failed_at,
             detection_seconds=max(0.0, time.time() - failed_at),

@@ -39,7 +39,7 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exit
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
-from grpo_run.watchdog.diagnosis.rewards import timed_out_reward
+from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.host_memory.kills import KernelKills
 from grpo_run.watchdog.observation import Exit, RankState, Slot
@@ -232,7 +232,8 @@ def _judge(
         shared_memory_free_bytes=_free_shared_memory(failed),
     )
     error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
-    verdict = dataclasses.replace(verdict, hung_reward=timed_out_reward(error, verdict.phase))
+    if verdict.cause is Cause.exception:  # memory that is exhausted is no failure of the function
+        verdict = dataclasses.replace(verdict, failed_reward=raised_reward(error, verdict.phase))
     return hangs.add_locations(verdict, gathered.stacks)
 
 

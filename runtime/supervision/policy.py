@@ -3,8 +3,8 @@
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
 certain to repeat (the same error at the same line and step) causes only one restart, unless the next attempt differs: a
-reward function that has not returned in time twice runs in a worker then, and prompts on which generation has failed twice
-are replaced.
+reward function that has failed twice at one step runs in a worker then, and prompts on which generation or rewards have
+failed twice are replaced.
 
 A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
 progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
@@ -25,6 +25,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.rollback.policy import decide_trip
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
 
@@ -32,6 +33,8 @@ PATIENCE_SECONDS = 600.0
 """How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be away."""
 MAX_DELAY_SECONDS = 30.0
 """Between two failed starts. The delay begins with 1 s and doubles."""
+FAILED_PHASES = {Phase.generate.name: "generation has", Phase.reward.name: "rewards have"}
+"""Phases that depend on the prompts, as subjects of a sentence."""
 MIN_PATIENT_TRIES = 4
 """Tries of a start that itself takes minutes to fail."""
 
@@ -77,11 +80,14 @@ def decide(
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
     failed_start = trained and verdict.starting
     repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
-    fails_on_its_prompts = verdict.deterministic or verdict.cause is Cause.generation_stall
+    stalls = (Cause.generation_stall, Cause.reward_stall)
+    fails_on_its_prompts = verdict.phase in FAILED_PHASES and (
+        verdict.deterministic or verdict.cause in stalls
+    )
     if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
         return Decision(
             action=Action.quarantine_batch,
-            reason=f"{_expected_start(history)}; generation has failed twice on this rollout",
+            reason=f"{_expected_start(history)}; {FAILED_PHASES[verdict.phase or '']} failed twice on this rollout",
         )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"

@@ -1,4 +1,4 @@
-"""A prompt that cannot be generated from costs two recoveries, not the run."""
+"""A prompt that cannot be generated from, or scored, costs some recoveries, not the run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,27 @@ STEPS = ("--max-steps", "6", "--save-steps", "2", "--bad-prompt", "5")
 """Rank 1 generates from prompt 5 in step 4."""
 
 
-def bad_prompt(runs: Callable[..., Run], *words: str, name: str = "run", output_dir: str = "out") -> Run:
-    """A run whose generation fails in step 4."""
+FIRST = 9
+"""A prompt of step 1."""
+QUICK = ("--deadline-floor", "3", "--deadline-first", "5")
+"""Deadlines of a test."""
+
+
+def bad_prompt(
+    runs: Callable[..., Run],
+    *words: str,
+    options: tuple[str, ...] = (),
+    name: str = "run",
+    output_dir: str = "out",
+) -> Run:
+    """A run that fails in step 4 as the script's arguments say, in generation by default.
+
+    Args:
+        words: arguments of the script.
+        options: of `grpo-run launch`.
+    """
     return runs(
-        "--nproc-per-node", "2", *words, SCRIPT, "--output-dir", output_dir, *STEPS, name=name
+        "--nproc-per-node", "2", *options, SCRIPT, "--output-dir", output_dir, *STEPS, *words, name=name
     ).start()  # fmt: skip
 
 
@@ -25,7 +42,7 @@ def test_a_prompt_on_which_generation_fails_twice_is_replaced(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """It leaves baseline and loss, is listed for the user, and stays out after another fault."""
-    run = bad_prompt(runs, "--inject", "kill@rank0:step6")
+    run = bad_prompt(runs, options=("--inject", "kill@rank0:step6"))
     assert run.wait(150) == 0, run.tail()
     actions = [event["action"] for event in run.events("action")]
     assert actions == ["restart", "quarantine_batch", "restart"], run.tail()
@@ -47,7 +64,10 @@ def test_a_fault_after_the_quarantine_ends_in_the_same_weights(
     assert undisturbed.wait(150) == 0, undisturbed.tail()
     expected = digest(tmp_path / "out")
     killed = bad_prompt(
-        runs, "--inject", "kill@rank0:step6", "--inject", "kill@rank1:step5", name="killed", output_dir="out2"
+        runs,
+        options=("--inject", "kill@rank0:step6", "--inject", "kill@rank1:step5"),
+        name="killed",
+        output_dir="out2",
     )
     assert killed.wait(150) == 0, killed.tail()
     assert digest(tmp_path / "out2") == expected
@@ -56,10 +76,7 @@ def test_a_fault_after_the_quarantine_ends_in_the_same_weights(
 @pytest.mark.full
 def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Callable[..., Run]) -> None:
     """It waits until the deadline twice."""
-    run = runs(
-        "--nproc-per-node", "2", "--deadline-floor", "3", "--deadline-first", "5", SCRIPT, "--output-dir", "out", *STEPS,
-        "--how", "hang",
-    ).start()  # fmt: skip
+    run = bad_prompt(runs, "--how", "hang", options=QUICK)
     assert run.wait(120) == 0, run.tail()
     assert [event["action"] for event in run.events("action")][-1] == "quarantine_batch", run.tail()
 
@@ -67,9 +84,52 @@ def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Callable[..., Run]
 @pytest.mark.full
 def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Callable[..., Run]) -> None:
     """At the launch, with the place in the file; nothing is lost."""
-    run = bad_prompt(runs, "--max-restarts", "0")
+    run = bad_prompt(runs, options=("--max-restarts", "0"))
     assert run.wait(150) == 93
     (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
     run.start()
     assert run.wait(60) == 2
     assert "quarantine.json: 0.sha256: String should match pattern" in run.tail()
+
+
+def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable[..., Run]) -> None:
+    """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts leave."""
+    run = bad_prompt(runs, "--where", "reward", "--stateful")
+    assert run.wait(150) == 0, run.tail()
+    actions = [event["action"] for event in run.events("action")]
+    assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
+    (moved,) = run.events("reward_moved")
+    assert moved["function"] == "reward"
+    assert "reward function reward has raised 2 times at one step" in run.tail(100_000)
+    (excluded,) = run.events("sample_excluded")
+    assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
+    assert "1 prompt is replaced from step 4 on, because rewards failed twice" in run.tail(100_000)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_a_prompt_that_a_reward_fails_on_costs_its_samples_where_a_worker_can_run_it(
+    runs: Callable[..., Run], how: str
+) -> None:
+    run = bad_prompt(runs, "--where", "reward", "--how", how, options=("--reward-timeout", "1", *QUICK))
+    assert run.wait(150) == 0, run.tail()
+    assert [event["action"] for event in run.events("action")] == ["restart", "restart"], run.tail()
+    assert run.events("prompt_quarantined") == []
+    (excluded,) = run.events("sample_excluded")
+    assert (excluded["rank"], excluded["step"], len(excluded["samples"])) == (1, 4, 4)
+
+
+@pytest.mark.full
+def test_a_prompt_that_a_reward_in_the_rank_hangs_on_is_replaced(runs: Callable[..., Run]) -> None:
+    run = bad_prompt(runs, "--where", "reward", "--how", "hang", "--stateful", options=QUICK)
+    assert run.wait(150) == 0, run.tail()
+    actions = [event["action"] for event in run.events("action")]
+    assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
+
+
+@pytest.mark.full
+def test_a_reward_that_has_never_returned_ends_the_run_after_one_more_try(runs: Callable[..., Run]) -> None:
+    """It is taken to be broken: it is neither moved, nor are its prompts replaced."""
+    run = bad_prompt(runs, "--where", "reward", "--bad-prompt", str(FIRST))
+    assert run.wait(150) == 93, run.tail()
+    assert [event["action"] for event in run.events("action")] == ["restart", "stop"], run.tail()

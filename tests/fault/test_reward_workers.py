@@ -74,7 +74,7 @@ def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(
     """Threads that never return: `with ThreadPoolExecutor` waits for them although `as_completed` has given up."""
     run = launched(runs, "verified", steps=20, one_in=80, workers=False)
     assert run.wait(250) == 0, run.tail()
-    assert [event["hung_reward"]["function"] for event in run.events("incident")] == ["verified"] * 2
+    assert [event["failed_reward"]["function"] for event in run.events("incident")] == ["verified"] * 2
     (moved,) = run.events("reward_moved")
     assert (moved["file"], moved["function"]) == (SCRIPT, "verified")
     assert "reward function verified has not returned in time 2 times at one step" in run.tail(100_000)

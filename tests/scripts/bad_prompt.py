@@ -1,6 +1,7 @@
-"""A plain TRL GRPO script in which generation fails whenever one prompt is in the batch.
+"""A plain TRL GRPO script in which generation, or a reward, fails whenever one prompt is in the batch.
 
-`--bad-prompt N` names the prompt by its number in the data set; `--how` says whether generation raises or hangs.
+`--bad-prompt N` names the prompt by its number in the data set; `--where` says what fails, and `--how` whether it raises or
+hangs. `--stateful` gives the reward a state, so that it cannot run in another process.
 """
 
 from __future__ import annotations
@@ -16,15 +17,32 @@ def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
     parser.add_argument("--bad-prompt", type=int, required=True, help="number of the prompt")
-    parser.add_argument("--how", choices=("raise", "hang"), default="raise", help="how generation fails")
+    parser.add_argument("--how", choices=("raise", "hang"), default="raise", help="how it fails")
+    parser.add_argument("--where", choices=("generation", "reward"), default="generation", help="what fails")
+    parser.add_argument("--stateful", action="store_true", help="the reward counts its calls")
     arguments = parser.parse_args()
 
     tokenizer = tiny.tokenizer()
     rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))
-    bad = tokenizer(rows[arguments.bad_prompt]["prompt"])["input_ids"]
+    text = rows[arguments.bad_prompt]["prompt"]
+    bad = tokenizer(text)["input_ids"]
+    plain, calls = tiny.rewards(arguments.step_seconds), []
+
+    def fail() -> None:
+        if arguments.how == "hang":
+            time.sleep(1e6)
+        raise RuntimeError("the prompt cannot be used")
+
+    def reward(prompts: list[str], **columns: Any) -> list[float]:
+        if arguments.stateful:
+            calls.append(len(prompts))
+        if arguments.where == "reward" and text in prompts:
+            fail()
+        return list(plain(prompts=prompts, **columns))
+
     trainer = GRPOTrainer(
         model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=tiny.rewards(arguments.step_seconds),
+        reward_funcs=reward,
         args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
         train_dataset=rows,
         processing_class=tokenizer,
@@ -33,10 +51,8 @@ def main() -> None:
     generate = trainer.model.generate
 
     def fragile(input_ids: Any, **keywords: Any) -> Any:
-        if bad in input_ids.tolist():
-            if arguments.how == "hang":
-                time.sleep(3600)
-            raise RuntimeError("the prompt cannot be generated from")
+        if arguments.where == "generation" and bad in input_ids.tolist():
+            fail()
         return generate(input_ids=input_ids, **keywords)
 
     trainer.model.generate = fragile

@@ -33,7 +33,7 @@ Failures = Mapping[int, Mapping[str, Mapping[int, FailedReward]]]
 """By rollout, name of the function, and number of the sample in the rollout of all ranks."""
 
 
-def digest_of(tokens: Sequence[int]) -> int:
+def completion_checksum(tokens: Sequence[int]) -> int:
     """Return a checksum of a completion."""
     return zlib.crc32(",".join(map(str, tokens)).encode())
 
@@ -104,5 +104,5 @@ class EarlierExclusions:
             number - first: failed.reason
             for number, failed in self._failures.get(rollout, {}).get(function, {}).items()
             if first <= number < first + len(completion_ids)
-            and digest_of(completion_ids[number - first]) == failed.digest
+            and completion_checksum(completion_ids[number - first]) == failed.digest
         }

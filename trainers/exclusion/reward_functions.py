@@ -16,7 +16,7 @@ import torch
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.async_functions import is_coroutine_function
 from grpo_run.trainers.exclusion.outputs import check, failed
-from grpo_run.trainers.exclusion.repeated_steps import FailedReward, digest_of
+from grpo_run.trainers.exclusion.repeated_steps import FailedReward, completion_checksum
 from grpo_run.trainers.upstream.rollout_names import COMPLETION_IDS
 
 FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, Reason]]
@@ -34,7 +34,7 @@ class RowFaults:
     ) -> None:
         """Note the faults of one function, by row."""
         for row, reason in reasons.items():
-            self._failed[row, column] = FailedReward(reason, digest_of(completion_ids[row]))
+            self._failed[row, column] = FailedReward(reason, completion_checksum(completion_ids[row]))
 
     def of(self, row: int, column: int) -> FailedReward | None:
         """Return what is known of one reward; None if it comes from a model."""

@@ -18,7 +18,7 @@ from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.runtime.rollouts.quarantine import RolloutPosition
 from grpo_run.runtime.rollouts.quarantine_file import RecordedRollout, write_rollout
 from grpo_run.trainers.patches import override_attributes
-from grpo_run.trainers.quarantine.rows import Row, digest_of, replaced_rows
+from grpo_run.trainers.quarantine.rows import Row, prompt_digest, replaced_rows
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
 
@@ -92,12 +92,12 @@ class PromptQuarantine:
     def _spare(self, quarantined: set[str]) -> Callable[[], Row | None]:
         def find() -> Row | None:
             rows = islice(iter(self._trainer.train_dataset or ()), MAX_SEARCHED_ROWS)
-            return next((row for row in rows if digest_of(row).sha256 not in quarantined), None)
+            return next((row for row in rows if prompt_digest(row).sha256 not in quarantined), None)
 
         return find
 
     def _record(self, rows: Sequence[Row], position: RolloutPosition) -> None:
-        rollout = RecordedRollout(position=position, prompts=tuple(digest_of(row) for row in rows))
+        rollout = RecordedRollout(position=position, prompts=tuple(prompt_digest(row) for row in rows))
         path = Path(self._session.settings.prompts)
         try:
             write_rollout(path, rollout)

@@ -14,7 +14,7 @@ PROMPT = "prompt"
 """Column of TRL's data sets that holds the prompt: text, or a list of messages."""
 
 
-def digest_of(row: Row) -> PromptDigest:
+def prompt_digest(row: Row) -> PromptDigest:
     """Return the digest of a row's prompt; that of a row without a prompt covers all its columns."""
     prompt = row.get(PROMPT, dict(row))
     # what is not JSON (an image) counts by its type: its text may hold an address in memory
@@ -37,7 +37,7 @@ def replaced_rows(
         spare: returns a row of the data set that is not quarantined, for a rank all of whose prompts are; None if there
             is no such row.
     """
-    kept = [position for position, row in enumerate(rows) if digest_of(row).sha256 not in quarantined]
+    kept = [position for position, row in enumerate(rows) if prompt_digest(row).sha256 not in quarantined]
     leaving = sorted(set(range(len(rows))) - set(kept))
     if not leaving:
         return {}

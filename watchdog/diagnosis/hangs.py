@@ -103,7 +103,7 @@ def diagnose_stall(
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
         counted=not _trains_alone(slots),
-        hung_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
+        failed_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
         if stall.phase is Phase.reward
         else None,
     )

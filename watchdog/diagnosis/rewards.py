@@ -1,4 +1,4 @@
-"""Which reward function a rank has hung in, from stacks or from a traceback. Called by `hangs.py`, and by the incident
+"""Which reward function has failed: a rank has hung in it, by its stacks, or it has raised, by the traceback. Called by `hangs.py`, and by the incident
 investigation for exits. Does no I/O.
 
 A function is found by the frame of ours that calls it. An exception that says that a time limit has expired counts as a hang:
@@ -34,8 +34,10 @@ def hung_reward(stacks: Iterable[Sequence[Stack]]) -> RewardFunction | None:
     return found.pop() if len(found) == 1 else None
 
 
-def timed_out_reward(error: RankError | None, phase: str | None) -> RewardFunction | None:
-    """Return the function that raised because a time limit has expired; None if this is no such error.
+def raised_reward(error: RankError | None, phase: str | None) -> RewardFunction | None:
+    """Return the function that has raised; None if no reward function has.
+
+    One that has raised because a time limit has expired counts as not having returned in time.
 
     Args:
         error: that ended the rank; None if it left none.
@@ -43,12 +45,11 @@ def timed_out_reward(error: RankError | None, phase: str | None) -> RewardFuncti
     """
     if error is None or phase != Phase.reward.name:
         return None
-    if not any("timeout" in name.rpartition(".")[2].lower() for name in (error.type, *error.bases)):
-        return None
+    timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in (error.type, *error.bases))
     frames = _TRACEBACK_FRAME.findall(error.traceback)
     for (file, name), called in zip(reversed(frames[:-1]), reversed(frames[1:]), strict=True):
         if file == CALLER_FILE and name in CALLERS and called[0] != CALLER_FILE:
-            return RewardFunction(file=called[0], function=called[1])
+            return RewardFunction(file=called[0], function=called[1], raised=not timed_out)
     return None
 
 

@@ -1,6 +1,8 @@
 """The quarantined prompts of a run: read before every attempt, extended after a fault.
 
-    first fault in generation → the next attempt records the prompts of that rollout → the same fault again → quarantine
+    first fault → the next attempt records the prompts of that rollout → the same fault again → quarantine
+
+Faults in generation and in rewards count. A reward function that can run in a worker is moved there before.
 
 Used by `faults.py` and by `cli.launch`, which passes the prompts to the ranks. That a fault leads to quarantine is decided in
 `policy.py`.
@@ -8,7 +10,7 @@ Used by `faults.py` and by `cli.launch`, which passes the prompts to the ranks. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.record.attempt_files import AttemptFiles
@@ -20,7 +22,8 @@ from grpo_run.runtime.rollouts.quarantine_file import read_quarantine, read_roll
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.verdict import Verdict
 
-GENERATION = Phase.generate.name
+FAILED = {Phase.generate.name: "generation failed", Phase.reward.name: "rewards failed"}
+"""Phases that depend on the prompts, and what is said of them."""
 
 
 class RunQuarantine:
@@ -50,25 +53,39 @@ class RunQuarantine:
         if last is not None and last.train_call:
             self.suspected = RolloutPosition(train_call=last.train_call, step=last.step + 1)
 
-    def due(self, verdict: Verdict, files: AttemptFiles) -> list[QuarantinedPrompt]:
-        """Return the prompts that a fault would put into quarantine: those of the culprits' rollout, if it failed in generation.
+    def due(
+        self, verdict: Verdict, also_failed: Iterable[int], files: AttemptFiles
+    ) -> list[QuarantinedPrompt]:
+        """Return the prompts that a fault would put into quarantine: those of the ranks that failed on their rollout.
+
+        A reward function that has raised before the first step of its call is taken to be broken, and memory that is
+        exhausted is no failure of a prompt.
 
         Args:
+            also_failed: ranks that failed by themselves besides the culprits.
             files: of the attempt, in which the ranks recorded them.
         """
         position = self.suspected
         if (
             position is None
-            or verdict.phase != GENERATION
+            or verdict.phase not in FAILED
+            or verdict.shortage is not None
+            or (verdict.phase == Phase.reward.name and verdict.deterministic and verdict.step == 0)
             or verdict.step + 1 != position.step
             or self._history.quarantine.holds(position)
         ):
             return []
-        found = [one for rank in verdict.culprits for one in read_rollout(files.prompts(rank), position)]
+        ranks = sorted({*verdict.culprits, *also_failed})
+        found = [one for rank in ranks for one in read_rollout(files.prompts(rank), position)]
         return quarantined(found, position)
 
-    def add(self, prompts: Sequence[QuarantinedPrompt]) -> None:
-        """Put prompts into quarantine, and say so."""
+    def add(self, prompts: Sequence[QuarantinedPrompt], phase: str | None) -> None:
+        """Put prompts into quarantine, and say so.
+
+        Args:
+            phase: name of the one that failed.
+        """
+        assert phase is not None
         known = [one for one in self.prompts if one not in prompts]
         self._reporter.write(
             "prompt_quarantined", step=prompts[0].from_step - 1, prompts=[one.model_dump() for one in prompts]
@@ -80,7 +97,7 @@ class RunQuarantine:
             self._reporter.warn(None, f"{path} cannot be written: {error.strerror}")
         plural = "prompt is" if len(prompts) == 1 else "prompts are"
         self._reporter.notify(
-            f"{len(prompts)} {plural} replaced from step {prompts[0].from_step} on, because generation failed twice on the"
+            f"{len(prompts)} {plural} replaced from step {prompts[0].from_step} on, because {FAILED[phase]} twice on the"
             f" rollout: {prompts[0].preview!r}{' …' if len(prompts) > 1 else ''} ({path} lists them)"
         )
 

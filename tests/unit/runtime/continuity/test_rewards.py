@@ -11,16 +11,17 @@ from grpo_run.runtime.record.history import History
 
 JUDGE = {"file": "/me/train.py", "function": "judge"}
 OTHER = {"file": "/me/train.py", "function": "other"}
+RAISED = {**JUDGE, "raised": True}
 PLACE = MovedReward(**JUDGE)
 
 
-def incident(hung: dict[str, str] | None = JUDGE, step: int = 7, call: int = 1) -> dict[str, Any]:
+def incident(failed: dict[str, Any] | None = JUDGE, step: int = 7, call: int = 1) -> dict[str, Any]:
     return {
         "event": "incident",
         "cause": "reward_stall",
         "step": step,
         "train_call": call,
-        "hung_reward": hung,
+        "failed_reward": failed,
     }
 
 
@@ -40,11 +41,15 @@ MOVED = {"event": "reward_moved", **JUDGE}
         ([incident(), incident(), MOVED], None),
         ([incident(), incident(), MOVED, incident()], None),
         ([incident(), incident(), {"event": "reward_moved", "function": "*"}], None),
+        ([incident(RAISED), incident(RAISED)], PLACE),
+        ([incident(RAISED, step=0), incident(RAISED, step=0)], None),
+        ([incident(step=0), incident(step=0)], PLACE),
     ],
 )
-def test_a_function_is_due_after_its_second_hang_at_one_step(
+def test_a_function_is_due_after_its_second_failure_at_one_step(
     events: list[dict[str, Any]], due: MovedReward | None
 ) -> None:
+    """One that has only ever raised is broken, and is not moved."""
     assert History.of(events).rewards.due == due
 
 

@@ -44,6 +44,7 @@ def history(story: Sequence[str], *, trained: bool = True) -> History:
 KILLED = verdict()
 BUG = verdict(cause=Cause.exception, signature="KeyError@train.py:3:step7", deterministic=True)
 STALL = verdict(cause=Cause.generation_stall, signature="generation_stall@train.py:3:step7")
+SLOW_JUDGE = verdict(cause=Cause.reward_stall, signature="reward_stall@train.py:3:step7")
 BUG_TWICE = f"!{BUG.signature}"
 NO_START = verdict(
     cause=Cause.startup_failure, signature="ImportError@train.py:1:step0", deterministic=True, starting=True
@@ -339,7 +340,7 @@ def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_give
         "cause": "exception",
         "step": 7,
         "signature": BUG.signature,
-        "hung_reward": hung,
+        "failed_reward": hung,
     }
     events: list[dict[str, object]] = [failure, failure, {"event": "reward_moved", **hung}, failure]
     replayed = History.of(events[:hangs] if hangs < 3 else events)
@@ -353,7 +354,7 @@ def test_without_a_budget_no_reward_is_moved() -> None:
         "cause": "exception",
         "step": 7,
         "signature": BUG.signature,
-        "hung_reward": hung,
+        "failed_reward": hung,
     }
     budget = Budget(failures_without_progress=0)
     assert decide(History.of([failure, failure]), BUG, budget, stopping=False).action is Action.stop
@@ -366,6 +367,13 @@ def test_without_a_budget_no_reward_is_moved() -> None:
         ("the same again", [BUG_TWICE, BUG_TWICE], BUG, 4, Action.quarantine_batch),
         ("prompts not known", [BUG_TWICE, BUG_TWICE], BUG, 0, Action.stop),
         ("a hang again", [f"!{STALL.signature}"] * 2, STALL, 4, Action.quarantine_batch),
+        (
+            "a reward that hangs again",
+            [f"!{SLOW_JUDGE.signature}"] * 2,
+            SLOW_JUDGE,
+            4,
+            Action.quarantine_batch,
+        ),
         ("a hang again, prompts not known", [f"!{STALL.signature}"] * 2, STALL, 0, Action.restart),
         ("kills may be anyone's", ["!killed", "!killed"], KILLED, 4, Action.restart),
     ],
@@ -374,13 +382,19 @@ def test_prompts_leave_where_the_run_would_be_given_up(
     why: str, story: Sequence[str], what: Verdict, prompts: int, action: Action
 ) -> None:
     """A failure that a restart only repeats may be that of a prompt; no other changes the training."""
-    decision = decide(history(story), what, Budget(), stopping=False, prompts=prompts)
-    assert decision.action is action, why
+    for phase, text in (("generate", "generation has failed twice"), ("reward", "rewards have failed twice")):
+        here = replace(what, phase=phase)
+        decision = decide(history(story), here, Budget(), stopping=False, prompts=prompts)
+        assert decision.action is action, why
+        assert (text in decision.reason) == (action is Action.quarantine_batch)
+    elsewhere = replace(what, phase="forward_backward")
+    decision = decide(history(story), elsewhere, Budget(), stopping=False, prompts=prompts)
+    assert decision.action is not Action.quarantine_batch
 
 
 def test_no_restart_is_allowed_for_prompts_either() -> None:
     """With `--max-restarts 0`."""
-    budget = Budget(failures_without_progress=0)
+    budget, bug = Budget(failures_without_progress=0), replace(BUG, phase="generate")
     assert (
-        decide(history([BUG_TWICE, BUG_TWICE]), BUG, budget, stopping=False, prompts=4).action is Action.stop
+        decide(history([BUG_TWICE, BUG_TWICE]), bug, budget, stopping=False, prompts=4).action is Action.stop
     )

@@ -12,7 +12,12 @@ from grpo_run.runtime.record.journal import Journal, read_newest
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.attach import SampleExclusion
 from grpo_run.trainers.exclusion.outputs import failed
-from grpo_run.trainers.exclusion.repeated_steps import EVENT, EarlierExclusions, digest_of, read_earlier
+from grpo_run.trainers.exclusion.repeated_steps import (
+    EVENT,
+    EarlierExclusions,
+    completion_checksum,
+    read_earlier,
+)
 
 TOKENS = [[1, 2], [3, 4], [5, 6]]
 
@@ -21,7 +26,7 @@ def event(**changes: Any) -> dict[str, Any]:
     """An event of attempt 0 of the first call: the reward of sample 4 did not come in time."""
     record = {
         "event": EVENT, "attempt": 0, "train_call": 1, "rollout": 6, "function": "judge", "reason": "timeout",
-        "samples": [4], "digests": [digest_of(TOKENS[1])], "evaluating": False,
+        "samples": [4], "digests": [completion_checksum(TOKENS[1])], "evaluating": False,
     }  # fmt: skip
     return record | changes
 
@@ -53,8 +58,8 @@ def test_nothing_else_fails_again(changes: dict[str, Any]) -> None:
 
 def test_the_last_attempt_that_did_the_step_counts() -> None:
     """Events of ranks and functions add up."""
-    later = event(attempt=1, samples=[3], digests=[digest_of(TOKENS[0])])
-    other = event(attempt=1, samples=[5], digests=[digest_of(TOKENS[2])], reason="exception")
+    later = event(attempt=1, samples=[3], digests=[completion_checksum(TOKENS[0])])
+    other = event(attempt=1, samples=[5], digests=[completion_checksum(TOKENS[2])], reason="exception")
     assert rows(event(), later, other) == {0: Reason.timeout, 2: Reason.exception}
     assert rows(later, event()) == {0: Reason.timeout}
 

@@ -9,9 +9,9 @@ from typing import Any
 from grpo_run.runtime.rollouts.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.rollouts.quarantine_file import read_rollout
 from grpo_run.trainers.quarantine.attach import PromptQuarantine
-from grpo_run.trainers.quarantine.rows import digest_of
+from grpo_run.trainers.quarantine.rows import prompt_digest
 
-BAD = QuarantinedPrompt(sha256=digest_of({"prompt": "b"}).sha256, train_call=1, from_step=4)
+BAD = QuarantinedPrompt(sha256=prompt_digest({"prompt": "b"}).sha256, train_call=1, from_step=4)
 
 
 class Trainer:

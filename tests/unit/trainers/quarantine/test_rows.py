@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies
 
 from grpo_run.runtime.rollouts.quarantine import MAX_PREVIEW_CHARACTERS
-from grpo_run.trainers.quarantine.rows import digest_of, replaced_rows
+from grpo_run.trainers.quarantine.rows import prompt_digest, replaced_rows
 
 
 def rows(text: str) -> list[dict[str, str]]:
@@ -17,7 +17,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 def digests(text: str) -> set[str]:
     """The SHA-256 of the prompts of each letter."""
-    return {digest_of(row).sha256 for row in rows(text)}
+    return {prompt_digest(row).sha256 for row in rows(text)}
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,19 @@ def test_a_prompt_is_known_by_its_content() -> None:
     """Other columns do not count, nor does the order of keys in a message."""
     message = {"role": "user", "content": "2 + 2"}
     swapped = {"content": "2 + 2", "role": "user"}
-    assert digest_of({"prompt": [message], "answer": 4}) == digest_of({"prompt": [swapped], "answer": 5})
-    assert digest_of({"prompt": "a"}) != digest_of({"prompt": "b"})
-    assert digest_of({"question": "a"}) != digest_of({"question": "b"})
+    assert prompt_digest({"prompt": [message], "answer": 4}) == prompt_digest(
+        {"prompt": [swapped], "answer": 5}
+    )
+    assert prompt_digest({"prompt": "a"}) != prompt_digest({"prompt": "b"})
+    assert prompt_digest({"question": "a"}) != prompt_digest({"question": "b"})
 
 
 def test_an_object_in_a_prompt_counts_by_its_type() -> None:
     """Its text may contain its address, which differs between attempts."""
-    assert digest_of({"prompt": [object()]}) == digest_of({"prompt": [object()]})
+    assert prompt_digest({"prompt": [object()]}) == prompt_digest({"prompt": [object()]})
 
 
 def test_the_preview_is_short_text() -> None:
     """Also of a prompt that is not ASCII, or not valid text."""
-    assert digest_of({"prompt": "x" * 1000}).preview == "x" * MAX_PREVIEW_CHARACTERS
-    assert digest_of({"prompt": "\ud800 é"}).preview == "\\ud800 \\xe9"
+    assert prompt_digest({"prompt": "x" * 1000}).preview == "x" * MAX_PREVIEW_CHARACTERS
+    assert prompt_digest({"prompt": "\ud800 é"}).preview == "\\ud800 \\xe9"

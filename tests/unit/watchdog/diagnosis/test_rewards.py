@@ -1,8 +1,9 @@
-"""Which reward function a rank has hung in."""
+"""Which reward function a rank has hung in, or has raised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from grpo_run.trainers.rewards import served
 from grpo_run.watchdog.diagnosis import rewards
-from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, EVERY_FUNCTION, hung_reward, timed_out_reward
+from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, EVERY_FUNCTION, hung_reward, raised_reward
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.observation import Phase, RankError
 from grpo_run.watchdog.verdict import RewardFunction
@@ -80,16 +81,16 @@ def error(kind: str, bases: tuple[str, ...], caller: str = CALLER_FILE) -> RankE
         (error("TimeoutError", ("builtins.TimeoutError", "builtins.OSError")), Phase.reward, JUDGE),
         (error("ReadTimeout", ("httpx.ReadTimeout", "httpx.TimeoutException")), Phase.reward, JUDGE),
         (error("APIError", ("openai.APITimeoutError",)), Phase.reward, JUDGE),
-        (error("ValueError", ("builtins.ValueError",)), Phase.reward, None),
+        (error("ValueError", ("builtins.ValueError",)), Phase.reward, replace(JUDGE, raised=True)),
         (error("TimeoutError", ("builtins.TimeoutError",)), Phase.generate, None),
         (error("TimeoutError", ("builtins.TimeoutError",), "/other.py"), Phase.reward, None),
         (None, Phase.reward, None),
     ],
 )  # fmt: skip
-def test_an_expired_time_limit_of_a_reward_is_a_hang(
+def test_a_function_that_raises_is_found_and_an_expired_time_limit_is_a_hang(
     raised: RankError | None, phase: Phase, found: RewardFunction | None
 ) -> None:
-    assert timed_out_reward(raised, phase.name) == found
+    assert raised_reward(raised, phase.name) == found
 
 
 def test_the_frames_are_those_of_the_wrapper() -> None:
