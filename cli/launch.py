@@ -37,6 +37,7 @@ from grpo_run.runtime.errors import (
     UsageError,
 )
 from grpo_run.runtime.files import short_path
+from grpo_run.runtime.host_memory.own_cgroup import OwnCgroup
 from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
@@ -163,8 +164,9 @@ def _supervise(
         started_by_supervisor=own_children,
         adopts_only_ours=adopt_orphans(),
     )
+    cgroup = OwnCgroup.make()
     if config.preload:
-        forkserver.start_server(PRELOAD, marks)
+        cgroup.enter(forkserver.start_server(PRELOAD, marks))
     from torch.distributed import DistError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -195,8 +197,11 @@ def _supervise(
         observe_exit=remaining.observe,
         follow_output=follow,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
+        enter_cgroup=cgroup.enter,
     )
-    guardian = Guardian(directory.journal, config.run_id, tokens=(token,), keep=config.keep)
+    guardian = Guardian(
+        directory.journal, config.run_id, tokens=(token,), keep=config.keep, cgroup=cgroup.folder
+    )
     helpers = Helpers(
         owned,
         remaining,
@@ -234,7 +239,7 @@ def _supervise(
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     finally:
-        for part in (guardian.end, output.stop, terminal.stop):
+        for part in (guardian.end, cgroup.remove, output.stop, terminal.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display

@@ -68,6 +68,7 @@ class Supervisor:
         observe_exit: reads the processes that remain after the last line of every script.
         follow_output: receives the log file of each rank when an attempt starts.
         staging: where ranks place snapshots; None if they save directly.
+        enter_cgroup: moves a rank into the memory cgroup of the ranks.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Supervisor:
         observe_exit: Observe,
         follow_output: Callable[[dict[int, Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
+        enter_cgroup: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self.config = config
         self.run = run
@@ -115,7 +117,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
-        parts = (self._drains, self._reporter, self.history, self.stop)
+        parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
         self._host = HostWatch(run, config, *parts)
         self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._reserve = DescriptorReserve(local_world_size)
@@ -150,6 +152,7 @@ class Supervisor:
         Raises:
             RunDirectoryError: it could not be written, and the next supervisor would not know about this one.
         """
+        self._host.begin()
         self._reporter.write("run_started", supervisor_pid=os.getpid(), **fields)
         self._live.journal.sync()
         if self._live.journal.lost:

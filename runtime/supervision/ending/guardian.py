@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.host_memory.own_cgroup import remove_cgroup
 from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
 from grpo_run.runtime.record.journal import Journal
@@ -47,9 +48,18 @@ class Guardian:
         run_id: of the run.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
+        cgroup: folder of the ranks' own memory cgroup; None if there is none.
     """
 
-    def __init__(self, journal: Path, run_id: str, *, tokens: Sequence[str], keep: Sequence[str]) -> None:
+    def __init__(
+        self,
+        journal: Path,
+        run_id: str,
+        *,
+        tokens: Sequence[str],
+        keep: Sequence[str],
+        cgroup: Path | None = None,
+    ) -> None:
         settings = {
             "supervisor": os.getpid(),
             "session": os.getsid(0),
@@ -57,6 +67,7 @@ class Guardian:
             "run_id": run_id,
             "tokens": list(tokens),
             "keep": list(keep),
+            "cgroup": str(cgroup) if cgroup is not None else None,
         }
         # inherited, so that Ctrl-C does not end it while it starts; it leaves the process group afterwards
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -111,6 +122,8 @@ def main() -> None:
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
+    if settings["cgroup"] is not None:
+        remove_cgroup(Path(settings["cgroup"]))
     _report(terminated, settings)
 
 

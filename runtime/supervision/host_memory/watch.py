@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from grpo_run.runtime import upstream
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.host_memory.accounting import HostMemory
-from grpo_run.runtime.host_memory.last_sample import LastSample
+from grpo_run.runtime.host_memory.last_sample import LastSample, read_last_sample
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
@@ -21,12 +21,14 @@ from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.host_memory.last_end import suspected
 from grpo_run.runtime.supervision.host_memory.relief import MemoryRelief
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.means import StopMeans
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.host_memory.kills import KernelKills
 from grpo_run.watchdog.host_memory.pressure import LEAST_FREE_BYTES
+from grpo_run.watchdog.host_memory.reading import groups_of
 from grpo_run.watchdog.host_memory.sample import HostSample
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.processes import read_file
@@ -47,6 +49,7 @@ class HostWatch:
         config: of the run.
         drains: writes the run's snapshots in memory to disk; None if there are none.
         stop: of the run; no ranks are started again once it is requested.
+        enter: moves a rank into the cgroup of the ranks.
     """
 
     def __init__(
@@ -57,13 +60,17 @@ class HostWatch:
         reporter: Reporter,
         history: History,
         stop: StopRequest,
+        enter: Callable[[int], None],
     ) -> None:
+        self._enter = enter
         self._config = config
         self._stop = stop
         self._staging = drains.staging if drains is not None else None
         self._history = history
         self._relief = MemoryRelief(drains, reporter, history)
         self._exited_at: float | None = None
+        self._reporter = reporter
+        self._last = read_last_sample(run.host_memory)
         self._memory = HostMemory(
             staging_bytes=self._staging_bytes,
             own_pids=_own_pids,
@@ -74,6 +81,20 @@ class HostWatch:
     def latest(self) -> HostSample | None:
         """The last sample; None before the first."""
         return self._memory.latest
+
+    def begin(self) -> None:
+        """Say how the last supervisor has probably ended, and what the kernel would do to this one. Call it before any event."""
+        text = suspected(self._last, self._history)
+        if text is not None:
+            self._reporter.write("memory_oom_suspected", sentence=text)
+            self._reporter.notify(text)
+        together = next((group for group in groups_of(os.getpid()) if group.kills_whole_group), None)
+        if together is not None:
+            self._reporter.warn(
+                None,
+                f"{together.folder} has memory.oom.group=1: if its memory is full, the kernel ends this supervisor together"
+                " with the ranks; the next launch then reports it",
+            )
 
     @property
     def spares_memory(self) -> bool:
@@ -90,6 +111,7 @@ class HostWatch:
     def begin_attempt(self, pids: Mapping[int, int]) -> None:
         """Watch the ranks that were just started, by rank."""
         for pid in pids.values():
+            self._enter(pid)  # it is in it already if the forkserver is
             prefer_to_kill(pid)
         self._memory.begin_attempt(pids)
         self._relief.begin_attempt()
