@@ -71,7 +71,7 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
         assert [step for step in record["full"] if step] == steps
         assert record["inside"] == 0
         assert record["outside"] > 0
-        assert (record["enabled"], record["threshold"]) == (True, [500, 9, 100_000])
+        assert (record["enabled"], record["threshold"], record["in_child"]) == (True, [500, 9, 100_000], 500)
         slot = board.read(rank)
         assert slot is not None
         assert slot.hygiene_runs == len(steps)

@@ -2,8 +2,8 @@
 
 Each step of `--garbage-rank` leaves `--garbage-mib` in a cycle of the oldest generation, which Python hardly ever collects by
 itself. Each training step makes enough small cycles for several automatic collections. Writes `collections-rank{r}.json`:
-the steps of full collections, the automatic collections inside and outside training steps, and what `gc` is set to at the
-end. `--own-choice` is what the script itself sets before it trains.
+the steps of full collections, the automatic collections inside and outside training steps, and what `gc` is set to in a process
+forked inside a training step and at the end. `--own-choice` is what the script itself sets before it trains.
 """
 
 from __future__ import annotations
@@ -53,6 +53,17 @@ class Recorder:
         self.record["inside" if self.inside else "outside"] += 1
 
 
+def threshold_in_child() -> int:
+    """Return the threshold of the youngest generation in a process that is forked from this one now."""
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(there, str(gc.get_threshold()[0]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return int(os.read(here, 20))
+
+
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     parser.add_argument("--garbage-rank", type=int, default=-1)
@@ -72,6 +83,8 @@ def main() -> None:
 
     def step(*args: Any, **kwargs: Any) -> Any:
         recorder.inside = True
+        if garbage.step == 2:
+            recorder.record["in_child"] = threshold_in_child()
         for _ in range(CYCLES):
             small: list[Any] = []
             small.append(small)

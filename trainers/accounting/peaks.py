@@ -99,7 +99,7 @@ class PeakStatistics:
         if self._hidden:
             index = self._index(device)
             _keep_highest(self._discarded.setdefault(index, {}), _peaks(self._read(index)))
-            self._hidden.pop(index, None)
+            self._hidden[index] = {}
 
     def _index(self, device: Any) -> int:
         """The number of a device as torch's functions take it: None, a number, a name or a `torch.device`."""

@@ -99,11 +99,13 @@ def test_a_script_that_resets_peaks_sees_those_since_its_reset(
     allocator.rise(600)
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 0
+    allocator.rise(700)
+    torch.cuda.reset_peak_memory_stats()
     allocator.rise(200)
     assert torch.cuda.max_memory_allocated() == 200
     reading = device.read()
     assert reading is not None
-    assert reading.peak_allocated == 600
+    assert reading.peak_allocated == 700
     assert torch.cuda.max_memory_allocated() == 200
 
 
