@@ -52,7 +52,8 @@ _OF_STEPS: _Markers = (
     (MemoryPhase.optimizer, r"/deepspeed/runtime/", r"step|_take_model_step", r""),
     (MemoryPhase.optimizer, r"", r"", r"\boptimizer\w*\.step\(|\bclip_grad_(?:norm|value)_?\("),
     (MemoryPhase.generate, r"/vllm/", r".*", r""),
-    (MemoryPhase.generate, r"/transformers/generation/", r".*", r"\.generate\("),
+    (MemoryPhase.generate, r"/transformers/generation/", r".*", r""),
+    (MemoryPhase.generate, r"", r"_?generate", r"\.generate\("),
 )  # fmt: skip
 """Phase, and patterns of a file, of a function in such a file, and of a line that calls it; "" matches no line or function.
 A frame shows the phase if file and function match, or its line does."""

@@ -61,6 +61,7 @@ LOAD = (
         (STEP, frames(BACKWARD, ENGINE, RECOMPUTED), MemoryPhase.backward),
         (STEP, frames(("train.py", "<module>", "loss.backward()")), MemoryPhase.backward),
         (STEP, frames(("train.py", "<module>", "model.generate(**inputs)"), RECOMPUTED), MemoryPhase.generate),
+        (STEP, frames(("train.py", "generate", "logits = model(ids)"), RECOMPUTED), MemoryPhase.generate),
         (STEP, frames(BACKWARD, DEEPSPEED), MemoryPhase.optimizer),
         (STEP, frames(CLIP), MemoryPhase.optimizer),
         (STEP, frames(("train.py", "_load_batch", "x = model(x)")), MemoryPhase.forward),
