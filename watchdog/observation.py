@@ -193,11 +193,13 @@ class RaisedError:
     """One exception of a chain: an exception, one that it was raised from, or one that was handled when it was raised.
 
     `types` are the full names of its class and base classes, `phases` those in which it was raised; None if it has left none.
+    `by_script` says that a `raise` statement of the script has raised it.
     """
 
     types: tuple[str, ...]
     message: str
     phases: tuple[Phase, ...] | None = None
+    by_script: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

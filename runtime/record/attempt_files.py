@@ -131,6 +131,7 @@ def _raised(value: Mapping[str, Any]) -> RaisedError:
         types=tuple(map(str, value["types"])),
         message=str(value["message"]),
         phases=tuple(Phase[name] for name in phases) if phases is not None else None,
+        by_script=bool(value.get("by_script")),
     )
 
 

@@ -6,6 +6,7 @@ anything.
 
 from __future__ import annotations
 
+import dis
 import time
 import traceback
 from pathlib import Path
@@ -116,7 +117,19 @@ def _raised(error: BaseException) -> dict[str, Any]:
         "types": [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__[:-1]],
         "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
         "phases": [phase.name for phase in phases.phases] if phases is not None else None,
+        "by_script": _is_raised_by_script(error),
     }
+
+
+def _is_raised_by_script(error: BaseException) -> bool:
+    """Whether the innermost frame is the script's, at a `raise` statement and not in a call of a library."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not is_user_file(trace.tb_frame.f_code.co_filename):
+        return False
+    # the same instruction number in any interpreter of this version
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _message(error: BaseException) -> str:

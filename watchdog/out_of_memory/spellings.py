@@ -42,11 +42,12 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One way to report exhausted memory: the cause, who reports it, and the text that says so."""
+    """One way to report exhausted memory: the cause, who reports it, the text that says so, and whether the class says it."""
 
     cause: Cause
     source: Source
     text: str
+    by_class: bool = False
 
 
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
@@ -104,9 +105,9 @@ def recognize(types: Collection[str], message: str) -> Spelling | None:
     """
     original = _original(message)
     if any(_is_device_class(name) for name in types):
-        return _spelling(Cause.gpu_oom, Source.allocator, original)
+        return _spelling(Cause.gpu_oom, Source.allocator, original, by_class=True)
     if _MEMORY_ERROR in types:
-        return _spelling(Cause.host_oom, Source.host, original or "MemoryError")
+        return _spelling(Cause.host_oom, Source.host, original or "MemoryError", by_class=True)
     for bases, cause, source, pattern in _COMPILED:
         if bases.isdisjoint(types):
             continue
@@ -130,6 +131,6 @@ def _original(message: str) -> str:
     return traceback[lines[-1].start(2) :].strip() if lines else message.strip()
 
 
-def _spelling(cause: Cause, source: Source, text: str) -> Spelling:
+def _spelling(cause: Cause, source: Source, text: str, *, by_class: bool = False) -> Spelling:
     first = text.strip().partition("\n")[0]
-    return Spelling(cause, source, first[:MAX_TEXT_CHARACTERS])
+    return Spelling(cause, source, first[:MAX_TEXT_CHARACTERS], by_class)

@@ -121,3 +121,44 @@ def test_a_long_or_circular_chain_is_bounded(report: Report) -> None:
         raise first
 
     assert len(report(script).chain) == MAX_CAUSES
+
+
+@pytest.mark.parametrize(
+    ("phase", "counts"), [(Phase.reward, False), (Phase.callback, False), (Phase.forward_backward, True)]
+)
+def test_a_reward_that_raises_what_a_server_has_answered_has_memory(
+    report: Report, phase: Phase, counts: bool
+) -> None:
+    """In the words of torch, but by a statement of the script; elsewhere such a statement passes on what a library said."""
+
+    def script(session: Session) -> None:
+        if phase is Phase.callback:
+            session.slot.enter_callback("Mine.on_log")
+        else:
+            session.slot.enter(phase)
+        try:
+            raise RuntimeError("CUDA error: out of memory")
+        finally:
+            session.slot.leave(phase)
+
+    error = report(script)
+    assert error.chain[0].by_script
+    assert (shortage_of(error, None) is not None) is counts
+
+
+def test_a_reward_that_runs_out_of_memory_in_a_library_is_named(report: Report) -> None:
+    """torch raises it in a call of the script."""
+
+    def script(session: Session) -> None:
+        session.slot.enter(Phase.reward)
+        try:
+            torch.empty(1 << 50)
+        finally:
+            session.slot.leave(Phase.reward)
+
+    error = report(script)
+    assert not error.chain[0].by_script
+    shortage = shortage_of(error, None)
+    assert shortage is not None
+    assert shortage.cause is Cause.host_oom
+    assert shortage.figures.tried_bytes == 4 << 50
