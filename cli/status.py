@@ -62,6 +62,8 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("disk", fields["checkpoint_trouble"])
     if (memory := _memory(fields["ranks"])) is not None:
         facts.add_row("memory", memory)
+    if status.host_memory is not None and (nearest := status.host_memory.nearest) is not None:
+        facts.add_row("host memory", f"{nearest.fraction:.0%} of {nearest.name} in use")
     if history.memory.plan.changed:
         facts.add_row("memory plan", history.memory.plan.text)
     if history.exclusions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_run.dashboards.metrics.host_memory import HOST_MEMORY_METRICS
 from grpo_run.dashboards.metrics.labels import (
     AWAITED_PHASE,
     AWAITED_RANK,
@@ -329,6 +330,7 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
         help="Learning rate last reported by the rank.",
     ),
     *MEMORY_METRICS,
+    *HOST_MEMORY_METRICS,
 )  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""
 

@@ -7,6 +7,7 @@ panel looks is in `panels.py`.
 from __future__ import annotations
 
 from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
+from grpo_run.dashboards.provisioning.host_memory_panels import host_memory_panels
 from grpo_run.dashboards.provisioning.memory_rows import memory_rows
 from grpo_run.dashboards.provisioning.panels import (
     BuiltPanel,
@@ -62,7 +63,7 @@ def one_hot_number(metric: str, label: str, values: tuple[str, ...], by: str) ->
 def all_rows() -> list[BuiltPanel]:
     """Return the panels of all rows, from top to bottom."""
     return [
-        *_overview(), *_progress(), *_ranks(), *_faults(), *memory_rows(RUN), *_overhead(), *_training(),
+        *_overview(), *_progress(), *_ranks(), *_faults(), *memory_rows(RUN), *host_memory_panels(RUN), *_overhead(), *_training(),
     ]  # fmt: skip
 
 

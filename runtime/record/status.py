@@ -17,6 +17,7 @@ from typing import Any
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.continuity import own_training
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.host_memory.last_sample import read_last_sample
 from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
@@ -117,6 +118,8 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "excluded": history.exclusions.as_json(),
+            "host_memory": self.host_memory.as_json() if self.host_memory is not None else None,
+            "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
         }
 
@@ -202,11 +205,13 @@ def read_status(run: RunDirectory) -> RunStatus:
         history.snapshot_step = None  # its memory was freed, or the machine has been started again
     slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
+    host_memory: HostSample | None = None
     late_ranks: tuple[LateRank, ...] = ()
     memory: tuple[RankMemory | None, ...] = ()
     # pages of a board on another machine are as old as this machine's cache, and its clock is another
     if supervisor is not None and supervisor.is_on_this_machine:
         try:
+            host_memory = read_last_sample(run.host_memory)
             board = Board.open(run.board)
             slots, awaited = tuple(board.read_all()), board.read_awaited()
             late_ranks = find_late_ranks(board, slots, history)
@@ -225,6 +230,7 @@ def read_status(run: RunDirectory) -> RunStatus:
         slots=slots,
         supervisor_pid=owner,
         awaited=awaited,
+        host_memory=host_memory,
         late_ranks=late_ranks,
         memory=memory,
     )

@@ -40,6 +40,7 @@ from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
+from grpo_run.watchdog.diagnosis.shm_full import diagnose_shm_full
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.host_memory.kills import KernelKills
 from grpo_run.watchdog.observation import Exit, RankState, Slot
@@ -212,7 +213,10 @@ def _judge(
     if tripped is not None:
         return tripped
     kills = context.kills_of(exits.failed)
-    host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
+    facts = (exits.failed, slots, kills)
+    host = diagnose_host_oom(*facts, best_position=context.best_position) or diagnose_shm_full(
+        *facts, best_position=context.best_position
+    )
     if host is not None:
         return hangs.add_locations(host, gathered.stacks)
     failed = [*exits.failed, *(raising if all(is_victim(exit) for exit in exits.failed) else short)]

@@ -93,7 +93,11 @@ class HostSample:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {**asdict(self), "ranks": {str(rank): asdict(one) for rank, one in self.ranks.items()}}
+        return {
+            **asdict(self),
+            "limits": [asdict(use) for use in self.limits],
+            "ranks": {str(rank): asdict(one) for rank, one in self.ranks.items()},
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostSample:

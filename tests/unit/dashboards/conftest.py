@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
+from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -32,6 +33,16 @@ def measured(rank: int) -> RankMemory:
         reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, resident_bytes=2 * gib,
         peak_allocated_bytes=70 * gib, peak_reserved_bytes=75 * gib, retries=13, ooms=2, released_bytes=0,
         freed_bytes=0, phases=phases,
+    )  # fmt: skip
+
+
+def sampled(ranks: Iterable[int]) -> HostSample:
+    """A sample of the host's memory, with every figure known."""
+    rank = ProcessMemory(anonymous_bytes=40, file_bytes=30, shared_bytes=20, pinned_bytes=10, pss_bytes=50)
+    limit = LimitUse(name="the memory cgroup /job", limit_bytes=1000, usage_bytes=900, working_set_bytes=800)
+    return HostSample(
+        at=199.0, limits=(limit,), ranks=dict.fromkeys(ranks, rank), data_workers_bytes=1, other_helpers_bytes=2,
+        supervisor_bytes=3, staging_bytes=4, shm_used_bytes=5, shm_total_bytes=6, full_pressure=0.25,
     )  # fmt: skip
 
 
@@ -62,6 +73,7 @@ def make_status() -> Callable[..., RunStatus]:
             "run_id": "night", "state": "running", "sentence": "Running.", "history": history,
             "slots": slots, "supervisor_pid": 4711, "read_at_seconds": 1000.0,
             "memory": tuple(measured(slot.rank) if slot is not None else None for slot in slots),
+            "host_memory": sampled([slot.rank for slot in slots if slot is not None]),
             "awaited": AwaitedRank(
                 rank=0, phase=Phase.generate, since_seconds=996.0, deadline_at_seconds=1056.0, busy=None,
                 waiters=(1,),
