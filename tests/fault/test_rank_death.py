@@ -66,6 +66,9 @@ def test_evidence_is_on_disk_before_the_kill(script: str, runs: Callable[..., Ru
     assert "Current thread" in stack or "Thread" in stack
     assert "in overlap" in stack  # the survivor was in its reward function
     assert (incident / "memory" / "rank1.status").read_text().count("VmRSS") == 1
+    memory = json.loads((incident / "memory" / "phases.json").read_text())
+    assert set(memory) == {"0", "1"}
+    assert all(one["phases"]["optimizer"]["resident_bytes"] > 0 for one in memory.values())
 
 
 @pytest.mark.full

@@ -26,6 +26,7 @@ from support.trainer_and_loop import TRAINER, loop_in_full
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.dashboards.provisioning.generate import FOLDER
 from grpo_run.dashboards.provisioning.grafana import dashboard, queries_of
+from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -71,6 +72,16 @@ def eventually(check: Callable[[], Any], what: str) -> Any:
     return pytest.fail(f"no {what} within {DEADLINE_SECONDS} s")
 
 
+def fill_memory(area: MemoryAreaWriter) -> None:
+    """Publish memory of a rank with a GPU of 80 GiB; every figure has a value."""
+    totals, own = area.totals, area.figures(Phase.generate)
+    for name in totals.__slots__:
+        setattr(totals, name, 2**30)
+    totals.has_device, totals.capacity_bytes, totals.retries, totals.ooms = 1, 80 * 2**30, 3, 1
+    own.peak_allocated_bytes, own.peak_resident_bytes = 60 * 2**30, 9 * 2**30
+    area.publish(Phase.generate)
+
+
 class Run:
     """A run directory as a supervisor with two ranks writes it in the middle of a run.
 
@@ -94,6 +105,7 @@ class Run:
         slot.replace(Phase.data)
         slot.enter(Phase.generate)
         slot.publish()
+        fill_memory(slot.memory_area)
         now = time.monotonic()
         self.board.write_awaited(
             AwaitedRank(
@@ -282,6 +294,8 @@ def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client
     assert night('grpo_rank_phase{rank=~".+"} == 1', "phase") == {"generate": 1}
     assert night("grpo_rank_vote_wait_seconds_total", "rank") == {"0": 1.25}
     assert night("grpo_rank_loss", "rank") == {"0": 0.5}
+    assert night("grpo_rank_gpu_memory_peak_bytes", "phase") == {"generate": 60 * 2**30}
+    assert night("grpo_rank_gpu_alloc_retries_total", "rank") == {"0": 3}
     assert night("grpo_run_awaited_rank_deadline_seconds", "phase") == {"generate": pytest.approx(600)}
     assert 0 <= night("grpo_run_awaited_rank_seconds", "rank")["0"] < 60
     assert night("grpo_rank_grad_norm", "rank") == {}
