@@ -96,7 +96,7 @@ def _noise(values: Sequence[float]) -> float:
 
 def _quantile(values: Sequence[float], fraction: float) -> float:
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(fraction * (len(ordered) - 1)))]
+    return ordered[round(fraction * (len(ordered) - 1))]
 
 
 def _onset(series: Series, level: float, now: float, length: int) -> int:

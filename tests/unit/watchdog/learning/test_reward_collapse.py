@@ -151,9 +151,9 @@ def test_a_fall_just_beyond_the_bounds_is_a_collapse(
 
 
 def test_the_onset_is_the_first_value_nearer_to_the_present_than_to_the_level() -> None:
-    """The fall takes three rollouts, of which the first is nearer to the level. Steps are not counted but read."""
-    values = [1.0] * 40 + [0.7, 0.45, 0.1, 0.2]
+    """The fall takes several rollouts, of which the first is nearer to the level. Steps are not counted but read."""
+    values = [1.0] * 40 + [0.7, 0.45, 0.1, 0.2, 0.15]
     alarm = find([Observation(3 * number, value) for number, value in enumerate(values)], None)
     assert alarm is not None
-    assert (alarm.guard, alarm.onset, alarm.step) == (Guard.reward, 3 * 41, 3 * 43)
-    assert alarm.sentence == "The mean reward fell from 1 to 0.2 at step 123 and has stayed there."
+    assert (alarm.guard, alarm.onset, alarm.step) == (Guard.reward, 3 * 41, 3 * 44)
+    assert alarm.sentence == "The mean reward fell from 1 to 0.15 at step 123 and has stayed there."
