@@ -40,9 +40,9 @@ from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
-from grpo_run.watchdog.diagnosis.shm_full import diagnose_shm_full
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.host_memory.kills import KernelKills
+from grpo_run.watchdog.host_memory.sample import HostSample
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.out_of_memory.shortage import shortage_of
 from grpo_run.watchdog.verdict import Verdict
@@ -213,10 +213,7 @@ def _judge(
     if tripped is not None:
         return tripped
     kills = context.kills_of(exits.failed)
-    facts = (exits.failed, slots, kills)
-    host = diagnose_host_oom(*facts, best_position=context.best_position) or diagnose_shm_full(
-        *facts, best_position=context.best_position
-    )
+    host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
     if host is not None:
         return hangs.add_locations(host, gathered.stacks)
     failed = [*exits.failed, *(raising if all(is_victim(exit) for exit in exits.failed) else short)]
@@ -233,7 +230,7 @@ def _judge(
         failed,
         slots,
         best_position=context.best_position,
-        shared_memory_free_bytes=_free_shared_memory(failed),
+        shared_memory_free_bytes=_free_shared_memory(failed, kills.sample),
     )
     error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
     if verdict.cause is Cause.exception:  # memory that is exhausted is no failure of the function
@@ -241,15 +238,22 @@ def _judge(
     return hangs.add_locations(verdict, gathered.stacks)
 
 
-def _free_shared_memory(exits: Sequence[Exit]) -> int | None:
-    """Return how much space /dev/shm has, if a rank has died as one dies that finds it full; else None."""
+def _free_shared_memory(exits: Sequence[Exit], before: HostSample | None) -> int | None:
+    """Return how much space /dev/shm has, if a rank has died as one dies that finds it full; else None.
+
+    Args:
+        before: the last sample in which the rank lived. What it had unlinked is free again after its death.
+    """
     if not any(exit.signal == signal.SIGBUS for exit in exits):
         return None
     try:
         status = os.statvfs(SHARED_MEMORY_ROOT)
     except OSError:
         return None
-    return status.f_bavail * status.f_frsize
+    free_bytes = status.f_bavail * status.f_frsize
+    if before is not None and before.shm_total_bytes:
+        free_bytes = min(free_bytes, before.shm_total_bytes - before.shm_used_bytes)
+    return free_bytes
 
 
 def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:

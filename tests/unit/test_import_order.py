@@ -111,7 +111,6 @@ PURE = (
     "runtime.continuity.fresh_seeds",
     "watchdog.diagnosis.guards",
     "watchdog.diagnosis.host_oom",
-    "watchdog.diagnosis.shm_full",
     "watchdog.host_memory.pressure",
     "watchdog.host_memory.kills",
     "watchdog.host_memory.sample",
