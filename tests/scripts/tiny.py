@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -329,9 +330,13 @@ def digest(state: dict[str, torch.Tensor]) -> str:
 
 
 def write_digest(trainer: Any, output_dir: Path) -> None:
-    """Gather the full weights on every rank; rank 0 writes their digest to `weights.sha256`."""
+    """Gather the full weights on every rank; rank 0 writes them to `weights.safetensors`, and their digest to `weights.sha256`."""
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.is_world_process_zero():
+        save_file(
+            {name: one.detach().cpu().clone() for name, one in state.items()},
+            output_dir / "weights.safetensors",
+        )
         path = output_dir / "weights.sha256"
         path.with_suffix(".partial").write_text(digest(state) + "\n")
         path.with_suffix(".partial").rename(path)

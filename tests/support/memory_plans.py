@@ -37,6 +37,7 @@ class Shortage:
         words: further arguments of the script.
         settings: further arguments of the trainer's configuration.
         mode: a parallelism mode of `tests/configs`; empty for DDP.
+        plain: the reference runs without grpo-run; else under it, undisturbed.
         exact: the weights are equal bit by bit.
     """
 
@@ -48,6 +49,7 @@ class Shortage:
     words: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     mode: str = ""
+    plain: bool = True
     exact: bool = False
 
     def __str__(self) -> str:
@@ -67,17 +69,24 @@ class Shortage:
     def options(self) -> list[str]:
         """Options of `grpo-run launch`, without the faults."""
         parallelism = ["--accelerate-config", str(CONFIGS / f"{self.mode}.yaml")] if self.mode else []
-        return ["--nproc-per-node", "2", *parallelism]
+        untested = ["--allow-untested"] if self.mode == "fsdp2" else []
+        return ["--nproc-per-node", "2", *untested, *parallelism]
+
+    def run(self, runs: Callable[..., Run], output: Path, *options: str, name: str) -> Run:
+        """Return a run of the case under grpo-run, not started yet."""
+        return runs(
+            *self.options, *options, *self.command, "--output-dir", str(output),
+            name=name, cwd=CONFIGS.parent.parent, environment={"TEST_FSDP_ON_CPU": "1"} if self.mode == "fsdp2" else None,
+        )  # fmt: skip
 
 
 def reference(case: Shortage, folder: Path, runs: Callable[..., Run]) -> Path:
     """Train the case undisturbed and return the output directory: without grpo-run, where that needs no launcher."""
     output = folder / "reference"
-    words = [*case.command, "--output-dir", str(output)]
-    if not case.mode:
-        plain_ranks(folder, words, ranks=2)
+    if case.plain and not case.mode:
+        plain_ranks(folder, [*case.command, "--output-dir", str(output)], ranks=2)
         return output
-    run = runs(*case.options, *words, name="reference-run").start()
+    run = case.run(runs, output, name="reference-run").start()
     assert run.wait(240) == 0, run.tail()
     return output
 
@@ -87,7 +96,7 @@ def short_of_memory(
 ) -> Run:
     """Return the case as a run with its faults, not started yet."""
     injections = [word for text in case.inject for word in ("--inject", text)]
-    return runs(*case.options, *injections, *options, *case.command, "--output-dir", str(output), name=name)
+    return case.run(runs, output, *injections, *options, name=name)
 
 
 def plans_of(run: Run) -> list[dict[str, Any]]:
