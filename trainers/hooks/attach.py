@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.caps import configuration as caps
 from grpo_run.trainers.caps.settings import own_caps
-from grpo_run.trainers.memory_plan import configuration
+from grpo_run.trainers.memory_plan import configuration, deepspeed
 from grpo_run.trainers.memory_plan.record import Record
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
@@ -131,13 +131,17 @@ def guard(trainer: Any) -> Any:
 
 
 def check_trainer(session: Session, trainer: Any) -> None:
-    """Check that the trainer can be guarded and that the run's settings reached it.
+    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded optimizer stay the same.
 
     Raises:
         ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the trainer
             lacks a method that the guard wraps.
     """
     caps.check(trainer, session.config.generation)
+    if session.settings.memory_plan.optimizer_offload:
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:
+            deepspeed.keep_optimizer(plugin)
     if (warning := configuration.check(trainer, session.settings.memory_plan)) is not None:
         session.warn(warning)
     expected = session.config.expected_distributed_type

@@ -67,6 +67,20 @@ def offload_optimizer(arguments: Any) -> dict[str, Any]:
     return {}
 
 
+def keep_optimizer(plugin: Any) -> None:
+    """Let an optimizer that is offloaded from now on be the one that the run began with.
+
+    accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of the run's: its groups
+    have other fields. It would also be compiled first, which takes minutes.
+
+    Args:
+        plugin: accelerate's, before it has prepared the optimizer. One whose configuration builds the optimizer is left.
+    """
+    configuration = plugin.deepspeed_config
+    if "optimizer" not in configuration:
+        configuration["zero_force_ds_cpu_optimizer"] = False
+
+
 def _uses_accelerate() -> bool:
     return os.environ.get(USED, "").lower() in ("true", "1")
 

@@ -16,6 +16,7 @@ from grpo_run.trainers.memory_plan.deepspeed import (
     FILE,
     USED,
     explicit_sizes,
+    keep_optimizer,
     offload_optimizer,
 )
 
@@ -80,3 +81,12 @@ def test_a_file_that_is_not_json_fixes_nothing(tmp_path: Path) -> None:
     path.write_text("{")
     assert [*explicit_sizes(SimpleNamespace(deepspeed=str(path)))] == []
     assert [*explicit_sizes(SimpleNamespace(deepspeed="not base64"))] == []
+
+
+def test_the_optimizer_of_the_run_stays_unless_deepspeed_builds_it() -> None:
+    """accelerate replaces it by DeepSpeed's own if this is not set, and that one cannot load the run's state."""
+    own, built = {**ZERO}, {**ZERO, "optimizer": {"type": "AdamW"}}
+    for one in (own, built):
+        keep_optimizer(SimpleNamespace(deepspeed_config=one))
+    assert own["zero_force_ds_cpu_optimizer"] is False
+    assert "zero_force_ds_cpu_optimizer" not in built
