@@ -277,7 +277,7 @@ def _training() -> list[BuiltPanel]:
             description="Mean time of a call of each reward function.",
         ),
         time_series(
-            "Reward failures", width=12, height=8, unit="short",
+            "Reward failures", width=8, height=8, unit="short",
             queries={
                 "{{kind}}": f"max by (kind) (increase(grpo_reward_failures_total{{{RUN}}}[$__rate_interval])) > 0",
                 "workers replaced": f"max(increase(grpo_reward_workers_replaced_total{{{RUN}}}[$__rate_interval])) > 0",
@@ -285,12 +285,17 @@ def _training() -> list[BuiltPanel]:
             description="Calls of reward functions that failed in a worker, by kind; empty if there are none.",
         ),
         time_series(
-            "Steps without samples", width=12, height=8, unit="short",
+            "Steps without samples", width=8, height=8, unit="short",
             queries={
                 "steps without samples": f"max(grpo_steps_without_samples_total{{{RUN}}})",
                 "groups without samples": f"max(grpo_groups_excluded_total{{{RUN}}})",
                 "rewards computed again": f"max(grpo_rewards_repeated_total{{{RUN}}})",
             },
             description="Steps and groups of which no sample is left, and rollouts whose rewards were computed once more.",
+        ),
+        time_series(
+            "Ends of completions", width=8, height=8, unit="short",
+            queries={"{{reason}}": f"sum by (reason) (increase(grpo_rank_completions_ended_total{{{RUN}}}[$__rate_interval])) > 0"},
+            description="Completions by why they ended: by themselves (eos), or at a limit; empty while no cap on generation is set.",
         ),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Marks on the board which tool of an agent runs, and cancels an asynchronous tool that is late.
 
 TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's callback, so
-that a tool that hangs is named and has a deadline of its own. Called by `train_call.py`. Does not change arguments or
+that a tool that hangs is named and has a deadline of its own. Called by `rollout_hooks.py`. Does not change arguments or
 results, and does not end a synchronous tool: nothing in the process can, and the hang detector does.
 """
 
@@ -16,17 +16,22 @@ from typing import Any
 from grpo_run.trainers.async_functions import finished_within
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.saving.description import layout
 from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.callback_names import reset_name, tool_name
 from grpo_run.watchdog.observation import Phase
 
 _MARKED = "_grpo_run_tool"
+SHARDED = {"deepspeed-zero3": "ZeRO-3", "fsdp1": "FSDP", "fsdp2": "FSDP"}
+"""Layouts in which every call of the model is collective, by name as `layout` returns it."""
 
 
 @contextmanager
 def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is left alone."""
     call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None)
+    if (text := uneven_turns(trainer, session.world_size)) is not None:
+        session.warn(text)
     asynchronous = _AsyncTools(session)
     with ExitStack() as marks:
         if call_tools is not None:
@@ -44,6 +49,23 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
             marks.enter_context(override_attributes(kind, reset=_marked_reset(kind, session)))
         yield
+
+
+def uneven_turns(trainer: Any, world_size: int) -> str | None:
+    """Return a warning if the ranks of an agent may call the model unequally often where that is a deadlock; else None.
+
+    TRL's loop over tool calls ends on each rank by itself.
+    """
+    sharded = SHARDED.get(layout(trainer))
+    if world_size == 1 or sharded is None or not getattr(trainer, "tools", None):
+        return None
+    if getattr(trainer.args, "use_vllm", False):
+        return None  # the model itself is not called
+    return (
+        f"with {sharded} all ranks must generate equally often, and TRL ends the calls of tools on each rank by itself: if the"
+        " completions of one rank call tools in more turns than those of another, the ranks deadlock, which is proved and"
+        " reported; use ZeRO-2, DDP or vLLM for agents"
+    )
 
 
 class _AsyncTools:

@@ -12,7 +12,7 @@ import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.launch.config import Timeouts
-from grpo_run.trainers.hooks.tools import mark_tools
+from grpo_run.trainers.hooks.tools import mark_tools, uneven_turns
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -35,6 +35,7 @@ class Session:
     """The part of a rank's session that tools use."""
 
     rank = 0
+    world_size = 1
 
     def __init__(self, slot: SlotWriter) -> None:
         self.slot = slot
@@ -44,7 +45,7 @@ class Session:
         self.journal = SimpleNamespace(
             write=lambda event, **fields: self.events.append({"event": event, **fields})
         )
-        self.notify = self.told.append
+        self.notify = self.warn = self.told.append
         self.warn_in_journal = self.told.append
 
 
@@ -167,3 +168,26 @@ def test_a_trainer_without_tools_is_left_alone(slot: SlotWriter) -> None:
     trainer = SimpleNamespace()
     with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
         assert vars(trainer) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tools", "use_vllm", "fsdp", "warned"),
+    [
+        (2, [print], False, True, True),
+        (1, [print], False, True, False),
+        (2, [], False, True, False),
+        (2, [print], True, True, False),
+        (2, [print], False, False, False),
+    ],
+)
+def test_an_agent_whose_ranks_may_deadlock_is_warned_of(
+    ranks: int, tools: list[Any], use_vllm: bool, fsdp: bool, warned: bool
+) -> None:
+    """Only where every call of the model is collective, and only if there are tools."""
+    trainer = SimpleNamespace(
+        tools=tools, args=SimpleNamespace(use_vllm=use_vllm), is_fsdp_enabled=fsdp, accelerator=None
+    )
+    text = uneven_turns(trainer, ranks)
+    assert (text is not None) is warned
+    if text is not None:
+        assert text.startswith("with FSDP all ranks must generate equally often")
