@@ -6,6 +6,7 @@ is parsed in `launch_options/`, the agent is built in `elastic.py`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -165,6 +166,7 @@ def _supervise(
         adopts_only_ours=adopt_orphans(),
     )
     cgroup = OwnCgroup.make()
+    atexit.register(cgroup.remove)  # whichever way this process ends
     if config.preload:
         cgroup.enter(forkserver.start_server(PRELOAD, marks))
     from torch.distributed import DistError

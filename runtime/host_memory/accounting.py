@@ -6,6 +6,7 @@ reading has a share of one core that it may take; a reading that costs more is m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -204,4 +205,5 @@ class HostMemory:
             if value is not None:
                 known[rank] = value
 
-        threading.Thread(target=read, daemon=True, name="grpo-run-pss").start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started at present
+            threading.Thread(target=read, daemon=True, name="grpo-run-pss").start()

@@ -34,6 +34,7 @@ class OwnCgroup:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self._made_by = os.getpid()
 
     @classmethod
     def make(cls, mounted: Path = MOUNTED) -> OwnCgroup:
@@ -63,7 +64,7 @@ class OwnCgroup:
         Processes that are still in it are moved to the group above. The groups of others are not removed earlier, because the
         next launch of their run reads their counter.
         """
-        if self.folder is not None:
+        if self.folder is not None and os.getpid() == self._made_by:  # and not in a process that was forked
             remove_cgroup(self.folder)
             _remove_abandoned(self.folder.parent)
 

@@ -126,3 +126,30 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
     assert kills(run, group) == 0
     assert run.events("memory_restart") == []
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
+
+
+@pytest.mark.full
+def test_the_next_launch_reports_what_has_probably_ended_the_last_supervisor(
+    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """All processes end at once while memory is short, as with `memory.oom.group`; the run goes on and says so."""
+    arguments = (
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
+        "--max-steps", "30", "--save-steps", "5", "--steady-mib", "900", "--step-seconds", "0.1",
+    )  # fmt: skip
+    run = runs(*arguments, program=group.program).start()
+    try:
+        run.until_step(8)
+        assert run.events("memory_short")
+        assert run.events("memory_oom_suspected") == []
+        assert run.process is not None
+        run.process.kill()
+        run.process.wait(30)
+        run.start()
+        assert run.wait() == 0, run.tail()
+    finally:
+        run.close()
+    (event,) = run.events("memory_oom_suspected")
+    assert "probably killed by the kernel because memory was full" in event["sentence"]
+    assert f"{group.folder} was in use" in event["sentence"]
+    assert digest(tmp_path / "out") == undisturbed("sft.py", 30)

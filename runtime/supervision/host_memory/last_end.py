@@ -35,8 +35,16 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
     if short is None and not killed:
         return None
     at = time.strftime("%H:%M:%S", time.localtime(sample.at))
-    state = short or f"{sample.limits[0].fraction:.0%} of {sample.limits[0].name} was in use"
-    use = describe_use(sample, sample.nearest)
+    nearest = sample.nearest
+    if short is not None:
+        state = short.replace(" is in use", " was in use").replace(" have waited ", " had waited ")
+    else:
+        state = (
+            f"{nearest.fraction:.0%} of {nearest.name} was in use"
+            if nearest is not None
+            else "memory was in use"
+        )
+    use = describe_use(sample, nearest)
     counted = f" The kernel has killed {killed} processes of that cgroup since." if killed else ""
     together = (
         " memory.oom.group=1 makes the kernel end all of its processes together."
@@ -45,7 +53,7 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
     )
     return (
         "the last supervisor of this run ended without a word, probably killed by the kernel because memory was full: at"
-        f" {at} {state}{f' ({use})' if use else ''}.{counted}{together}"
+        f" {at}, {state}{f' ({use})' if use else ''}.{counted}{together}"
     )
 
 

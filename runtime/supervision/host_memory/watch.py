@@ -7,6 +7,7 @@ is short (`relief.py`), and tells the incident investigation which ranks the ker
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping
 
@@ -124,10 +125,15 @@ class HostWatch:
             slots: of the attempt's ranks.
             now: monotonic seconds.
         """
-        if self._memory.poll() and self._memory.whole is not None and not attempt.exits.seen:
-            self._relief.record(
-                self._memory.whole, attempt, board, now, may_restart=lambda: self._may_restart(attempt, slots)
-            )
+        try:
+            sampled = self._memory.poll()
+            whole = self._memory.whole
+            if sampled and whole is not None and not attempt.exits.seen:
+                may_restart = functools.partial(self._may_restart, attempt, slots)
+                self._relief.record(whole, attempt, board, now, may_restart=may_restart)
+        except (OSError, MemoryError) as error:
+            text = f"memory of the host cannot be watched at present: {error or type(error).__name__}"
+            self._reporter.warn_once(0, "host memory", text)
 
     def restarts(self, ranks: RankGroup, attempt: Attempt, now: float) -> bool:
         """Return whether the ranks have saved and exited because memory runs out, so that they are to be started again.
@@ -138,7 +144,10 @@ class HostWatch:
             return False
         if self._exited_at is None:
             self._exited_at = now
-        return not ranks.alive or now - self._exited_at >= self._config.timeouts.stop_seconds
+        if ranks.alive and now - self._exited_at < self._config.timeouts.stop_seconds:
+            return False
+        self._reporter.write("attempt_ended", cause="memory_short", action="restart")
+        return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
         """Return which of the ranks that have exited the kernel has killed for lack of memory."""

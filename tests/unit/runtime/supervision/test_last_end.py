@@ -29,7 +29,7 @@ def test_a_silent_end_while_memory_was_short_is_reported_as_probable() -> None:
     text = suspected(SHORT, history())
     assert text is not None
     assert "probably killed by the kernel because memory was full" in text
-    assert "97% of the memory cgroup /job is in use" in text
+    assert "97% of the memory cgroup /job was in use" in text
     assert "memory.oom.group=1" in text
 
 
