@@ -115,6 +115,7 @@ ROWS = (
         options=("--max-restarts", "10", "--stop-timeout", "9", "--deadline-floor", "90", "--inject", "kill@rank0:step3")),
     Row(change="`--snapshot-every`, `--snapshot-dir`, `--show-ranks`, `--metrics-addr`", outcome=CONTINUES,
         options=("--snapshot-every", "7", "--snapshot-dir", "off", "--show-ranks", "0", "--metrics-addr", "off")),
+    Row(change="`--memory-plan micro-batch=2`", outcome=CONTINUES, options=("--memory-plan", "micro-batch=2")),
     Row(change="`--generation max_time=3`", outcome=ASKED, options=("--generation", "max_time=3")),
     Row(change="`--nproc-per-node`", outcome=CONTINUES, options=("--nproc-per-node", "2")),
     Row(change="`--run-dir` with the run's own directory", outcome=CONTINUES, options=("--run-dir", "{directory}")),
