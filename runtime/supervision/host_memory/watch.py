@@ -20,6 +20,7 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_memory
 from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.runtime.supervision.host_memory.last_end import suspected
@@ -70,6 +71,7 @@ class HostWatch:
         self._history = history
         self._relief = MemoryRelief(drains, reporter, history)
         self._exited_at: float | None = None
+        self._board: Board | None = None
         self._reporter = reporter
         self._last = read_last_sample(run.host_memory)
         self._memory = HostMemory(
@@ -125,6 +127,7 @@ class HostWatch:
             slots: of the attempt's ranks.
             now: monotonic seconds.
         """
+        self._board = board
         try:
             sampled = self._memory.poll()
             whole = self._memory.whole
@@ -156,14 +159,17 @@ class HostWatch:
     def _loading_may_not_fit(self) -> bool:
         """Whether the ranks as they were, and once more what they load, exceed a limit.
 
-        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time.
+        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time. If these are on
+        a device, it holds one tensor at a time, and the ranks together less than the checkpoint.
         """
         sample = self._memory.last_whole
         newest = next(iter(self._staging.snapshots()), None) if self._staging is not None else None
-        if sample is None or newest is None:
+        if sample is None or newest is None or self._board is None:
             return False
         staged, slot = newest
-        loaded_bytes = slot.size_bytes() * (len(sample.ranks) if staged.layout == REPLICATED else 1)
+        on_device = any(memory is not None and memory.has_device for memory in read_memory(self._board))
+        copies = len(sample.ranks) if staged.layout == REPLICATED and not on_device else 1
+        loaded_bytes = copies * slot.size_bytes()
         least_bytes = LEAST_FREE_BYTES * (len(sample.ranks) + 1)
         return any(
             use.working_set_bytes + loaded_bytes + least_bytes > use.limit_bytes for use in sample.limits
