@@ -48,7 +48,7 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
         waiters=tuple(sorted(slots)),
         advice=(
             ADVICE[trip.guard],
-            f"To continue by hand from before the onset: --fresh --resume-from CHECKPOINT, of a step below {trip.onset}.",
+            f"To continue from before the onset: --fresh --resume-from CHECKPOINT (below {trip.onset}), without --run-dir.",
         ),
         trip=trip,
     )

@@ -19,8 +19,10 @@ INJECTION = f"{OUR_ROOT}/trainers/rank/injected/faults.py"
 """Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")
-FRAMEWORKS = ("torch", "accelerate", "deepspeed", "wrapt", "grpo_run")
-"""Installed packages that appear in every stack: their lines do not tell what a rank was doing."""
+FRAMEWORKS = ("torch", "accelerate", "deepspeed", "wrapt", "typing_extensions", "grpo_run")
+"""Installed packages that appear in every stack: their lines do not tell what a rank was doing.
+
+`typing_extensions` wraps functions that torch has deprecated."""
 
 
 def is_user_file(file: str) -> bool:
@@ -43,5 +45,5 @@ def is_outside_frameworks(file: str) -> bool:
     for folder in LIBRARIES:
         _, found, rest = file.rpartition(folder)
         if found:
-            return rest.partition("/")[0] not in FRAMEWORKS
+            return rest.partition("/")[0].removesuffix(".py") not in FRAMEWORKS
     return not file.startswith(STANDARD_LIBRARY)

@@ -19,6 +19,7 @@ from grpo_run.watchdog.evidence import source
         ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", False),
         ("/venv/lib/python3.11/site-packages/accelerate/utils/operations.py", False),
         ("/usr/lib/python3/dist-packages/torch/nn/modules/module.py", False),
+        ("/venv/lib/python3.11/site-packages/typing_extensions.py", False),
         ("/venv/lib/python3.11/site-packages/torch_users_library/main.py", True),
         ("<frozen importlib._bootstrap>", False),
         (contextlib.__file__, False),
