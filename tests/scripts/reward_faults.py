@@ -19,7 +19,7 @@ import tiny
 from trl import GRPOConfig, GRPOTrainer
 
 FAULT, ONE_IN = "", 50
-LEAKED_BYTES = 400 * 2**20
+LEAKED_BYTES = 2 * 10**9
 
 
 def fails(prompt: str, completion: str) -> bool:
