@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 
 COMMANDS = {
+    "plan": "predict the memory of a job before it runs, without a GPU",
     "launch": "run a training script under supervision; accepts torchrun's options",
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
     "resume": "start the recorded command of a run again",
@@ -31,6 +32,8 @@ COMMANDS = {
 }
 HOUSEKEEPING = frozenset({"ls", "rm", "gc", "resume"})
 """Commands whose files are in `housekeeping/`."""
+PLANNING = frozenset({"plan"})
+"""Commands whose files are in `planning/`."""
 RUNS = frozenset({"launch", "train", "resume"})
 """Commands whose interruption leaves a run that the same command resumes."""
 
@@ -88,12 +91,17 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {command!r}; {hint}")
-    folder = "grpo_run.cli.housekeeping" if command in HOUSEKEEPING else "grpo_run.cli"
-    module = importlib.import_module(f"{folder}.{command}")
+    module = importlib.import_module(f"grpo_run.cli{_folder(command)}.{command}")
     if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to clean up
     code: int = module.main(rest)
     return code
+
+
+def _folder(command: str) -> str:
+    if command in HOUSEKEEPING:
+        return ".housekeeping"
+    return ".planning" if command in PLANNING else ""
 
 
 def _interrupted_code(words: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting",),
+        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting", "planning"),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (

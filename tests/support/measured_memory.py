@@ -1,0 +1,178 @@
+"""Measure the peak of each phase of a real GRPO run on the CPU, from the memory events of torch's own profiler.
+
+Run as a module with a JSON list of jobs as its argument, in its own process. TRL's `train()` runs unmodified; its scoring, loss,
+backward and optimizer calls are only marked in the profile. Completions come from TRL's `rollout_func`, so that lengths are known.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+STEPS = 3
+"""Optimizer steps; the last one is measured, in which the optimizer has state."""
+PREFIX = "MEASURED/"
+
+
+def measure(job: dict[str, Any]) -> dict[str, float]:
+    """Train and return the peak of each phase of the last step, in bytes.
+
+    Args:
+        job: `model` (words of a shape) and the fields of `planning.job.Job` that differ from its defaults.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()  # what an earlier job leaves must not be freed during this one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        _train(job)
+    events = profiled.profiler.kineto_results.events()
+    phases = sorted(
+        (event.start_ns(), event.end_ns(), event.name().removeprefix(PREFIX))
+        for event in events
+        if event.name().startswith(PREFIX)
+    )
+    memory = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return _peaks(phases, memory)
+
+
+def _peaks(phases: list[tuple[int, int, str]], memory: list[tuple[int, int]]) -> dict[str, float]:
+    last: dict[str, tuple[int, int]] = {name: (start, end) for start, end, name in phases}
+    peaks: dict[str, float] = {}
+    total = 0
+    for at, change in memory:
+        total += change
+        for name, (start, end) in last.items():
+            if start <= at < end:
+                peaks[name] = max(peaks.get(name, 0), total)
+    return peaks
+
+
+def _train(job: dict[str, Any]) -> None:
+    import torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    from grpo_run.trainers.planning.model_config import load_model_config
+    from grpo_run.trainers.upstream.memory_names import forget_accelerator
+
+    forget_accelerator()
+    words = {"a": 0, "<unk>": 1, "<eos>": 2, "<pad>": 3}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+    )
+    batch, prompt, completion = job["batch"], job["prompt"], job["completion"]
+    padded = job.get("padded", True)
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Return completions of known lengths: the first row is full, the second shorter if rows are padded."""
+        lengths = [completion - (completion // 2 if padded and row % 2 else 0) for row in range(len(prompts))]
+        return {
+            "prompt_ids": [[0] * (prompt - (1 if padded and row % 2 else 0)) for row in range(len(prompts))],
+            "completion_ids": [[0] * length for length in lengths],
+            "logprobs": [[-1.0] * length for length in lengths],
+        }
+
+    with tempfile.TemporaryDirectory() as folder:
+        accumulation = job.get("accumulation", 1)
+        args = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=job.get("autocast", True),
+            report_to=[],
+            per_device_train_batch_size=batch,
+            num_generations=batch,
+            gradient_accumulation_steps=accumulation,
+            num_iterations=2 if job.get("rescored") else 1,
+            gradient_checkpointing=job.get("checkpointing", True),
+            max_completion_length=completion,
+            beta=0.0,
+            max_steps=STEPS,
+            save_strategy="no",
+            disable_tqdm=True,
+            optim=job.get("optimizer", "adamw_torch_fused"),
+        )
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_config(
+                load_model_config(job["model"]), dtype=getattr(torch, job.get("weights", "float32"))
+            ),
+            args=args,
+            reward_funcs=lambda completions, **kwargs: [float(row % 2) for row in range(len(completions))],
+            train_dataset=Dataset.from_dict({"prompt": ["a"] * 64}),
+            processing_class=tokenizer,
+            rollout_func=rollout,
+        )
+        _mark_calls(trainer)
+        trainer.train()
+
+
+def _mark_calls(trainer: Any) -> None:
+    import torch
+    from torch.profiler import record_function
+
+    def marked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with record_function(PREFIX + name):
+                return call(*args, **kwargs)
+
+        return wrapper
+
+    score = trainer._get_per_token_logps_and_entropies
+
+    def scored(*args: Any, **kwargs: Any) -> Any:
+        return score(*args, **kwargs) if torch.is_grad_enabled() else marked("score", score)(*args, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = scored
+    trainer.compute_loss = marked("forward", trainer.compute_loss)
+    trainer.accelerator.backward = marked("backward", trainer.accelerator.backward)
+    create = trainer.create_optimizer
+
+    def create_marked(*args: Any, **kwargs: Any) -> Any:
+        optimizer = create(*args, **kwargs)
+        optimizer.step = marked("optimizer", optimizer.step)
+        return optimizer
+
+    trainer.create_optimizer = create_marked
+
+
+def measure_in_process(jobs: list[dict[str, Any]], *, timeout_seconds: float) -> list[dict[str, float]]:
+    """Measure jobs in a process of their own.
+
+    Args:
+        jobs: see `measure`.
+        timeout_seconds: for all of them.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.measured_memory", json.dumps(jobs)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def job_fields(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a measured job that `planning.job.Job` has."""
+    return {key: value for key, value in job.items() if key not in ("model", "padded")}
+
+
+if __name__ == "__main__":
+    print(json.dumps([measure(job) for job in json.loads(sys.argv[1])]))

@@ -1,0 +1,89 @@
+"""What a trace shows: exact in the number of layers, two steps, accumulation, and TRL's private names."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.planning.model_config import load_model_config
+from grpo_run.trainers.planning.prediction import Predictor
+from grpo_run.trainers.upstream import memory_names
+
+MODEL = "layers=7,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
+JOB = Job(batch=4, prompt=16, completion=32)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_two_shallow_traces_give_the_peaks_of_all_layers(device: str, checkpointing: bool) -> None:
+    """Activations in the first half of backward and gradients in the second grow differently; both are followed."""
+    config = load_model_config(MODEL)
+    job = replace(JOB, device=device, checkpointing=checkpointing)
+    shallow = Predictor(config).predict(job)
+    whole = Predictor(config, all_layers=True).predict(job)
+    assert shallow.traced_layers == (2, 4)
+    assert whole.traced_layers == (7,)
+    for phase, memory in whole.phases.items():
+        # a step counter of the optimizer per tensor is rounded by the allocator
+        assert shallow.phases[phase].allocated_bytes == pytest.approx(memory.allocated_bytes, rel=1e-6)
+
+
+def test_the_first_step_needs_less_by_the_state_of_the_optimizer() -> None:
+    """Adam's two moments are allocated in the first step's optimizer phase."""
+    predictor = Predictor(load_model_config(MODEL))
+    found = predictor.predict(replace(JOB, device="cpu"))
+    state = 8 * predictor.shape.parameters
+    forward = found.phases["forward"].allocated_bytes - found.first_step["forward"]
+    assert forward == pytest.approx(state, rel=1e-3)
+
+
+def test_accumulated_gradients_are_alive_in_the_forward_pass() -> None:
+    """From the second micro-batch on; with one micro-batch there are none."""
+    predictor = Predictor(load_model_config(MODEL))
+    one, two = (
+        predictor.predict(replace(JOB, device="cpu", accumulation=number)).phases["forward"]
+        for number in (1, 2)
+    )
+    assert one.traced["gradients"] == 0
+    assert two.traced["gradients"] == pytest.approx(4 * predictor.shape.parameters, rel=1e-3)
+
+
+def test_a_fitted_peak_is_right_at_a_size_that_was_not_traced() -> None:
+    """Three times the rows and twice the length of the job."""
+    predictor = Predictor(load_model_config(MODEL))
+    job = replace(JOB, prompt=32, completion=96)
+    fitted = predictor.predict(job, fitted=True)
+    other = replace(job, batch=12, completion=224)
+    for phase, memory in predictor.predict(other).phases.items():
+        fits = [found for (name, _), found in fitted.fits.items() if name == phase]
+        if fits:
+            expected = max(found.at(other.batch, other.prompt + other.completion) for found in fits)
+            assert sum(memory.traced.values()) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_private_names_of_the_head_exist() -> None:
+    """The head is an autograd function of tiles, and its caller asks whether Triton is used."""
+    import trl.kernels.chunked_logprob as kernels
+    from trl import GRPOTrainer
+    from trl.trainer import utils
+
+    head = getattr(kernels, memory_names.HEAD)
+    assert list(inspect.signature(head.forward).parameters)[:2] == ["ctx", "hidden"]
+    for name in memory_names.TILES:
+        assert callable(getattr(kernels, name))
+    assert callable(getattr(utils, memory_names.USES_TRITON))
+    assert utils._ChunkedLogProbFunction is head
+    parameters = inspect.signature(getattr(GRPOTrainer, memory_names.SCORE)).parameters
+    assert list(parameters)[1:6] == ["model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
+
+
+def test_nothing_stays_replaced_after_a_trace() -> None:
+    """The head's functions are those of TRL again."""
+    import trl.kernels.chunked_logprob as kernels
+
+    before = {name: getattr(kernels, name) for name in memory_names.TILES}
+    Predictor(load_model_config(MODEL)).predict(JOB)
+    assert {name: getattr(kernels, name) for name in memory_names.TILES} == before

@@ -1,0 +1,106 @@
+"""What is planned: a GRPO job's sizes and settings, checked before anything is traced.
+
+Built by `cli.planning` from options, a recipe or a script; changed by `changes.py` and `explain.py`. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo_run.runtime.errors import ConfigError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
+"""Names of transformers' optimizers whose update can be traced without a GPU."""
+LAYOUTS = ("ddp", "zero2", "zero3", "fsdp")
+ATTENTIONS = ("sdpa", "eager")
+MAX_ROWS = 1 << 16
+MAX_TOKENS = 1 << 22
+"""Bound of prompt and completion together; above the context of any published model."""
+MAX_RANKS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job on one rank.
+
+    Attributes:
+        batch: `per_device_train_batch_size`, in rows.
+        prompt: length of the longest prompt, in tokens.
+        completion: `max_completion_length`, in tokens.
+        weights: data type of the weights.
+        autocast: the forward pass runs in bfloat16 (`bf16=True`, TRL's default).
+        checkpointing: gradient checkpointing (TRL's default).
+        optimizer: name of transformers' `optim`.
+        reference: a reference model is kept (`beta` is not 0).
+        rescored: log-probabilities under the old policy are computed (`num_iterations` above 1, vLLM, or rollouts that last
+            for several optimizer steps).
+        accumulation: `gradient_accumulation_steps`; above 1, gradients of earlier micro-batches are alive in the forward pass.
+        rollout_batches: `steps_per_generation`: micro-batches that one rollout fills.
+        ranks: data-parallel ranks.
+        layout: how weights, gradients and optimizer state are spread over the ranks.
+        attention: implementation in transformers.
+        vllm_share: vLLM's share of the GPU if it is colocated, else None.
+        vllm_sleeps: vLLM frees its memory outside generation.
+        device: `cuda` or `cpu`: whose kernels and allocator are assumed.
+    """
+
+    batch: int
+    prompt: int
+    completion: int
+    weights: str = "float32"
+    autocast: bool = True
+    checkpointing: bool = True
+    optimizer: str = "adamw_torch_fused"
+    reference: bool = False
+    rescored: bool = False
+    accumulation: int = 1
+    rollout_batches: int = 1
+    ranks: int = 1
+    layout: str = "ddp"
+    attention: str = "sdpa"
+    vllm_share: float | None = None
+    vllm_sleeps: bool = False
+    device: str = "cuda"
+
+    def __post_init__(self) -> None:
+        """Check every size.
+
+        Raises:
+            ConfigError: a size is impossible, or a name is unknown.
+        """
+        _check_range("batch", self.batch, MAX_ROWS)
+        _check_range("prompt", self.prompt, MAX_TOKENS)
+        _check_range("completion", self.completion, MAX_TOKENS)
+        _check_range("ranks", self.ranks, MAX_RANKS)
+        _check_range("gradient accumulation", self.accumulation, MAX_ROWS)
+        _check_range("steps per generation", self.rollout_batches, MAX_ROWS)
+        _check_name("dtype", self.weights, tuple(DTYPE_BYTES))
+        _check_name("optimizer", self.optimizer, OPTIMIZERS)
+        _check_name("layout", self.layout, LAYOUTS)
+        _check_name("attention", self.attention, ATTENTIONS)
+        _check_name("device", self.device, ("cuda", "cpu"))
+        if self.vllm_share is not None and not 0 < self.vllm_share < 1:
+            raise ConfigError(
+                f"vLLM's share of the GPU is {self.vllm_share}, expected a number between 0 and 1"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch, padding included."""
+        return self.batch * (self.prompt + self.completion)
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities are computed without gradients."""
+        return self.reference or self.rescored
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value}, expected 1 to {most}")
+
+
+def _check_name(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} {value!r} is not known; expected one of {', '.join(known)}")

@@ -1,0 +1,237 @@
+"""Predict the memory of a job: trace it, extrapolate to all layers, and add what a trace does not show.
+
+Called by `cli.planning`, `changes.py` and `explain.py`. Prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.trainers.planning import closed_form
+from grpo_run.trainers.planning.allocator import rounded, unused_bytes
+from grpo_run.trainers.planning.fit import Fit, Point, fit
+from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.planning.model_config import (
+    Shape,
+    count_parameters,
+    layers_are_alike,
+    shape_of,
+    with_layers,
+)
+from grpo_run.trainers.planning.terms import Term, share_of_rank, terms
+from grpo_run.trainers.planning.timeline import Peak, extrapolate, highest, peaks
+from grpo_run.trainers.planning.tracing import Trace, open_trace
+
+FEW_LAYERS, MORE_LAYERS = 2, 4
+"""Layers of the two traces from which a deeper model is extrapolated."""
+ALL_LAYERS_UP_TO = 6
+"""Models with at most this many layers are traced as a whole: two traces would cost as much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """Memory of one rank in one phase, in bytes.
+
+    Attributes:
+        traced: what torch's allocator holds at the peak, by kind.
+        extra: terms that are added, by name: low and high.
+        allocated_bytes: peak of torch's allocator (`max_memory_allocated`).
+        low_bytes, high_bytes: range of the whole device memory of the process: without fragmentation and with the lowest
+            figures of all terms, and with the fragmentation of the replay and the highest.
+    """
+
+    traced: Mapping[str, float]
+    extra: Mapping[str, tuple[float, float]]
+    allocated_bytes: float
+    low_bytes: float
+    high_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a job needs on one rank.
+
+    Attributes:
+        job: what was predicted.
+        phases: by name, in the order of a step.
+        first_step: traced peaks of the first step, before the optimizer has state, in bytes.
+        terms: what was added.
+        fits: per traced phase and window, over the size of a micro-batch; empty unless asked for. The peak of a phase is the highest
+            of its windows, so it is linear in pieces.
+        closed_form: per traced phase, in bytes.
+        fragmentation_bytes: reserved, but not allocated, in the replay of torch's default allocator.
+        traced_layers: of how many layers, each time.
+    """
+
+    job: Job
+    phases: Mapping[str, PhaseMemory]
+    first_step: Mapping[str, float]
+    terms: Sequence[Term]
+    fits: Mapping[tuple[str, int], Fit]
+    closed_form: Mapping[str, float]
+    fragmentation_bytes: int
+    traced_layers: tuple[int, ...]
+
+    @property
+    def binding(self) -> str:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: self.phases[phase].high_bytes)
+
+    def fit_of(self, phase: str) -> Fit | None:
+        """The fit of the window in which a phase is highest; None if nothing was fitted."""
+        length = self.job.prompt + self.job.completion
+        fits = [found for (name, _), found in self.fits.items() if name == phase]
+        return max(fits, key=lambda found: found.at(self.job.batch, length), default=None)
+
+    @property
+    def low_bytes(self) -> float:
+        """Lowest estimate of the device memory that the process needs."""
+        return max(phase.low_bytes for phase in self.phases.values())
+
+    @property
+    def high_bytes(self) -> float:
+        """Highest estimate."""
+        return self.phases[self.binding].high_bytes
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Highest peak of torch's allocator."""
+        return max(phase.allocated_bytes for phase in self.phases.values())
+
+
+class Predictor:
+    """Predictions for one model.
+
+    Args:
+        config: transformers' configuration of the model.
+        gpu_bytes: memory of the GPU, if it is known.
+        all_layers: trace every layer instead of extrapolating.
+    """
+
+    def __init__(self, config: Any, *, gpu_bytes: int | None = None, all_layers: bool = False) -> None:
+        self.config = config
+        self.shape: Shape = shape_of(config)
+        self.gpu_bytes = gpu_bytes
+        self._depths: tuple[int, ...] = (
+            (self.shape.layers,)
+            if all_layers or self.shape.layers <= ALL_LAYERS_UP_TO or not self._grows_linearly()
+            else (FEW_LAYERS, MORE_LAYERS)
+        )
+
+    def predict(self, job: Job, *, fitted: bool = False) -> Prediction:
+        """Predict one job.
+
+        Args:
+            job: sizes and settings.
+            fitted: trace three more sizes of the micro-batch and fit the peak over them.
+        """
+        sizes = _sizes(job) if fitted else [(job.batch, job.completion)]
+        traced, unused = self._trace(job, sizes)
+        first, windows = traced[0], traced[1:]
+        steady = highest(windows[0])
+        added = terms(job, self.shape, self.gpu_bytes)
+        if job.device == "cpu":
+            unused = 0
+        return Prediction(
+            job=job,
+            phases={
+                phase: _with_terms(phase, peak, added, unused)
+                for phase, peak in {"generate": _generation(job, steady), **steady}.items()
+            },
+            first_step={phase: peak.total for phase, peak in highest(first).items()},
+            terms=added,
+            fits=_fits(job, sizes, windows) if fitted else {},
+            closed_form={
+                phase: size for phase, size in closed_form.peaks(job, self.shape).items() if phase in steady
+            },
+            fragmentation_bytes=unused,
+            traced_layers=self._depths,
+        )
+
+    def _grows_linearly(self) -> bool:
+        """Whether layers have equally many parameters, so that a deeper model is an extrapolation."""
+        if not layers_are_alike(self.config):
+            return False
+        few, more = (count_parameters(with_layers(self.config, depth)) for depth in (FEW_LAYERS, MORE_LAYERS))
+        layer, rest = divmod(more - few, MORE_LAYERS - FEW_LAYERS)
+        return rest == 0 and few + layer * (self.shape.layers - FEW_LAYERS) == self.shape.parameters
+
+    def _trace(
+        self, job: Job, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[list[dict[tuple[str, int], Peak]], int]:
+        """Return the peaks of the first step and of a later step for each size, and what the allocator cannot use."""
+
+        def weigh(size: int, kind: str) -> float:
+            return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
+
+        found: list[list[dict[tuple[str, int], Peak]]] = []
+        unused = 0
+        for depth in self._depths:
+            with open_trace(job, self.config, depth) as trace:
+                numbers = _steps(trace, sizes)
+                found.append([peaks(trace.timeline, number, weigh) for number in numbers])
+                unused = unused_bytes(trace.timeline)
+        if len(found) == 1:
+            return found[0], unused
+        few, more = self._depths
+        return [
+            extrapolate(first, second, (few, more, self.shape.layers))
+            for first, second in zip(*found, strict=True)
+        ], unused
+
+
+def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """Trace the first size twice, since the optimizer has no state before its first step, and the others once."""
+    return [trace.step(*size) for size in (sizes[0], *sizes)]
+
+
+def _generation(job: Job, steady: Mapping[str, Peak]) -> Peak:
+    """Return what is alive while completions are generated: what every step begins with."""
+    start = steady["score" if job.scored else "forward"]
+    return Peak(bytes_by_kind={kind: start.bytes_by_kind.get(kind, 0.0) for kind in ("weights", "optimizer")})
+
+
+def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) -> PhaseMemory:
+    extra = [term for term in added if phase in term.phases]
+    inside = [term for term in extra if term.in_allocator]
+    allocated = traced.total + sum(term.low_bytes for term in inside)
+    high = traced.total + sum(term.high_bytes for term in inside)
+    outside = [term for term in extra if not term.in_allocator]
+    return PhaseMemory(
+        traced=traced.bytes_by_kind,
+        extra={term.name: (term.low_bytes, term.high_bytes) for term in extra},
+        allocated_bytes=allocated,
+        low_bytes=allocated + sum(term.low_bytes for term in outside),
+        high_bytes=high + unused + sum(term.high_bytes for term in outside),
+    )
+
+
+def _sizes(job: Job) -> list[tuple[int, int]]:
+    """Return rows and completion of the traces for a fit: the job, longer, wider, and one that only checks it.
+
+    The others are larger than the job: sizes are sought that fill a GPU, and a small micro-batch may peak elsewhere.
+    """
+    return [
+        (job.batch, job.completion),
+        (job.batch, 2 * job.completion),
+        (2 * job.batch, job.completion),
+        (max(1, job.batch // 2), 3 * job.completion),
+    ]
+
+
+def _fits(
+    job: Job, sizes: Sequence[tuple[int, int]], windows: Sequence[Mapping[tuple[str, int], Peak]]
+) -> dict[tuple[str, int], Fit]:
+    def points(window: tuple[str, int]) -> list[Point]:
+        return [
+            Point(rows=rows, length=job.prompt + completion, peak_bytes=step[window].total)
+            for (rows, completion), step in zip(sizes, windows, strict=True)
+        ]
+
+    found = {}
+    for window in windows[0]:
+        base, longer, wider, *checked = points(window)
+        found[window] = fit(base, longer, wider, checked)
+    return found
