@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, alive, digest
 from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
@@ -43,6 +44,17 @@ def test_kill_between_checkpoints_changes_no_weight(
     assert recovery["lost_steps"] <= 4
     assert recovery["detection_seconds"] is not None
     assert recovery["recovery_seconds"] is not None
+
+
+def test_a_mixture_of_experts_keeps_its_experts(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """transformers saves them under other names than the model has, and does not find them when it resumes."""
+    run = runs(
+        "--nproc-per-node", "2", *fault("kill", rank=1, step=5), str(SCRIPTS / "experts.py"), "--output-dir", "ours",
+        "--max-steps", "8", "--save-steps", "4",
+    ).start()  # fmt: skip
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed("experts.py", 8)
+    assert len(run.status()["recoveries"]) == 1
 
 
 @loop_in_full

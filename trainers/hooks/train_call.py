@@ -27,6 +27,7 @@ from grpo_run.trainers.hooks.rollout_hooks import rollouts_hooked
 from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
+from grpo_run.trainers.loading.renamed_weights import restore_renamed_weights
 from grpo_run.trainers.memory_plan.facts import publish_facts
 from grpo_run.trainers.saving import description
 from grpo_run.trainers.saving.saver import Saver
@@ -83,6 +84,7 @@ def run_train_call(
         if resumed_from is not None:
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
+            hooks.enter_context(restore_renamed_weights(trainer, session.warn))
         loading = hooks.enter_context(ExitStack())
         loading.enter_context(serve_snapshot(guard, resume))
         callback = GuardCallback(
