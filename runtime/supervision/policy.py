@@ -81,9 +81,9 @@ def decide(
     failed_start = trained and verdict.starting
     repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
     stalls = (Cause.generation_stall, Cause.reward_stall)
-    fails_on_its_prompts = verdict.phase in FAILED_PHASES and (
-        verdict.deterministic or verdict.cause in stalls
-    )
+    # ranks that disagree on a collective do so again with other prompts
+    raised = verdict.deterministic and verdict.cause is Cause.exception
+    fails_on_its_prompts = verdict.phase in FAILED_PHASES and (raised or verdict.cause in stalls)
     if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
         return Decision(
             action=Action.quarantine_batch,

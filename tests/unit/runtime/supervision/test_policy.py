@@ -376,6 +376,13 @@ def test_without_a_budget_no_reward_is_moved() -> None:
         ),
         ("a hang again, prompts not known", [f"!{STALL.signature}"] * 2, STALL, 0, Action.restart),
         ("kills may be anyone's", ["!killed", "!killed"], KILLED, 4, Action.restart),
+        (
+            "ranks that disagree",
+            [BUG_TWICE, BUG_TWICE],
+            replace(BUG, cause=Cause.collective_mismatch),
+            4,
+            Action.stop,
+        ),
     ],
 )
 def test_prompts_leave_where_the_run_would_be_given_up(
