@@ -70,6 +70,12 @@ def build_parser() -> CommandParser:
     )
     machine.add_argument("--vllm-sleep", action=argparse.BooleanOptionalAction, help="vllm_enable_sleep_mode")
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--explain", metavar="SIZE", help="say which wrong assumption would need this much, such as 22.65GB"
+    )
+    output.add_argument(
+        "--pad-to", type=int, metavar="TOKENS", help="for --explain (default: longest context)"
+    )
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-changes", action="store_true", help="do not predict changes and what fits")
     output.add_argument("--all-layers", action="store_true", help="trace every layer; slower")

@@ -14,7 +14,7 @@ from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.output import as_json, print_plan
 from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import UsageError
-from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.planning.job import MAX_TOKENS, Job
 
 DEFAULT_PROMPT = 256
 """Tokens; no setting of TRL says how long prompts are."""
@@ -28,6 +28,9 @@ def main(arguments: Sequence[str]) -> int:
     """Predict and print; returns the exit code."""
     options = build_parser().parse_args(arguments)
     gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
+    observed = None if options.explain is None else parse_size("--explain", options.explain)
+    if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:
+        raise UsageError(f"--pad-to is {options.pad_to}, expected 1 to {MAX_TOKENS}")
     settings = {} if options.source is None else read_source(options.source)
     job = job_of(options, settings)
     model = options.model or settings.get("model")
@@ -37,7 +40,9 @@ def main(arguments: Sequence[str]) -> int:
         model = TINY_MODEL
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
-    return _plan(options, model, job, gpu_bytes)
+    return (
+        _plan(options, model, job, gpu_bytes) if observed is None else _explain(options, model, job, observed)
+    )
 
 
 def job_of(options: argparse.Namespace, settings: dict[str, Any]) -> Job:
@@ -98,4 +103,20 @@ def _plan(options: argparse.Namespace, model: str, job: Job, gpu_bytes: int | No
         print(json.dumps(as_json(model, predictor, prediction, changes, batch, completion), indent=2))
     else:
         print_plan(model, predictor, prediction, changes, batch, completion)
+    return 0
+
+
+def _explain(options: argparse.Namespace, model: str, job: Job, observed_bytes: int) -> int:
+    from grpo_run.cli.planning.explained import explained_json, print_explained
+    from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked
+    from grpo_run.trainers.planning.model_config import load_model_config
+    from grpo_run.trainers.planning.prediction import Predictor
+
+    predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
+    prediction = predictor.predict(job)
+    order = ranked(explanations(predictor, prediction, padded_to=options.pad_to), observed_bytes)
+    if options.json:
+        print(json.dumps(explained_json(order, observed_bytes, floor(prediction)), indent=2))
+    else:
+        print_explained(order, observed_bytes, floor(prediction))
     return 0

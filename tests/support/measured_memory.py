@@ -106,7 +106,9 @@ def _train(job: dict[str, Any]) -> None:
         )
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_config(
-                load_model_config(job["model"]), dtype=getattr(torch, job.get("weights", "float32"))
+                load_model_config(job["model"]),
+                dtype=getattr(torch, job.get("weights", "float32")),
+                attn_implementation=job.get("attention", "sdpa"),
             ),
             args=args,
             reward_funcs=lambda completions, **kwargs: [float(row % 2) for row in range(len(completions))],

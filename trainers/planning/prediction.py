@@ -108,13 +108,16 @@ class Predictor:
         config: transformers' configuration of the model.
         gpu_bytes: memory of the GPU, if it is known.
         all_layers: trace every layer instead of extrapolating.
+
+    Attributes:
+        depths: layers of the traces: all of them, or two numbers from which all are extrapolated.
     """
 
     def __init__(self, config: Any, *, gpu_bytes: int | None = None, all_layers: bool = False) -> None:
         self.config = config
         self.shape: Shape = shape_of(config)
         self.gpu_bytes = gpu_bytes
-        self._depths: tuple[int, ...] = (
+        self.depths: tuple[int, ...] = (
             (self.shape.layers,)
             if all_layers or self.shape.layers <= ALL_LAYERS_UP_TO or not self._grows_linearly()
             else (FEW_LAYERS, MORE_LAYERS)
@@ -147,7 +150,7 @@ class Predictor:
                 phase: size for phase, size in closed_form.peaks(job, self.shape).items() if phase in steady
             },
             fragmentation_bytes=unused,
-            traced_layers=self._depths,
+            traced_layers=self.depths,
         )
 
     def _grows_linearly(self) -> bool:
@@ -168,14 +171,14 @@ class Predictor:
 
         found: list[list[dict[tuple[str, int], Peak]]] = []
         unused = 0
-        for depth in self._depths:
+        for depth in self.depths:
             with open_trace(job, self.config, depth) as trace:
                 numbers = _steps(trace, sizes)
                 found.append([peaks(trace.timeline, number, weigh) for number in numbers])
                 unused = unused_bytes(trace.timeline)
         if len(found) == 1:
             return found[0], unused
-        few, more = self._depths
+        few, more = self.depths
         return [
             extrapolate(first, second, (few, more, self.shape.layers))
             for first, second in zip(*found, strict=True)

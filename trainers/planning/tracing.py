@@ -20,6 +20,8 @@ from grpo_run.trainers.upstream import memory_names
 
 _PROMPTS = 8
 """Rows of the dataset that the trainer is given; none of them is read."""
+ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop")
+"""Names of the rate of attention dropout in configurations of transformers."""
 
 
 class Trace:
@@ -73,6 +75,10 @@ class Trace:
         del inputs
         tracker.begin("end", number)
         return number
+
+    def checkpoint(self, *, enabled: bool | None = None) -> None:
+        """Turn gradient checkpointing on or off; to what the job says if not given."""
+        _set_checkpointing(self.trainer, enabled=self._job.checkpointing if enabled is None else enabled)
 
     def _classify_gradients(self) -> None:
         parameters = self.trainer.model.parameters()
@@ -139,7 +145,21 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
         opened.enter_context(memory_names.traced_head(tracker.holding, on_gpu=job.device == "cuda"))
         opened.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         opened.enter_context(tracker)
-        yield _build(job, with_layers(config, layers), args, dataset, tokenizer, tracker)
+        yield _build(job, _kernel_config(job, with_layers(config, layers)), args, dataset, tokenizer, tracker)
+
+
+def _kernel_config(job: Job, config: Any) -> Any:
+    """Return a configuration whose attention stores what the device's kernels store.
+
+    The fused kernels of CUDA draw attention dropout again in backward. On a CPU, dropout excludes the fused kernel, and the
+    attention matrix is stored.
+    """
+    if job.device == "cuda" and job.attention == "sdpa":
+        text = config.get_text_config()
+        for name in ATTENTION_DROPOUTS:
+            if getattr(text, name, 0.0):
+                setattr(text, name, 0.0)
+    return config
 
 
 def _build(job: Job, config: Any, args: Any, dataset: Any, tokenizer: Any, tracker: Any) -> Trace:

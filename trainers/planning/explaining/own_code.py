@@ -1,0 +1,111 @@
+"""Traces of code that scripts write themselves: generation that keeps its graph, and logits of a whole micro-batch.
+
+Called by `assumptions.py`. The model is the job's, run on fake tensors; only the loop around it is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.planning.prediction import Predictor
+from grpo_run.trainers.planning.timeline import highest, peaks
+from grpo_run.trainers.planning.tracing import Trace, open_trace
+
+GENERATED = (2, 4, 6)
+"""Generated tokens after which the kept graph is measured; it grows with the square of their number."""
+
+
+def kept_with_cache(predictor: Predictor, job: Job) -> float:
+    """Return the bytes of the graph of a whole generation with a cache of keys and values and without `no_grad`."""
+
+    def measure(trace: Trace) -> list[float]:
+        import torch
+
+        model, sizes, kept = trace.trainer.model, [], []
+        before = trace.tracker.alive_bytes()
+        with trace.trainer.accelerator.autocast():
+            prompt = torch.zeros(job.batch, job.prompt, dtype=torch.long)
+            result = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+            for number in range(1, GENERATED[-1] + 1):
+                token = torch.zeros(job.batch, 1, dtype=torch.long)
+                result = model(input_ids=token, past_key_values=result.past_key_values, use_cache=True)
+                kept.append(result.logits)
+                if number in GENERATED:
+                    sizes.append(float(trace.tracker.alive_bytes() - before))
+        return sizes
+
+    return _quadratic(GENERATED, _all_layers(predictor, job, measure), job.completion)
+
+
+def kept_without_cache(predictor: Predictor, job: Job) -> float:
+    """Return the bytes of the graphs of a generation that runs the model over all tokens for each new one."""
+    longest = job.prompt + job.completion
+    lengths = sorted({job.prompt + 1, job.prompt + 1 + job.completion // 2, longest})
+    if len(lengths) < len(GENERATED):
+        lengths = [job.prompt, job.prompt + 1, job.prompt + 2]
+
+    def measure(trace: Trace) -> list[float]:
+        import torch
+
+        sizes = []
+        for length in lengths:
+            before = trace.tracker.alive_bytes()
+            with trace.trainer.accelerator.autocast():
+                logits = trace.trainer.model(
+                    input_ids=torch.zeros(job.batch, length, dtype=torch.long)
+                ).logits
+            sizes.append(float(trace.tracker.alive_bytes() - before))
+            del logits
+        return sizes
+
+    sizes = _all_layers(predictor, job, measure)
+    return sum(_quadratic(lengths, sizes, length) for length in range(job.prompt + 1, longest + 1))
+
+
+def materialized_logits(predictor: Predictor, job: Job) -> float:
+    """Return the peak of a step whose loop computes the logits of all tokens, a log-softmax, and gathers."""
+
+    def measure(trace: Trace) -> list[float]:
+        import torch
+
+        trainer, tracker = trace.trainer, trace.tracker
+        trace.step(job.batch, job.completion)  # the optimizer has state afterwards
+        trace.checkpoint()
+        ids = torch.zeros(job.batch, job.prompt + job.completion, dtype=torch.long)
+        tracker.begin("forward", -2)
+        with trainer.accelerator.autocast():
+            logits = trainer.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
+        tracker.begin("backward", -2)
+        chosen.mean().backward()
+        tracker.begin("end", -2)
+        return [max(peak.total for peak in highest(peaks(trace.timeline, -2)).values())]
+
+    return _all_layers(predictor, job, measure)[0]
+
+
+def _all_layers(predictor: Predictor, job: Job, measure: Callable[[Trace], list[float]]) -> list[float]:
+    """Return what is measured on a trace, for all layers."""
+    found = []
+    for depth in predictor.depths:
+        with open_trace(job, predictor.config, depth) as trace:
+            trace.checkpoint(enabled=False)
+            trace.trainer.model.train()
+            found.append(measure(trace))
+    if len(found) == 1:
+        return found[0]
+    few, more = predictor.depths
+    share = (predictor.shape.layers - more) / (more - few)
+    return [second + share * (second - first) for first, second in zip(*found, strict=True)]
+
+
+def _quadratic(at: Sequence[int], values: Sequence[float], wanted: int) -> float:
+    """Return the value of the parabola through three points."""
+    total = 0.0
+    for index, (here, value) in enumerate(zip(at, values, strict=True)):
+        for other_index, other in enumerate(at):
+            if other_index != index:
+                value *= (wanted - other) / (here - other)
+        total += value
+    return total
