@@ -52,14 +52,18 @@ def fault_lines(recovery: Recovery) -> list[str]:
     return [recovery.sentence or recovery.cause, *lines]
 
 
-def recovered_line(recovery: Recovery) -> str:
-    """Return how long a recovery took and what it cost; call it once `recovery_seconds` is known."""
+def recovered_line(recovery: Recovery, *, faults: int = 1) -> str:
+    """Return how long a recovery took and what it cost; call it once `recovery_seconds` is known.
+
+    Args:
+        recovery: of the last fault.
+        faults: in a row, without a step between them.
+    """
     assert recovery.recovery_seconds is not None
+    after = "the fault" if faults == 1 else f"the last of {faults} faults"
     if recovery.reason.startswith(RESTART):
-        return (
-            f"the script trains again, from its beginning, {recovery.recovery_seconds:.2f} s after the fault"
-        )
-    parts = [f"training continues {recovery.recovery_seconds:.2f} s after the fault"]
+        return f"the script trains again, from its beginning, {recovery.recovery_seconds:.2f} s after {after}"
+    parts = [f"training continues {recovery.recovery_seconds:.2f} s after {after}"]
     if recovery.from_checkpoint is not None:
         parts.append(f"resumed from step {recovery.from_checkpoint}")
     if recovery.lost_steps is not None:

@@ -214,9 +214,10 @@ class Terminal:
                 self._unrecovered.append(recovery)
                 sentence, *facts = fault_lines(recovery)
                 self._event(sentence, FAULT, facts)
-            for recovery in [one for one in self._unrecovered if one.recovery_seconds is not None]:
-                self._unrecovered.remove(recovery)
-                self._event(recovered_line(recovery), RECOVERED)
+            recovered = [one for one in self._unrecovered if one.recovery_seconds is not None]
+            if recovered:
+                self._unrecovered = [one for one in self._unrecovered if one.recovery_seconds is None]
+                self._event(recovered_line(recovered[-1], faults=len(recovered)), RECOVERED)
 
     def _event(self, text: str, word: str = "", facts: Sequence[str] = ()) -> None:
         """Print one event: the time, our name, a styled word, the text, and facts below it."""

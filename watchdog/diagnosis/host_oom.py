@@ -15,8 +15,9 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.host_memory.kills import KernelKills
-from grpo_run.watchdog.host_memory.sample import HostSample, describe_use, size_text
+from grpo_run.watchdog.host_memory.sample import HostSample, describe_use
 from grpo_run.watchdog.observation import Exit, RankError, Slot
+from grpo_run.watchdog.size_text import size_text
 from grpo_run.watchdog.verdict import Verdict
 
 KILLED_HELPER = re.compile(

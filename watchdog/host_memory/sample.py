@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.watchdog.size_text import size_text
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitUse:
@@ -136,10 +138,3 @@ def describe_use(sample: HostSample, limit: LimitUse | None = None) -> str:
 
 LEAST_SHOWN_BYTES = 1 << 20
 MOST_SHOWN = 6
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size as `640 MiB` or `71.5 GiB`."""
-    if size_bytes < 10 << 30:
-        return f"{size_bytes / (1 << 20):.0f} MiB"
-    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from grpo_run.watchdog.size_text import size_text
+
 _UNITS = {"bytes": 1, "byte": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}
@@ -97,13 +99,6 @@ def read_figures(message: str) -> Figures:
         found["free_bytes"] = round(float(engine["free"]) * _GIB)
         found["capacity_bytes"] = round(float(engine["total"]) * _GIB)
     return Figures(**found)
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes as `512 MiB` or `7.7 GiB`."""
-    if count >= _GIB:
-        return f"{count / _GIB:.1f} GiB"
-    return f"{count / 1024**2:.0f} MiB" if count >= 1024**2 else f"{count} bytes"
 
 
 def _first(patterns: tuple[re.Pattern[str], ...], message: str) -> int | None:

@@ -20,7 +20,8 @@ from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
 from grpo_run.runtime.staging.headroom import MEMORY_RESERVE
 from grpo_run.runtime.supervision.attempt import Attempt
 from grpo_run.watchdog.host_memory.pressure import Growth, Urgency, is_short, shortage
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, describe_use, size_text
+from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, describe_use
+from grpo_run.watchdog.size_text import size_text
 
 CALM_SECONDS = 30.0
 """Memory counts as short for so long after the last sample that showed it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_run.watchdog.evidence.background import BackgroundCall
 from grpo_run.watchdog.evidence.node_memory import read_gpu_memory
-from grpo_run.watchdog.out_of_memory.figures import size_text
+from grpo_run.watchdog.size_text import size_text
 
 RETURN_SECONDS = 20.0
 """How long the next attempt waits for memory. A driver takes a second or two to tear down a large process."""

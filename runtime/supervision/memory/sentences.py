@@ -7,8 +7,8 @@ from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.supervision.memory.ladder import PlanChange
 from grpo_run.runtime.supervision.memory.prediction import vllm_share
 from grpo_run.runtime.supervision.memory.rungs import Rung
-from grpo_run.watchdog.out_of_memory.figures import size_text
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.size_text import size_text
 
 PHASE_NOUNS = {
     MemoryPhase.generate: "generation",

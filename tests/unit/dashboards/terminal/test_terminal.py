@@ -140,6 +140,18 @@ def test_a_recovery_is_shown_once_training_continues(screen: Open) -> None:
     ]
 
 
+def test_faults_without_a_step_between_them_have_one_recovery(screen: Open) -> None:
+    """Training continues once, after the last of them."""
+    made = screen()
+    made.history.recoveries += [fault(), fault()]
+    made.terminal.notify("one")
+    for recovery, seconds in zip(made.history.recoveries, (9.0, 2.0), strict=True):
+        recovery.recovery_seconds = seconds
+    made.terminal.stop()
+    (line,) = [line for line in made.lines() if "RECOVERED" in line]
+    assert line == "grpo-run: RECOVERED training continues 2.00 s after the last of 2 faults"
+
+
 def test_a_fault_waits_for_its_action(screen: Open) -> None:
     """A block is printed once, complete."""
     made = screen()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory, describe_use, size_text
+from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory, describe_use
 
 MEBIBYTE = 1 << 20
 SAMPLE = HostSample(
@@ -41,12 +41,3 @@ def test_users_are_named_from_the_largest_and_small_ones_left_out() -> None:
     assert describe_use(SAMPLE, SAMPLE.nearest) == (
         "data-loader workers 40 MiB, rank 1 30 MiB, snapshots in memory 25 MiB, rank 0 20 MiB"
     )
-
-
-def test_sizes_are_short() -> None:
-    """MiB up to 10 GiB."""
-    assert [size_text(640 * MEBIBYTE), size_text(9 << 30), size_text(71 << 30)] == [
-        "640 MiB",
-        "9216 MiB",
-        "71.0 GiB",
-    ]
