@@ -60,7 +60,8 @@ def fit(base: Point, longer: Point, wider: Point, checked: Sequence[Point]) -> F
     fixed = base.peak_bytes - row * base.rows
     long_row = (longer.peak_bytes - fixed) / longer.rows
     pair = (long_row / longer.length - row / base.length) / (longer.length - base.length)
-    pair = max(0.0, pair)  # nothing needs less per token in longer rows
+    # no token needs less in longer rows, and none needs less than nothing
+    pair = max(0.0, min(pair, row / base.length**2))
     found = Fit(fixed_bytes=fixed, token_bytes=row / base.length - pair * base.length, pair_bytes=pair)
     distances = [
         abs(found.at(one.rows, one.length) / one.peak_bytes - 1) for one in checked if one.peak_bytes
