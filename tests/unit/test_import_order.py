@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diagnosis", "run_processes", "progress"),
         ("deadlocks",), ("stalls",), ("waits",), ("evidence",), ("host_memory",),
         (
-            "accounting", "causes", "cgroups", "duration_text", "observation", "origins", "out_of_memory", "processes",
+            "accounting", "causes", "cgroups", "duration_text", "size_text", "observation", "origins", "out_of_memory", "processes",
             "socket_tables", "rank_names", "callback_names", "verdict",
         ),
         ("learning",),
@@ -47,6 +47,7 @@ INDEPENDENT = {"watchdog": ({"deadlocks", "stalls", "waits", "evidence"},)}
 PURE = (
     "watchdog.accounting.phase_memory",
     "watchdog.causes",
+    "watchdog.size_text",
     "watchdog.deadlocks.collectives",
     "watchdog.deadlocks.completion",
     "watchdog.deadlocks.culprit",
