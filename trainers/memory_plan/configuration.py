@@ -2,7 +2,7 @@
 
 `install` wraps `__post_init__` of `transformers.TrainingArguments`, which the configurations of all trainers call first: TRL then
 derives the sizes of rollouts from what the plan has made of the batch. Values are absolute. A configuration that is built
-again from another one (as `SFTTrainer` does with plain arguments) has the other's values, and is not divided twice.
+again from another one (as `SFTTrainer` does with plain arguments, `derivation.py`) is not divided twice.
 Does not act on trainers.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memory_plan.deepspeed import offload_optimizer
+from grpo_run.trainers.memory_plan.derivation import Derivations
 from grpo_run.trainers.memory_plan.record import (
     ATTRIBUTE,
     CHECKPOINTING,
@@ -49,24 +50,26 @@ def install(
         report: called with each configuration that the plan has changed, and what the script had set.
     """
     original = arguments_class.__post_init__
-    made: list[Any] = []
+    derivations = Derivations()
+    derivations.install(arguments_class)
 
     @functools.wraps(original)
     def planned(self: Any, *args: Any, **kwargs: Any) -> Any:
-        record = _apply(self, plan, made)
+        record = _apply(self, plan, derivations)
         result = original(self, *args, **kwargs)
         record.keep(self)
-        made.append(self)
+        derivations.mark(self)
         report(self, record)
         return result
 
     arguments_class.__post_init__ = planned
 
 
-def _apply(configuration: Any, plan: MemoryPlan, made: list[Any]) -> Record:
+def _apply(configuration: Any, plan: MemoryPlan, derivations: Derivations) -> Record:
     """Change the settings of a configuration that is being built. Returns what the script has set."""
-    earlier = next((one for one in reversed(made) if _is_rebuilt(configuration, one)), None)
-    sizes = _script_sizes(configuration, earlier)
+    replaced = derivations.replaced()  # has the sizes that the script has set
+    earlier = replaced if replaced is not None else derivations.source(configuration)
+    sizes = _script_sizes(configuration, None if replaced is not None else earlier)
     divisor = math.gcd(sizes.per_device, plan.micro_batch_divisor)
     refusal = why_not_divided(configuration) if plan.micro_batch_divisor > 1 else ""
     if refusal:
@@ -101,18 +104,6 @@ def _other_changes(configuration: Any, plan: MemoryPlan) -> dict[str, Any]:
     if plan.optimizer_offload:
         changes |= offload_optimizer(configuration)
     return changes
-
-
-def _is_rebuilt(configuration: Any, earlier: Any) -> bool:
-    """Whether a configuration has sizes from another one that the plan has changed: of the same directory, with its values."""
-    record = record_of(earlier)
-    if record.divided_by == 1 or configuration.output_dir != earlier.output_dir:
-        return False
-    per_device, accumulation = record.divided
-    return bool(
-        configuration.per_device_train_batch_size == per_device
-        or configuration.gradient_accumulation_steps == accumulation
-    )
 
 
 def _script_sizes(configuration: Any, earlier: Any | None) -> _Sizes:

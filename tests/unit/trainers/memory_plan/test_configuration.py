@@ -27,14 +27,14 @@ Make = Callable[..., Any]
 @pytest.fixture
 def planned() -> Iterator[Callable[[MemoryPlan], None]]:
     """Applies a plan to all configurations that are built from then on, until the test ends."""
-    original = transformers.TrainingArguments.__post_init__
+    original, replace = transformers.TrainingArguments.__post_init__, dataclasses.replace
 
     def plan(plan: MemoryPlan) -> None:
-        transformers.TrainingArguments.__post_init__ = original
+        transformers.TrainingArguments.__post_init__, dataclasses.replace = original, replace
         configuration.install(transformers.TrainingArguments, plan)
 
     yield plan
-    transformers.TrainingArguments.__post_init__ = original
+    transformers.TrainingArguments.__post_init__, dataclasses.replace = original, replace
 
 
 @pytest.fixture
@@ -142,18 +142,43 @@ def test_a_configuration_that_is_built_again_is_not_divided_twice(planned: Any, 
     assert sizes(rebuilt) == sizes(first)
 
 
-def test_equal_sizes_in_another_directory_are_the_scripts_own(
-    planned: Any, make: Make, tmp_path: Path
+def test_a_copy_for_another_directory_is_not_divided_twice(planned: Any, make: Make, tmp_path: Path) -> None:
+    planned(HALVED)
+    first = make(trl.SFTConfig)
+    assert sizes(dataclasses.replace(first, output_dir=str(tmp_path / "b")))[:2] == (4, 6)
+    passed_on = {one.name: getattr(first, one.name) for one in dataclasses.fields(first) if one.init}
+    copied = trl.SFTConfig(**{**passed_on, "output_dir": str(tmp_path / "c"), "learning_rate": 1.0})
+    assert sizes(copied)[:2] == (4, 6)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 6), (4, 3), (4, 6)])
+def test_a_replaced_size_that_equals_a_planned_one_is_the_scripts_own(
+    planned: Any, make: Make, batch: int, accumulation: int
 ) -> None:
     planned(HALVED)
+    changes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    changes = {name: value for name, value in changes.items() if value not in (8, 3)}
+    replaced = dataclasses.replace(make(), **changes, steps_per_generation=None, generation_batch_size=None)
+    halved, doubled = batch // 2, accumulation * 2
+    assert sizes(replaced) == (halved, doubled, doubled, batch * accumulation)
+
+
+@pytest.mark.parametrize("directory", ["out", "b"])
+def test_equal_sizes_of_a_configuration_of_its_own_are_the_scripts_own(
+    planned: Any, make: Make, tmp_path: Path, directory: str
+) -> None:
+    """A script that halves its own batch, as accelerate's `find_executable_batch_size` does."""
+    planned(HALVED)
     make(trl.SFTConfig)
-    other = make(
-        trl.SFTConfig,
-        output_dir=str(tmp_path / "b"),
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=6,
-    )
-    assert sizes(other)[:2] == (2, 12)
+    output = str(tmp_path / directory)
+    for batch, accumulation in ((4, 6), (4, 3), (2, 3)):
+        other = make(
+            trl.SFTConfig,
+            output_dir=output,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+        )
+        assert sizes(other)[:2] == (batch // 2, accumulation * 2)
 
 
 def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(planned: Any, make: Make) -> None:
@@ -238,7 +263,8 @@ def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(
         assert f"per_device_train_batch_size={batch}" in warning
 
 
-def test_what_is_changed_is_reported(make: Make) -> None:
+def test_what_is_changed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataclasses, "replace", dataclasses.replace)
     reported: list[int] = []
 
     class Arguments:
