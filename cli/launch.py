@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.elastic import build_agent
 from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
@@ -122,6 +123,7 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     history = History.of(read_journal(directory.journal))
     inputs = inputs_of(launch)
     check_inputs(launch, directory, history, inputs)
+    check_against_run(config, directory, history)
     if history.finished:
         kept = staging.find(directory, config.run_id)
         if kept is not None:  # the disk was full when the run finished

@@ -86,7 +86,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resume-from",
         metavar="RUN_ID|DIR",
-        help="start from the newest checkpoint of another run, or from one checkpoint directory",
+        help="start from the newest checkpoint of another run, or from one checkpoint directory; has no effect once the"
+        " run has a checkpoint of its own, so add --fresh to go back to an older checkpoint of the same run",
     )
     group.add_argument(
         "--require-resume",

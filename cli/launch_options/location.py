@@ -1,4 +1,7 @@
-"""The id and the directory of a run: where the same command finds its run again. Called by `parse.py`."""
+"""The id and the directory of a run: where the same command finds its run again. Called by `parse.py`.
+
+Checkpoints are found by the run's id, so a new run needs an id that no earlier run of the command has.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ class Location(NamedTuple):
     directory: Path
 
 
-def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> Location:
+def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, token: str) -> Location:
     """Return where the run of a command is.
 
-    The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run.
+    The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run. In a
+    directory of the user's choice the numbers are not known: there a new run is named by `--run-id`, or with the token.
 
     Args:
         options: the parsed command line.
         command: the words that identify the run.
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
+        token: random; part of the id of a new run in a directory of the user's choice.
 
     Raises:
         UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot be
@@ -47,6 +52,13 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int) -> L
         recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
         if recorded is not None and options.fresh:
             raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
+        if options.fresh and not options.run_id:
+            if nodes > 1:
+                raise UsageError(
+                    "--fresh --run-dir on several nodes: they cannot choose the new run's id by themselves; give one that"
+                    " is new with --run-id, the same on every node"
+                )
+            return Location(base, f"{base}-{token}", path)
         return Location(base, options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1

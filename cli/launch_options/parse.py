@@ -6,6 +6,7 @@ Called by `launch.py`. Every refusal is one line, before any process starts.
 from __future__ import annotations
 
 import argparse
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from grpo_run.trainers.upstream.versions import check_versions
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
 """torchrun's options without effect here, and their defaults."""
+TOKEN_BYTES = 4
+"""Of the random part of a new run's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     if reason is not None:
         _warn(f"{reason}: ranks start as fresh interpreters")
     command = words.identity(arguments)
-    series, run_id, directory = locate(options, command, nodes[1])
+    series, run_id, directory = locate(options, command, nodes[1], secrets.token_hex(TOKEN_BYTES))
     check_resume_from(options.resume_from, directory, options.training_script_args)
     config = RunConfig(
         run_id=run_id,

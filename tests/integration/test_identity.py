@@ -100,3 +100,31 @@ def test_another_command_does_not_train_over_a_run_that_has_not_finished(
     fresh = runs("--fresh", *words, name="fresh", environment=environment).start()
     assert fresh.wait() == 0, fresh.tail()
     assert starts(fresh) == [0]
+
+
+@pytest.mark.full
+def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_newer_ones(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The run itself refuses to go back; the other one, with a directory of its own, recovers from what it has saved."""
+    words = [str(SCRIPTS / "grpo.py"), "--max-steps", "24", "--save-steps", "4", *STEPS[4:]]
+    first = runs(*words).start()
+    first.until_step(14)
+    assert first.process is not None
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 75, first.tail()
+    saved, attempts = checkpoints(tmp_path), len(starts(first))
+    first.arguments = ["--resume-from", "ours/checkpoint-4", *words]
+    line = refused(first)
+    assert "has a newer checkpoint" in line
+    assert "--fresh" in line
+    assert len(starts(first)) == attempts
+    assert checkpoints(tmp_path) == saved
+    other = runs("--fresh", *first.arguments, name="other").start()
+    other.until_step(9)
+    other.kill(0)
+    assert other.wait() == 0, other.tail()
+    begun, recovered = starts(other)
+    assert begun == 4
+    assert 4 < recovered <= 10
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24, ranks=1)

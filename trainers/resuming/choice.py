@@ -57,7 +57,7 @@ def choose(
     Raises:
         UsageError: a checkpoint that the user named cannot be used, the newest checkpoint does not fit
             this run's world size, batch or model, or the output directory has checkpoints of another run that has not
-            finished. The message says what would help.
+            finished, or of an earlier run with the id of a new one. The message says what would help.
     """
     reported: set[Path] = set()
 
@@ -68,12 +68,26 @@ def choose(
 
     own = _newest_of_run(request, request.run_id, report, resharding_problem, own=True)
     if own is not None:
+        _refuse_used_id(request, own)
         return own
     if request.resume_from is not None:
         return _resume_from(request, request.resume_from, report, resharding_problem)
     if request.script_argument:
         return choose_for_script(request, report, resharding_problem)
     return ResumeChoice(argument=request.script_argument, notice=_other_run_notice(request))
+
+
+def _refuse_used_id(request: ResumeRequest, own: ResumeChoice) -> None:
+    """Refuse to continue an earlier run with the same id although a new one was asked for.
+
+    Raises:
+        UsageError: `--fresh` was given, and its first attempt has found a checkpoint of its own id.
+    """
+    if request.fresh and request.first_attempt and own.checkpoint is not None:
+        raise UsageError(
+            f"--fresh: {own.checkpoint.path} (step {own.checkpoint.manifest.step}) is of an earlier run with the same"
+            f" id, {request.run_id}; give the new run another with --run-id"
+        )
 
 
 def _other_run_notice(request: ResumeRequest) -> str | None:
@@ -170,7 +184,9 @@ def _resume_from(
     if (path / MANIFEST).exists():
         try:
             manifest = read_manifest(path)
-            if manifest.train_call.ordinal != request.call.ordinal:
+            if manifest.train_call.ordinal < request.call.ordinal:
+                return script_choice  # what the other run did after the named checkpoint is done anew
+            if manifest.train_call.ordinal > request.call.ordinal:
                 choice = _newest_of_run(request, manifest.run_id, report, resharding_problem, own=False)
                 return choice or script_choice
             verify_digests(path, manifest.files)

@@ -48,7 +48,8 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
         waiters=tuple(sorted(slots)),
         advice=(
             ADVICE[trip.guard],
-            f"To continue from before the onset: --fresh --resume-from CHECKPOINT (below {trip.onset}), without --run-dir.",
+            f"To continue from before the onset: the same command with --fresh --resume-from CHECKPOINT (below {trip.onset})"
+            + " and, if it has one, another --run-dir.",
         ),
         trip=trip,
     )

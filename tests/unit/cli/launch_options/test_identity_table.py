@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support.identities import identity
 
 from grpo_run.cli.launch_options import run_inputs
 from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.git_commit import commit_of
 from grpo_run.runtime.record.history import History
@@ -28,6 +31,7 @@ OTHER = "another run, which does not touch the first"
 REFUSED = "refused"
 NOTHING = "nothing to do, code 0"
 SAME_CHECKPOINTS = "continues from its checkpoints in `output_dir`, with a record of its own"
+NAMED = ("--resume-from", "ours/checkpoint-3")
 COMMAND = ("train.py", "--config", "config.yaml", "--lr", "1")
 
 
@@ -107,6 +111,7 @@ class Row:
     options: Sequence[str] = ()
     command: Sequence[str] = COMMAND
     code: int = 75
+    launched_with: Sequence[str] = ()
 
 
 ROWS = (
@@ -124,9 +129,18 @@ ROWS = (
         command=(*COMMAND, "--seed", "2")),
     Row(change="`--nnodes 2`, with a run directory for each node", outcome=SAME_CHECKPOINTS,
         options=("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")),
-    Row(change="`--resume-from` another run", outcome=CONTINUES, make=other_run, options=("--resume-from", "other")),
+    Row(change="`--resume-from` another run", outcome=SAID, make=other_run, options=("--resume-from", "other")),
+    Row(change="`--resume-from` the run's newest checkpoint", outcome=CONTINUES,
+        options=("--resume-from", "ours/checkpoint-4")),
+    Row(change="`--resume-from` an older checkpoint of the run", outcome=REFUSED, options=NAMED),
+    Row(change="`--resume-from` an older checkpoint of the run, as at the last launch", outcome=SAID, options=NAMED,
+        launched_with=NAMED),
+    Row(change="`--fresh --resume-from` an older checkpoint of the run", outcome=OTHER, options=("--fresh", *NAMED)),
+    Row(change="`--fresh --resume-from` an older checkpoint of the run, `--run-dir` with another directory", outcome=OTHER,
+        options=("--fresh", *NAMED, "--run-dir", "new")),
     Row(change="`--fresh --resume-from` another run", outcome=OTHER, make=other_run,
         options=("--fresh", "--resume-from", "other")),
+    Row(change="`--fresh`, `--run-dir` with another directory", outcome=OTHER, options=("--fresh", "--run-dir", "new")),
     Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
     Row(change="a variable that the script reads (`STAGE=2`)", outcome=ASKED, make=variables(STAGE="2")),
     Row(change="`SEED=2`", outcome=ASKED, make=variables(SEED="2")),
@@ -163,12 +177,16 @@ def at_home(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recorded(row: Row) -> RunDirectory:
-    """Record the run before the change, with a checkpoint."""
-    launch = parse(COMMAND)
+    """Record the run before the change, with two checkpoints."""
+    for step in (3, 4):
+        path = Path(f"ours/checkpoint-{step}")
+        path.mkdir(parents=True)
+        (path / "trainer_state.json").write_text("{}")
+        write_manifest(path, identity("ours", step, run_id=parse(COMMAND).config.run_id))
+    launch = parse([*row.launched_with, *COMMAND])
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
     run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch).as_json()})
-    Path("ours/checkpoint-4").mkdir(parents=True)
     journal = Journal(run.journal, launch.config.run_id)
     journal.write("run_started")
     journal.write("attempt_started", world_size=1, node=0)
@@ -190,6 +208,7 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
         directory = RunDirectory(path=launch.config.run_directory)
         history = History.of(read_journal(directory.journal))
         check_inputs(launch, directory, history, inputs_of(launch))
+        check_against_run(launch.config, directory, history)
     except UsageError as error:
         return f"{REFUSED}: {error}"
     finally:
@@ -202,7 +221,8 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
         return SAME_CHECKPOINTS if same_id else OTHER
     if history.finished:
         return NOTHING
-    return SAID if "changed since the run began" in capsys.readouterr().out else CONTINUES
+    said = capsys.readouterr().out
+    return SAID if "changed since the run began" in said or "has no effect" in said else CONTINUES
 
 
 @pytest.mark.usefixtures("at_home")

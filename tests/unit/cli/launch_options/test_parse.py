@@ -342,6 +342,31 @@ def test_fresh_with_the_directory_of_a_run_is_refused(at_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("at_home")
+def test_fresh_in_a_directory_of_the_users_choice_is_a_run_with_an_id_of_its_own() -> None:
+    """Checkpoints in the output directory belong to the id; the plain command then finds it by the directory."""
+    usual = parse(["train.py"]).config
+    first, second = (parse(["--fresh", "--run-dir", name, "train.py"]).config for name in ("a", "b"))
+    assert len({usual.run_id, first.run_id, second.run_id}) == 3
+    assert first.series == second.series == usual.run_id
+    run = RunDirectory(path=first.run_directory)
+    run.create()
+    run.write_run(first.as_json())
+    assert parse(["--run-dir", "a", "train.py"]).config.run_id == first.run_id
+
+
+@pytest.mark.usefixtures("at_home")
+def test_fresh_nodes_in_directories_of_their_own_need_an_id_that_all_of_them_have() -> None:
+    """They have not met, so none can choose it."""
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--fresh"]
+    assert "the same on every node" in error(*words, "--run-dir", "node-0", "train.py")
+    ids = {
+        parse([*words, "--run-dir", name, "--run-id", "again", "train.py"]).config.run_id
+        for name in ("a", "b")
+    }
+    assert ids == {"again"}
+
+
+@pytest.mark.usefixtures("at_home")
 def test_a_script_that_sets_import_time_variables_disables_preloading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -99,6 +99,17 @@ def test_checkpoints_of_a_finished_run_or_with_fresh_are_ignored_with_a_notice(
     assert "--resume-from run-0" in choice.notice
 
 
+def test_a_new_run_does_not_continue_an_earlier_one_with_its_id(
+    resume_request: ResumeRequest, ask: Ask, save: Save
+) -> None:
+    """The first attempt cannot have saved it. Later attempts resume from what the new run has saved."""
+    named, own = save(5, run_id="run-0"), save(10)
+    fresh = replace(resume_request, fresh=True, resume_from=str(named))
+    with pytest.raises(UsageError, match=r"checkpoint-10 .*same id, run-1; .*--run-id"):
+        ask(fresh)
+    assert ask(replace(fresh, first_attempt=False)).argument == str(own)
+
+
 def test_a_finished_call_is_restored(resume_request: ResumeRequest, ask: Ask, save: Save) -> None:
     """The choice is marked finished, so that the call is not trained again."""
     save(10)
@@ -190,6 +201,19 @@ def test_a_later_call_without_a_checkpoint_in_the_other_run_uses_the_script_argu
         resume_request, resume_from="run-0", call=resume_request.call.model_copy(update={"ordinal": 2})
     )
     assert ask(second) == ResumeChoice(argument=None, from_script=True)
+
+
+@pytest.mark.parametrize(("named", "resumed"), [(1, None), (2, 20)])
+def test_only_calls_up_to_the_named_checkpoint_are_taken_from_the_other_run(
+    resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path, named: int, resumed: int | None
+) -> None:
+    """What the other run did after it, perhaps a collapse, is done anew."""
+    folder = tmp_path / "out"
+    paths = {1: save(10, run_id="run-0", finished=True), 2: save(20, run_id="run-0", ordinal=2)}
+    request = replace(resume_request, resume_from=str(paths[named]))
+    assert ask(request).argument == str(folder / "checkpoint-10")
+    second = replace(request, call=request.call.model_copy(update={"ordinal": 2}))
+    assert ask(second).argument == (None if resumed is None else str(folder / f"checkpoint-{resumed}"))
 
 
 def test_a_named_directory_with_a_damaged_manifest_is_refused(

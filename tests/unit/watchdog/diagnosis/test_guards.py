@@ -35,7 +35,7 @@ def test_the_cause_follows_from_the_guard(guard: Guard) -> None:
     assert verdict.cause is (Cause.nonfinite if guard is Guard.nonfinite else Cause.learning_collapse)
     assert (verdict.step, verdict.culprits, verdict.sentence) == (7, (), "It fell.")
     assert len(verdict.advice) == 2
-    assert "below 5" in verdict.advice[1]
+    assert "(below 5) and, if it has one, another --run-dir" in verdict.advice[1]
 
 
 def test_the_first_trip_counts_and_other_failures_follow_from_it() -> None:
