@@ -201,6 +201,16 @@ def test_advice_fits_the_memory_that_is_exhausted(
     assert any(advice in line for line in verdict.advice)
 
 
+def test_advice_on_an_evaluation_names_the_size_that_no_plan_changes(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """A halved micro-batch of training does not help it."""
+    slot = make_slot(0, phases=(OpenPhase(phase=Phase.eval, since_seconds=9.0),))
+    error = exhausted(phases=None, traceback="")
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(1, 7))
+    assert any("per_device_eval_batch_size" in line for line in verdict.advice)
+
+
 def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none(
     make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
 ) -> None:
