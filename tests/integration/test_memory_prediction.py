@@ -105,6 +105,7 @@ def test_each_planted_assumption_is_ranked_first_on_what_a_real_run_used() -> No
         assert order[0].name == name
 
 
+@pytest.mark.full
 def test_a_reported_case_is_explained_by_padding_or_a_kept_graph() -> None:
     """A GPT-2 of 124 M parameters, 8 rows of 174 tokens, policy and reference: 22.65 GB observed, 0.64 GB computed."""
     predictor = Predictor(

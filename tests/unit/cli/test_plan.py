@@ -100,6 +100,7 @@ def test_a_plan_as_json_has_phases_kinds_and_changes(capsys: pytest.CaptureFixtu
         assert sum(kinds.values()) == pytest.approx(found["phases"][phase]["allocated_bytes"], abs=16)
 
 
+@pytest.mark.full
 def test_an_explanation_ranks_assumptions_and_shows_their_arithmetic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

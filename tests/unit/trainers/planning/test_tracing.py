@@ -51,6 +51,7 @@ def test_accumulated_gradients_are_alive_in_the_forward_pass() -> None:
     assert two.traced["gradients"] == pytest.approx(4 * predictor.shape.parameters, rel=1e-3)
 
 
+@pytest.mark.full
 def test_a_fitted_peak_is_right_at_a_size_that_was_not_traced() -> None:
     """Three times the rows and twice the length of the job."""
     predictor = Predictor(load_model_config(MODEL))
