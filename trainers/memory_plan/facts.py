@@ -76,6 +76,9 @@ def collect_facts(
     record = record_of(args)
     kind, base = _kind(trainer)
     steps = getattr(args, "steps_per_generation", None)
+    settings = settings_of(args)
+    if _is_set_later(args):
+        settings["explicit_sizes"] += (f"an assignment after {type(args).__name__} was built",)
     plugin = _deepspeed_plugin(trainer)
     dataset = getattr(trainer, "train_dataset", None)
     return MemoryFacts(
@@ -94,7 +97,7 @@ def collect_facts(
         max_completion_length=getattr(args, "max_completion_length", None),
         max_length=getattr(args, "max_length", None),
         samples=len(dataset) if isinstance(dataset, Sized) else None,
-        **settings_of(args),
+        **settings,
         reference_model=getattr(trainer, "ref_model", None) is not None,
         auxiliary_loss=_has_auxiliary_loss(trainer),
         dropout=_has_dropout(model),
@@ -111,6 +114,17 @@ def collect_facts(
         plan=plan or MemoryPlan(),
         divided_by=record.divided_by,
     )
+
+
+def _is_set_later(args: Any) -> bool:
+    """Whether a script has set the size of the batch again after TRL had derived that of a rollout from it.
+
+    A plan is applied when the configuration is built, and would not take effect.
+    """
+    rollout, steps = getattr(args, "generation_batch_size", None), getattr(args, "steps_per_generation", None)
+    if not isinstance(rollout, int) or not isinstance(steps, int):
+        return False
+    return rollout != int(args.per_device_train_batch_size * args.world_size * steps)
 
 
 def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:

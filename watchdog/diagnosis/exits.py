@@ -232,7 +232,8 @@ def _position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage
     outer = set(phases[:-1])
     rolls_out = bool(_ROLLOUT & outer) and Phase.eval not in outer
     inside_step = bool(_STEP_ITSELF & outer) or rolls_out or callback.endswith(".on_step_begin")
-    finer = str(shortage.phase) if shortage is not None and shortage.phase is not MemoryPhase.unknown else ""
+    named = shortage is not None and shortage.phase not in (MemoryPhase.unknown, MemoryPhase.evaluate)
+    finer = str(shortage.phase) if shortage is not None and named else ""
     place = position(
         slot.step,
         phases[-1].name if phases else None,

@@ -26,7 +26,7 @@ _PHASE_ADVICE = {
     MemoryPhase.backward: "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing.",
     MemoryPhase.optimizer: "Shard the optimizer's state over more GPUs, or offload it to the host.",
     MemoryPhase.load: "Shard the model over more GPUs, or load it in a smaller type.",
-    MemoryPhase.unknown: "If an evaluation ran out of memory, lower per_device_eval_batch_size, which no memory plan changes.",
+    MemoryPhase.evaluate: "Lower per_device_eval_batch_size, which no memory plan changes.",
 }
 _CAUSE_ADVICE = {
     Cause.host_oom: "Lower dataloader_num_workers, or give the job more host memory.",

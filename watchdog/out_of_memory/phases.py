@@ -27,8 +27,10 @@ class MemoryPhase(str, Enum):
     save = "save"
     load = "load"
     """Everything before the first step: weights, optimizer, checkpoint."""
+    evaluate = "evaluate"
+    """An evaluation, whose batches no plan changes."""
     unknown = "unknown"
-    """Anything else: a reward function, a callback, an evaluation."""
+    """Anything else: a reward function, a callback."""
 
     def __str__(self) -> str:
         return self.value
@@ -70,8 +72,10 @@ def memory_phase(phases: Sequence[Phase] | None, traceback: str) -> MemoryPhase:
     innermost = phases[-1] if phases else None
     if innermost is Phase.generate:
         return MemoryPhase.generate
-    if innermost in (Phase.reward, Phase.callback) or (phases and Phase.eval in phases):
+    if innermost in (Phase.reward, Phase.callback):
         return MemoryPhase.unknown
+    if phases and Phase.eval in phases:
+        return MemoryPhase.evaluate
     match innermost:
         case Phase.score:
             return MemoryPhase.score

@@ -41,6 +41,7 @@ ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
         Rung.vllm_share,
         Rung.expandable_segments,
     ),
+    MemoryPhase.evaluate: (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments),
     MemoryPhase.save: (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments),
     MemoryPhase.load: (Rung.vllm_share, Rung.expandable_segments),
 }
@@ -136,7 +137,7 @@ def next_change(
             skipped=tuple(skipped),
             inexact=inexact(facts, plan, climbed),
         )
-    return Exhausted(skipped=tuple(skipped), proposals=_proposals(facts, plan, around))
+    return Exhausted(skipped=tuple(skipped), proposals=_proposals(phase, facts, plan, around))
 
 
 def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:
@@ -153,8 +154,12 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
     return tuple(reasons)
 
 
-def _proposals(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> tuple[str, ...]:
+def _proposals(
+    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+) -> tuple[str, ...]:
     """Return what would help and changes the experiment, as phrases."""
+    if phase is MemoryPhase.evaluate:
+        return ("a smaller evaluation batch (per_device_eval_batch_size)",)
     proposals = []
     shorter = climb(Rung.shorter_completions, facts, plan, around)
     if isinstance(shorter, MemoryPlan):

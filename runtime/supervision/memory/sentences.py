@@ -18,6 +18,7 @@ PHASE_NOUNS = {
     MemoryPhase.optimizer: "the optimizer's step",
     MemoryPhase.save: "saving",
     MemoryPhase.load: "loading",
+    MemoryPhase.evaluate: "the evaluation",
     MemoryPhase.unknown: "training",
 }
 

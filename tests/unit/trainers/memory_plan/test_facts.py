@@ -66,6 +66,15 @@ def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_pa
     assert split_refusals(found) == ()
 
 
+def test_a_size_that_is_set_after_the_configuration_was_built_is_not_split(tiny: Any, tmp_path: Path) -> None:
+    """A plan divides the size when the configuration is built, so it would not take effect."""
+    trainer = trainer_of(tiny, "GRPO", tmp_path)
+    assert split_refusals(facts(trainer)) == ()
+    trainer.args.per_device_train_batch_size = 16
+    (refusal,) = split_refusals(facts(trainer))
+    assert refusal == "the batch is also set by an assignment after GRPOConfig was built"
+
+
 def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:
     assert split_refusals(facts(trainer_of(tiny, "RLOO", tmp_path), world_size=2)) == ()
     sft = facts(trainer_of(tiny, "SFT", tmp_path), world_size=2)
