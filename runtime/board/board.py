@@ -162,6 +162,8 @@ class Board:
         return self._has_flag(FREE_CACHES)
 
     def _set_flag(self, flag: int, value: bool) -> None:
+        if not self.has_full_size:
+            return  # the ranks that would read it end too
         (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
         struct.pack_into("<I", self._memory, _REQUESTS_AT, flags | flag if value else flags & ~flag)
 

@@ -53,7 +53,7 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
     (incident,) = (run.directory / "incidents").iterdir()
     sentence = json.loads((incident / "verdict.json").read_text())["sentence"]
     assert f"The memory cgroup {group.folder} had " in sentence
-    assert " of 1200 MiB in use " in sentence
+    assert " of 1.2 GiB in use " in sentence
     assert "rose from 0 to 1" in sentence
     assert [path.name for path in group.folder.iterdir() if path.is_dir()] == []
 

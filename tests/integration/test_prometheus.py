@@ -28,9 +28,11 @@ from grpo_run.dashboards.provisioning.generate import FOLDER
 from grpo_run.dashboards.provisioning.grafana import dashboard, queries_of
 from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.host_memory.last_sample import LastSample
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
+from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -82,6 +84,26 @@ def fill_memory(area: MemoryAreaWriter) -> None:
     area.publish(Phase.generate)
 
 
+HOST_SAMPLE = HostSample(
+    at=time.time(),
+    limits=(
+        LimitUse(
+            name="the machine", limit_bytes=64 << 30, usage_bytes=40 << 30, working_set_bytes=30 << 30, shared_bytes=1 << 30
+        ),
+    ),
+    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20, pinned_bytes=0, pss_bytes=5 << 30)},
+    data_workers_bytes=1 << 30,
+    other_helpers_bytes=1 << 20,
+    supervisor_bytes=1 << 28,
+    staging_bytes=1 << 30,
+    shm_used_bytes=1 << 30,
+    shm_total_bytes=32 << 30,
+    full_pressure=0.01,
+    kills=0,
+)  # fmt: skip
+"""Host memory of a machine of 64 GiB; every figure has a value."""
+
+
 class Run:
     """A run directory as a supervisor with two ranks writes it in the middle of a run.
 
@@ -106,6 +128,7 @@ class Run:
         slot.enter(Phase.generate)
         slot.publish()
         fill_memory(slot.memory_area)
+        LastSample(self.directory.host_memory).write(HOST_SAMPLE)
         now = time.monotonic()
         self.board.write_awaited(
             AwaitedRank(
@@ -308,10 +331,11 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Clien
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
     queries = queries_of(dashboard())
     silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
-    # This run has no values for these: its counters do not increase, rank 0 reports only a loss, and no time is
+    # This run has no values for these: its counters do not increase, memory was never short, rank 0 reports only a loss, and no time is
     # left while a rank is waited for.
     without_values = re.compile(
         r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step|grpo_eta_seconds"
+        r"|grpo_host_memory_(short|restarts)_total"
     )
     assert [expression for expression in silent if not without_values.search(expression)] == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]

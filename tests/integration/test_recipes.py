@@ -34,9 +34,10 @@ def demo(folder: Path, *arguments: str) -> Summary:
     return summary
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_short_demo_recovers_and_draws(tmp_path: Path) -> None:
-    """The killed rank recovers and the plot is written, with fewer steps than `make demo` takes."""
+    """The killed rank recovers and the plot is written, with fewer steps than `make demo` takes, which `.ci/run` runs."""
     demo(
         tmp_path,
         "--set",

@@ -19,7 +19,7 @@ from support.runs import SCRIPTS, Run
 from support.trainer_and_loop import TRAINER
 
 PHASES = (
-    "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint", "hygiene",
+    "data", "forward_backward", "score", "generate", "reward", "optimizer", "vote", "checkpoint",
 )  # fmt: skip
 """Every phase of a training step. `eval` and `idle` are not part of one, and `startup` has no process group.
 """

@@ -20,7 +20,6 @@ SESSION = pytest.StashKey[pytest.Session]()
 TOGETHER = ("test_prometheus.py", "test_rank_is_torchruns.py", "test_torture.py", "test_torture_files.py")
 """Files of integration and fault tests with expensive module fixtures: one worker runs all their tests."""
 LONGEST_FIRST = (
-    "test_a_short_demo",
     "test_torture.py",
     "test_hangs_end",
     "test_an_interpreter_that",

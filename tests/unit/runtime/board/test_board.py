@@ -768,3 +768,14 @@ def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
         SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES + MEMORY_AREA_BYTES
     )
     assert told.st_blocks * 512 >= told.st_size
+
+
+def test_a_flag_of_a_truncated_board_is_not_written(tmp_path: Path) -> None:
+    """A write beyond the end of the file would end the supervisor by SIGBUS."""
+    board = Board.create(tmp_path / "board.mmap", 1)
+    os.truncate(tmp_path / "board.mmap", 0)
+    board.announce_end(True)
+    board.announce_short_memory(True)
+    os.truncate(tmp_path / "board.mmap", 1 << 24)
+    assert not board.ends_ranks
+    assert not board.memory_is_short
