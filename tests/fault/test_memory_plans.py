@@ -39,7 +39,7 @@ def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weig
     run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out", "--inject", "kill@rank0:step4").start()
     assert run.wait(200) == 0, run.tail()
     check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
-    assert "per_device_train_batch_size=2 instead of 4" in run.tail()
+    assert "per_device_train_batch_size=2 instead of 4" in run.output.read_text(errors="replace")
 
 
 CAMPAIGN = [
