@@ -6,6 +6,7 @@ measured itself in this attempt; before its first measurement it exports none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 from grpo_run.dashboards.metrics.labels import MEMORY_PHASE, MEMORY_PHASES, RANK
@@ -13,33 +14,27 @@ from grpo_run.dashboards.metrics.metric import Metric, Observation, Sample
 from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
 
 
-def _measured(observation: Observation) -> Iterator[tuple[str, RankMemory]]:
+def _measured(observation: Observation, *, device: bool) -> Iterator[tuple[str, RankMemory]]:
     memories = observation.status.memory
     for place, (rank, slot) in enumerate(observation.ranks()):
         memory = memories[place] if place < len(memories) else None
-        if slot is not None and memory is not None:
+        if slot is not None and memory is not None and (memory.has_device or not device):
             yield rank, memory
 
 
-def _rank(value: Callable[[RankMemory], float]) -> Callable[[Observation], Iterator[Sample]]:
-    """Read one value per rank that has measured itself."""
+def _rank(
+    value: Callable[[RankMemory], float], *, device: bool = False
+) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per rank that has measured itself; with `device`, per rank with a device."""
 
     def read(observation: Observation) -> Iterator[Sample]:
-        for rank, memory in _measured(observation):
+        for rank, memory in _measured(observation, device=device):
             yield (rank,), value(memory)
 
     return read
 
 
-def _device(value: Callable[[RankMemory], float]) -> Callable[[Observation], Iterator[Sample]]:
-    """Read one value per rank with a device."""
-
-    def read(observation: Observation) -> Iterator[Sample]:
-        for rank, memory in _measured(observation):
-            if memory.has_device:
-                yield (rank,), value(memory)
-
-    return read
+_device = functools.partial(_rank, device=True)
 
 
 def _phase(
@@ -48,9 +43,9 @@ def _phase(
     """Read one value per rank and phase that was measured."""
 
     def read(observation: Observation) -> Iterator[Sample]:
-        for rank, memory in _measured(observation):
+        for rank, memory in _measured(observation, device=device):
             for phase, own in memory.phases.items():
-                if phase.name in MEMORY_PHASES and (memory.has_device or not device):
+                if phase.name in MEMORY_PHASES:
                     yield (rank, phase.name), value(own)
 
     return read
