@@ -116,3 +116,8 @@ class Checkpoint:
     path: str
     verified: bool
     train_call: int = 0
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The ordinal of its train() call and its step."""
+        return self.train_call, self.step

@@ -52,6 +52,7 @@ class History:
     first_time: float | None = None
     last_time: float | None = None
     checkpoint: Checkpoint | None = None
+    """The furthest checkpoint that was published since the present attempt began, or before if it resumed there."""
     snapshot_step: int | None = None
     """Step of the newest snapshot in memory; None once the memory is freed."""
     checkpoint_trouble: str | None = None
@@ -98,6 +99,8 @@ class History:
     """How often each learning guard has tripped, by name."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
+    _before_checkpoint: bool = False
+    """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
     _idle_seconds: float = 0.0
     _ended_at: float | None = None
     _previous_time: float | None = None
@@ -177,6 +180,7 @@ class History:
             return
         call, resumed = int(record["train_call"]), int(record.get("step") or 0)
         self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
+        self._before_checkpoint = self.checkpoint is not None and (call, resumed) < self.checkpoint.position
         self.steps.begin(call, resumed, time)
         self.calls.apply_train_started(record, time)
         self.own.apply_train_started()
@@ -221,9 +225,12 @@ class History:
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])
-        self.checkpoint = Checkpoint(
-            step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
-        )
+        # a run that ends writes its newest snapshot first, and an older scheduled checkpoint after it
+        if self.checkpoint is None or self._before_checkpoint or (call, step) >= self.checkpoint.position:
+            self._before_checkpoint = False
+            self.checkpoint = Checkpoint(
+                step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
+            )
         if record.get("durable", True):
             self.checkpoint_trouble = None
             if self.exit_code is not None:

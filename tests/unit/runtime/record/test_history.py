@@ -238,6 +238,27 @@ def test_the_last_published_checkpoint_is_kept() -> None:
     assert (history.checkpoint.step, history.checkpoint.path) == (10, "out/checkpoint-10")
 
 
+def test_an_older_checkpoint_written_later_does_not_hide_the_newest() -> None:
+    """A run that stops writes its newest snapshot first, then the scheduled checkpoint before it."""
+    history = replay(started(0), attempt(1), train(2), published(3, 9), published(4, 8))
+    assert history.checkpoint is not None
+    assert history.checkpoint.step == 9
+
+
+def test_an_attempt_that_began_before_the_newest_checkpoint_replaces_it() -> None:
+    """Checkpoint 9 was damaged or set aside: once the attempt that began at 4 saves, its checkpoint is the newest."""
+    events = [started(0), attempt(1), train(2), published(3, 9), attempt(4), train(5, step=4)]
+    kept = replay(*events).checkpoint
+    assert kept is not None
+    assert kept.step == 9
+    replaced = replay(*events, published(6, 6)).checkpoint
+    assert replaced is not None
+    assert replaced.step == 6
+    later = replay(*events, published(6, 6), published(7, 5)).checkpoint
+    assert later is not None
+    assert later.step == 6
+
+
 def test_a_new_supervisor_resets_the_end_of_the_run() -> None:
     """No exit code and no sentence; attempts, steps and recoveries remain."""
     history = replay(
