@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.trainers.planning.explaining.assumptions import Explanation
 
-WIDTH = 80
 _GIB = 1 << 30
 FITTING = 1.25
 """Ratio of a figure to the observation, either way, up to which an assumption is said to account for it."""
@@ -17,24 +16,24 @@ FITTING = 1.25
 def print_explained(order: Sequence[Explanation], observed_bytes: int, floor: tuple[float, str]) -> None:
     """Print explanations, the best fit first, with their arithmetic."""
     least, parts = floor
-    _say(
+    print_paragraph(
         f"Observed: {observed_bytes / _GIB:.2f} GiB. No implementation of this job needs less than {least / _GIB:.2f} GiB"
         f" ({parts}), so a smaller figure was never right."
     )
     if max(order[0].allocated_bytes, observed_bytes) > FITTING * min(
         order[0].allocated_bytes, observed_bytes
     ):
-        _say("No single assumption accounts for it; several together may.")
+        print_paragraph("No single assumption accounts for it; several together may.")
     print("\nWhat one wrong assumption would need, the best fit first:\n")
     for number, one in enumerate(order, 1):
         ratio = one.allocated_bytes / observed_bytes
-        _say(
+        print_paragraph(
             f"{number:>2}. {one.allocated_bytes / _GIB:.2f} GiB ({ratio:.2f} of observed): {one.assumption}",
             "    ",
         )
-        _say(f"    {one.arithmetic}", "    ")
+        print_paragraph(f"    {one.arithmetic}", "    ")
     print()
-    _say(
+    print_paragraph(
         "Each assumption alone, on top of the job as described. A fit is no proof. Compared with real runs on a CPU only, never with a GPU."
     )
 
@@ -57,9 +56,3 @@ def explained_json(
             for one in order
         ],
     }
-
-
-def _say(text: str, hanging: str = "") -> None:
-    print(
-        textwrap.fill(text, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
-    )

@@ -1,18 +1,17 @@
-"""A prediction as text of 80 columns, and as JSON. Called by `plan.py`."""
+"""A prediction as text of 80 columns. Called by `plan.py`."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
+from grpo_run.cli.planning.report import Report
+from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.cli.text.table import print_table
 from grpo_run.trainers.planning.changes import Outcome
 from grpo_run.trainers.planning.closed_form import SUSPICIOUS
-from grpo_run.trainers.planning.prediction import PhaseMemory, Prediction, Predictor
+from grpo_run.trainers.planning.prediction import PhaseMemory
 from grpo_run.trainers.planning.timeline import KINDS
 
-WIDTH = 80
 _GIB = 1 << 30
 SHORT = {
     "gradients": "grads",
@@ -26,18 +25,12 @@ NOT_COMPARED = (
 )
 
 
-def print_plan(
-    model: str,
-    predictor: Predictor,
-    prediction: Prediction,
-    changes: Sequence[Outcome],
-    batch: int | None,
-    completion: int | None,
-) -> None:
+def print_plan(report: Report) -> None:
     """Print a prediction: ledger, verdict, what fits, and changes."""
+    prediction, shape = report.prediction, report.shape
     job = prediction.job
-    _say(
-        f"{model}: {predictor.shape.parameters / 1e6:,.1f} M parameters, {predictor.shape.layers} layers; micro-batch of {job.batch}"
+    print_paragraph(
+        f"{report.model}: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers; micro-batch of {job.batch}"
         f" rows, {job.prompt} + {job.completion} tokens, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
         f" {'with' if job.checkpointing else 'without'} gradient checkpointing, {job.optimizer}"
     )
@@ -62,26 +55,25 @@ def print_plan(
         )
     print_table(rows)
     print()
-    for sentence in sentences(predictor, prediction, batch, completion):
-        _say(sentence)
+    for sentence in sentences(report):
+        print_paragraph(sentence)
     if prediction.terms:
         print("\nAdded to what was traced, GiB:")
         for term in prediction.terms:
-            _say(f"{term.name}: {_range(term.low_bytes, term.high_bytes)} ({term.provenance})")
-    if changes:
+            print_paragraph(f"{term.name}: {_range(term.low_bytes, term.high_bytes)} ({term.provenance})")
+    if report.changes:
         print("\nChanges, each predicted again (GiB with it, and saved):")
-        for one in changes:
-            _say(_change_text(one), hanging="      ")
+        for one in report.changes:
+            print_paragraph(_change_text(one), hanging="      ")
     if job.device == "cuda":
         print()
-        _say(NOT_COMPARED)
+        print_paragraph(NOT_COMPARED)
 
 
-def sentences(
-    predictor: Predictor, prediction: Prediction, batch: int | None, completion: int | None
-) -> Iterator[str]:
+def sentences(report: Report) -> Iterator[str]:
     """Yield what a prediction means, a sentence each."""
-    low, high, gpu = prediction.low_bytes, prediction.high_bytes, predictor.gpu_bytes
+    prediction = report.prediction
+    low, high, gpu = prediction.low_bytes, prediction.high_bytes, report.gpu_bytes
     yield f"The phase `{prediction.binding}` (*) needs most: {_gib(low)} to {_gib(high)} GiB."
     if gpu is not None:
         if high <= gpu:
@@ -94,10 +86,10 @@ def sentences(
     traced = max(sum(memory.traced.values()) for memory in prediction.phases.values())
     if traced - first > _GIB / 100:
         yield f"The first step needs {_gib(traced - first)} GiB less than later ones, which have optimizer state."
-    if batch is not None:
-        yield f"Largest micro-batch at these lengths: {batch} rows."
-    if completion is not None:
-        yield f"Longest completion at this micro-batch: {completion} tokens."
+    if report.largest_batch is not None:
+        yield f"Largest micro-batch at these lengths: {report.largest_batch} rows."
+    if report.largest_completion is not None:
+        yield f"Longest completion at this micro-batch: {report.largest_completion} tokens."
     found = prediction.fit_of(prediction.binding)
     if found is not None:
         yield (
@@ -109,59 +101,6 @@ def sentences(
         traced = sum(prediction.phases[phase].traced.values())
         if not 1 / SUSPICIOUS <= traced / expected <= SUSPICIOUS:
             yield f"Traced and closed form disagree in `{phase}`: {_gib(traced)} and {_gib(expected)} GiB; treat with care."
-
-
-def as_json(
-    model: str,
-    predictor: Predictor,
-    prediction: Prediction,
-    changes: Sequence[Outcome],
-    batch: int | None,
-    completion: int | None,
-) -> dict[str, Any]:
-    """Return a prediction for programs; all sizes in bytes."""
-    return {
-        "model": model,
-        "parameters": predictor.shape.parameters,
-        "gpu_bytes": predictor.gpu_bytes,
-        "job": vars(prediction.job),
-        "binding_phase": prediction.binding,
-        "low_bytes": round(prediction.low_bytes),
-        "high_bytes": round(prediction.high_bytes),
-        "allocated_bytes": round(prediction.allocated_bytes),
-        "fits": None if predictor.gpu_bytes is None else prediction.high_bytes <= predictor.gpu_bytes,
-        "fragmentation_bytes": prediction.fragmentation_bytes,
-        "phases": {
-            phase: {
-                "allocated_bytes": round(memory.allocated_bytes),
-                "low_bytes": round(memory.low_bytes),
-                "high_bytes": round(memory.high_bytes),
-                "closed_form_bytes": round(prediction.closed_form[phase])
-                if phase in prediction.closed_form
-                else None,
-                "kinds": {kind: round(_of(memory, kind)) for kind in KINDS},
-                "added": {name: [round(low), round(high)] for name, (low, high) in memory.extra.items()},
-                "fit": None if (found := prediction.fit_of(phase)) is None else vars(found),
-            }
-            for phase, memory in prediction.phases.items()
-        },
-        "first_step_bytes": {phase: round(size) for phase, size in prediction.first_step.items()},
-        "terms": [vars(term) for term in prediction.terms],
-        "largest_batch": batch,
-        "largest_completion": completion,
-        "changes": [
-            {
-                "name": one.change.name,
-                "cost": one.change.cost,
-                "exact": one.change.exact,
-                "high_bytes": round(one.high_bytes),
-                "saved_bytes": round(one.saved_bytes),
-                "fits": one.fits,
-            }
-            for one in changes
-        ],
-        "compared_with_gpu": False,
-    }
 
 
 def _change_text(one: Outcome) -> str:
@@ -180,9 +119,3 @@ def _gib(size: float) -> str:
 
 def _range(low: float, high: float) -> str:
     return _gib(low) if low == high else f"{_gib(low)}-{_gib(high)}"
-
-
-def _say(text: str, hanging: str = "") -> None:
-    print(
-        textwrap.fill(text, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
-    )

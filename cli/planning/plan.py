@@ -10,8 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.options import build_parser, parse_size
-from grpo_run.cli.planning.output import as_json, print_plan
+from grpo_run.cli.planning.output import print_plan
+from grpo_run.cli.planning.report import Report
 from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.planning.job import MAX_TOKENS, Job
@@ -99,10 +101,19 @@ def _plan(options: argparse.Namespace, model: str, job: Job, gpu_bytes: int | No
     if not options.no_changes:
         changes = try_changes(predictor, prediction)
         batch, completion = largest_batch(predictor, prediction), largest_completion(predictor, prediction)
+    report = Report(
+        model=model,
+        shape=predictor.shape,
+        gpu_bytes=gpu_bytes,
+        prediction=prediction,
+        changes=changes,
+        largest_batch=batch,
+        largest_completion=completion,
+    )
     if options.json:
-        print(json.dumps(as_json(model, predictor, prediction, changes, batch, completion), indent=2))
+        print(json.dumps(as_json(report), indent=2))
     else:
-        print_plan(model, predictor, prediction, changes, batch, completion)
+        print_plan(report)
     return 0
 
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
 
 import pytest
 
+from grpo_run.cli.main import main
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
 from grpo_run.trainers.planning.prediction import Predictor
+from grpo_run.trainers.planning.tracing import open_trace
 from grpo_run.trainers.upstream import memory_names
 
+SHALLOW = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 MODEL = "layers=7,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 JOB = Job(batch=4, prompt=16, completion=32)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(
+    ("device", "checkpointing"),
+    [
+        ("cuda", True),
+        pytest.param("cuda", False, marks=pytest.mark.full),
+        pytest.param("cpu", True, marks=pytest.mark.full),
+        pytest.param("cpu", False, marks=pytest.mark.full),
+    ],
+)
 def test_two_shallow_traces_give_the_peaks_of_all_layers(device: str, checkpointing: bool) -> None:
     """Activations in the first half of backward and gradients in the second grow differently; both are followed."""
     config = load_model_config(MODEL)
@@ -31,6 +42,7 @@ def test_two_shallow_traces_give_the_peaks_of_all_layers(device: str, checkpoint
         assert shallow.phases[phase].allocated_bytes == pytest.approx(memory.allocated_bytes, rel=1e-6)
 
 
+@pytest.mark.full
 def test_the_first_step_needs_less_by_the_state_of_the_optimizer() -> None:
     """Adam's two moments are allocated in the first step's optimizer phase."""
     predictor = Predictor(load_model_config(MODEL))
@@ -40,6 +52,7 @@ def test_the_first_step_needs_less_by_the_state_of_the_optimizer() -> None:
     assert forward == pytest.approx(state, rel=1e-3)
 
 
+@pytest.mark.full
 def test_accumulated_gradients_are_alive_in_the_forward_pass() -> None:
     """From the second micro-batch on; with one micro-batch there are none."""
     predictor = Predictor(load_model_config(MODEL))
@@ -86,5 +99,35 @@ def test_nothing_stays_replaced_after_a_trace() -> None:
     import trl.kernels.chunked_logprob as kernels
 
     before = {name: getattr(kernels, name) for name in memory_names.TILES}
-    Predictor(load_model_config(MODEL)).predict(JOB)
+    with open_trace(JOB, load_model_config(MODEL), layers=1):
+        assert {name: getattr(kernels, name) for name in memory_names.TILES} != before
     assert {name: getattr(kernels, name) for name in memory_names.TILES} == before
+
+
+def test_a_plan_as_json_has_phases_kinds_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sizes of kinds and of what is added make up the allocated bytes."""
+    words = ["plan", "--model", SHALLOW, "--batch", "4", "--completion", "32", "--gpu", "8GiB", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is True
+    assert found["largest_batch"] > 4
+    assert any(change["exact"] for change in found["changes"])
+    for phase in ("forward", "backward", "optimizer"):
+        kinds = found["phases"][phase]["kinds"]
+        assert sum(kinds.values()) == pytest.approx(found["phases"][phase]["allocated_bytes"], abs=16)
+
+
+@pytest.mark.full
+def test_an_explanation_ranks_assumptions_and_shows_their_arithmetic(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An observation far above everything is not called explained."""
+    words = ["plan", "--model", SHALLOW, "--batch", "4", "--completion", "32", "--pad-to", "512"]
+    assert main([*words, "--explain", "1TB"]) == 0
+    text = capsys.readouterr().out
+    assert "No single assumption accounts for it" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert main([*words, "--explain", "1GB", "--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["explanations"]}
+    assert found["padding"]["allocated_bytes"] > found["as-described"]["allocated_bytes"]
+    assert "as described" in found["second-optimizer"]["arithmetic"]

@@ -1,0 +1,85 @@
+"""Predictions written out by hand, for tests of what is made of them. Nothing is traced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from grpo_run.cli.planning.report import Report
+from grpo_run.trainers.planning.changes import Change, Outcome
+from grpo_run.trainers.planning.fit import Fit
+from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.planning.model_config import Shape
+from grpo_run.trainers.planning.prediction import PhaseMemory, Prediction
+from grpo_run.trainers.planning.terms import Term
+
+GIB = 1 << 30
+SHAPE = Shape(
+    layers=24,
+    hidden=896,
+    heads=14,
+    key_value_heads=2,
+    head_size=64,
+    intermediate=4864,
+    vocabulary=151936,
+    positions=32768,
+    parameters=494_000_000,
+)
+JOB = Job(batch=8, prompt=256, completion=768)
+CONTEXT = Term(
+    name="CUDA context", low_bytes=0.25 * GIB, high_bytes=0.5 * GIB, provenance="measured by somebody"
+)
+
+
+def a_prediction(**changes: Any) -> Prediction:
+    """Return a prediction of 8 to 8.5 GiB that is highest in `backward`."""
+    kinds = {
+        "generate": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB},
+        "forward": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB, "activations": 1.5 * GIB},
+        "backward": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB, "gradients": 1.0 * GIB, "logits": 0.75 * GIB},
+        "optimizer": {"weights": 2.0 * GIB, "optimizer": 3.0 * GIB, "gradients": 2.0 * GIB},
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        "job": JOB,
+        "phases": {phase: _memory(held) for phase, held in kinds.items()},
+        "first_step": {phase: sum(held.values()) - held["optimizer"] for phase, held in kinds.items()},
+        "terms": [CONTEXT],
+        "fits": {
+            ("backward", 0): Fit(fixed_bytes=5.0 * GIB, token_bytes=340_000.0, pair_bytes=4.0, residual=0.01)
+        },
+        "closed_form": {"forward": 7.0 * GIB, "backward": 7.5 * GIB, "optimizer": 7.0 * GIB},
+        "fragmentation_bytes": 0,
+        "traced_layers": (2, 4),
+    }
+    return Prediction(**{**values, **changes})
+
+
+def a_report(**changes: Any) -> Report:
+    """Return a report on `a_prediction` with one change, for a GPU of 16 GiB."""
+    change = Change(
+        name="gradient_checkpointing=True",
+        cost="one more forward pass",
+        exact=True,
+        job=replace(JOB, checkpointing=True),
+    )
+    values: dict[str, Any] = {
+        "model": "some/model",
+        "shape": SHAPE,
+        "gpu_bytes": 16 * GIB,
+        "prediction": a_prediction(),
+        "changes": [Outcome(change=change, high_bytes=6.0 * GIB, saved_bytes=2.5 * GIB, fits=True)],
+        "largest_batch": 21,
+        "largest_completion": 2048,
+    }
+    return Report(**{**values, **changes})
+
+
+def _memory(held: dict[str, float]) -> PhaseMemory:
+    allocated = sum(held.values())
+    return PhaseMemory(
+        traced=held,
+        extra={CONTEXT.name: (CONTEXT.low_bytes, CONTEXT.high_bytes)},
+        allocated_bytes=allocated,
+        low_bytes=allocated + CONTEXT.low_bytes,
+        high_bytes=allocated + CONTEXT.high_bytes,
+    )
