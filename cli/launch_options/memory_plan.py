@@ -9,19 +9,9 @@ import difflib
 
 import pydantic
 
-from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.runtime.continuity.memory_plan import OPTION_NAMES, MemoryPlan
 from grpo_run.runtime.errors import ConfigError
 
-NAMES = {
-    "micro-batch": "micro_batch_divisor",
-    "sub-batches": "generation_sub_batches",
-    "checkpointing": "gradient_checkpointing",
-    "offload": "optimizer_offload",
-    "expandable-segments": "expandable_segments",
-    "vllm-share": "vllm_gpu_memory_utilization",
-    "vllm-sleep": "vllm_sleep",
-}
-"""Names on the command line, and the fields of a plan."""
 SWITCHES = frozenset({"checkpointing", "offload", "expandable-segments", "vllm-sleep"})
 """Names without a value."""
 HELP = (
@@ -48,11 +38,11 @@ def parse_memory_plan(text: str | None) -> MemoryPlan:
     fields: dict[str, object] = {}
     for item in (text or "").split(",") if text is not None else ():
         name, equals, value = (part.strip() for part in item.partition("="))
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
+        if name not in OPTION_NAMES:
+            near = difflib.get_close_matches(name, OPTION_NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTION_NAMES)}"
             raise ConfigError(f"--memory-plan {item.strip() or repr(item)}: unknown; {hint}")
-        field = NAMES[name]
+        field = OPTION_NAMES[name]
         if field in fields:
             raise ConfigError(f"--memory-plan {name}: given twice")
         if (name in SWITCHES) == bool(equals):

@@ -8,8 +8,8 @@ from grpo_run.cli.planning.report import Report
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.cli.text.table import print_table
 from grpo_run.trainers.planning.changes import Outcome
-from grpo_run.trainers.planning.closed_form import SUSPICIOUS
 from grpo_run.trainers.planning.prediction import PhaseMemory
+from grpo_run.trainers.planning.sizes import SUSPICIOUS
 from grpo_run.trainers.planning.timeline import KINDS
 
 _GIB = 1 << 30

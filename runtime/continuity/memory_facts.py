@@ -7,7 +7,7 @@ Sizes are those that the script has set: a memory plan in effect is named apart.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 
@@ -32,6 +32,25 @@ class ModelFacts(_Facts):
     attention_heads: int = 0
     key_value_heads: int = 0
     head_size: int = 0
+
+
+class Computation(_Facts):
+    """How the model is computed, as far as a trace of it depends on that; empty where it is not known."""
+
+    configuration: dict[str, Any] = {}
+    """The model's configuration of transformers, as JSON."""
+    weights: str = ""
+    """Data type of the weights, such as `bfloat16`."""
+    autocast: str = ""
+    """Data type of the forward pass under autocast; empty if there is none."""
+    attention: str = ""
+    """Implementation in transformers: `sdpa`, `eager`, `flash_attention_2`."""
+    optimizer: str = ""
+    """Name of transformers' `optim`."""
+    device: str = ""
+    """`cuda` or `cpu`."""
+    special: tuple[str, ...] = ()
+    """What a trace does not know, as clauses: adapters, quantized weights, kernels of Liger."""
 
 
 class MemoryFacts(_Facts):
@@ -94,6 +113,7 @@ class MemoryFacts(_Facts):
     """Whether the script already keeps the optimizer's state in host memory."""
     deepspeed: bool = False
     model: ModelFacts = ModelFacts()
+    computation: Computation = Computation()
 
     plan: MemoryPlan = MemoryPlan()
     """The memory plan in effect."""

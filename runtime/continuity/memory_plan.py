@@ -16,6 +16,18 @@ from typing import Any
 
 import pydantic
 
+OPTION_NAMES = {
+    "micro-batch": "micro_batch_divisor",
+    "sub-batches": "generation_sub_batches",
+    "checkpointing": "gradient_checkpointing",
+    "offload": "optimizer_offload",
+    "expandable-segments": "expandable_segments",
+    "vllm-share": "vllm_gpu_memory_utilization",
+    "vllm-sleep": "vllm_sleep",
+}
+"""Names of `--memory-plan`, and the fields of a plan."""
+_NAMES_OF_FIELDS = {field: name for name, field in OPTION_NAMES.items()}
+
 
 class MemoryPlan(pydantic.BaseModel):
     """What is changed to lower the peak of memory; every field is at its default if it is not changed."""
@@ -45,8 +57,10 @@ class MemoryPlan(pydantic.BaseModel):
 
     @property
     def text(self) -> str:
-        """The fields that are not at their defaults, as `name=value`, in one order; empty if there are none."""
-        return " ".join(f"{name}={value}" for name, value in self.model_dump(exclude_defaults=True).items())
+        """What is changed, as `--memory-plan` has it, such as `micro-batch=2,checkpointing`; empty if nothing is."""
+        changed = self.model_dump(exclude_defaults=True)
+        named = {_NAMES_OF_FIELDS.get(field, field): value for field, value in changed.items()}
+        return ",".join(name if value is True else f"{name}={value}" for name, value in named.items())
 
 
 @dataclass(kw_only=True)

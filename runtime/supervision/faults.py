@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutco
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision
 from grpo_run.runtime.supervision.memory.run_memory import RunMemory, signature_with_plan
+from grpo_run.runtime.supervision.memory.tracing import JobTracer
 from grpo_run.runtime.supervision.policy import decide
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
@@ -66,6 +67,7 @@ class FaultHandler:
         reporter: for events and messages.
         history: contains each event as soon as it is written.
         quarantine: of the run's prompts.
+        interrupted: whether the user waits for something else, such as a stop.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class FaultHandler:
         reporter: Reporter,
         history: History,
         quarantine: RunQuarantine,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._run = run
@@ -84,7 +87,8 @@ class FaultHandler:
         self._reporter = reporter
         self._history = history
         self._quarantine = quarantine
-        self._memory = RunMemory(config, run, history, reporter)
+        tracer = JobTracer(run.path, preloaded=config.preload, interrupted=interrupted)
+        self._memory = RunMemory(config, run, history, reporter, trace=tracer.trace)
 
     def begin_attempt(self) -> None:
         """Prepare what depends on the last fault: the prompts to replace, and the GPUs' memory."""

@@ -69,7 +69,7 @@ def decide(
         history.rewards.due is not None
         and 0 < history.failures_without_progress <= budget.failures_without_progress
     ):
-        return Decision(action=Action.restart, reason=_expected_start(history))
+        return Decision(action=Action.restart, reason=start_of(history))
     if (
         (trained or history.own.checkpoint is not None)
         and _deserves_patience(history, verdict)
@@ -87,7 +87,7 @@ def decide(
     if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
         return Decision(
             action=Action.quarantine_batch,
-            reason=f"{_expected_start(history)}; {FAILED_PHASES[verdict.phase or '']} failed twice on this rollout",
+            reason=f"{start_of(history)}; {FAILED_PHASES[verdict.phase or '']} failed twice on this rollout",
         )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
@@ -102,7 +102,7 @@ def decide(
             since = f"{since} of the script's own" if history.own.checkpoint else ", and nothing is saved"
         limit = budget.failures_without_progress
         return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
-    start = _expected_start(history)
+    start = start_of(history)
     if not verdict.starting:
         return Decision(action=Action.restart, reason=start)
     delay_seconds = _delay_seconds(_failed_starts(history))
@@ -130,7 +130,7 @@ def _try_patiently(history: History) -> Decision:
     if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
         return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")
     delay_seconds = _delay_seconds(row)
-    start = _expected_start(history)
+    start = start_of(history)
     return Decision(
         action=Action.restart,
         reason=f"{_after(start, delay_seconds)}: files, the network or a hub may come back, which is tried"
@@ -140,7 +140,8 @@ def _try_patiently(history: History) -> Decision:
     )
 
 
-def _expected_start(history: History) -> str:
+def start_of(history: History) -> str:
+    """Return from where the next attempt of a run continues, as a clause."""
     trained = history.best_position > (0, 0)
     return expected_start(history.calls, history.own, trained=trained, now=history.last_time or 0.0)
 

@@ -39,7 +39,10 @@ def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weig
     run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out", "--inject", "kill@rank0:step4").start()
     assert run.wait(200) == 0, run.tail()
     check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
-    assert "per_device_train_batch_size=2 instead of 4" in run.output.read_text(errors="replace")
+    printed = run.output.read_text(errors="replace")
+    assert "per_device_train_batch_size 4 -> 2, gradient_accumulation_steps 2 -> 4; predicted" in printed
+    assert "in the backward pass (traced)" in printed
+    assert [event["prediction"] for event in run.events("plan_changed")] == ["traced", "traced"]
 
 
 CAMPAIGN = [
@@ -128,6 +131,10 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
     run = short_of_memory(case, runs, tmp_path / "out").start()
     assert run.wait(240) == 0, run.tail()
     check(case, run, tmp_path / "out", expected)
+    if case.script in ("rloo.py", "sft.py"):
+        (event,) = run.events("plan_changed")
+        assert event["prediction"] == "closed form"
+        assert "is not traced, only GRPO is" in event["not_traced"]
 
 
 @pytest.mark.full

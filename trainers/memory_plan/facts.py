@@ -13,6 +13,7 @@ from grpo_run.runtime.continuity.memory.facts_file import write_facts
 from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.trainers.memory_plan.computation import computation_of
 from grpo_run.trainers.memory_plan.overrides import passes_on
 from grpo_run.trainers.memory_plan.record import record_of
 from grpo_run.trainers.memory_plan.settings import TrainerKind, settings_of
@@ -111,6 +112,7 @@ def collect_facts(
         optimizer_offload=_offloads_optimizer(plugin),
         deepspeed=plugin is not None,
         model=_model_facts(model),
+        computation=computation_of(trainer),
         plan=plan or MemoryPlan(),
         divided_by=record.divided_by,
     )

@@ -153,7 +153,7 @@ def _from_file(path: Path) -> Any:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ConfigError(f"{path} has no 'model_type', so it is no model configuration of transformers")
-    return _build(values, str(path))
+    return build_config(values, str(path))
 
 
 def _from_words(text: str) -> Any:
@@ -177,10 +177,19 @@ def _from_words(text: str) -> Any:
         raise ConfigError(f"shape {text!r}: hidden is not a multiple of heads")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     values.setdefault("intermediate_size", 4 * values["hidden_size"])
-    return _build(values, f"shape {text!r}")
+    return build_config(values, f"shape {text!r}")
 
 
-def _build(values: Mapping[str, Any], origin: str) -> Any:
+def build_config(values: Mapping[str, Any], origin: str) -> Any:
+    """Return transformers' configuration of JSON values.
+
+    Args:
+        values: with `model_type`.
+        origin: names them in an error.
+
+    Raises:
+        ConfigError: transformers has no such model, or a size is impossible.
+    """
     from transformers import AutoConfig
 
     rest = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}

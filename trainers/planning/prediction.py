@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.trainers.planning import closed_form
+from grpo_run.runtime.continuity.memory.closed_form import peaks as closed_form_peaks
 from grpo_run.trainers.planning.allocator import rounded, unused_bytes
 from grpo_run.trainers.planning.fit import Fit, Point, fit
 from grpo_run.trainers.planning.job import Job
@@ -20,6 +20,7 @@ from grpo_run.trainers.planning.model_config import (
     shape_of,
     with_layers,
 )
+from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.terms import Term, share_of_rank, terms
 from grpo_run.trainers.planning.timeline import Peak, extrapolate, highest, peaks
 from grpo_run.trainers.planning.tracing import Trace, open_trace
@@ -147,7 +148,9 @@ class Predictor:
             terms=added,
             fits=_fits(job, sizes, windows) if fitted else {},
             closed_form={
-                phase: size for phase, size in closed_form.peaks(job, self.shape).items() if phase in steady
+                phase: size
+                for phase, size in vars(closed_form_peaks(sizes_of(job, self.shape))).items()
+                if phase in steady
             },
             fragmentation_bytes=unused,
             traced_layers=self.depths,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grpo_run.runtime.continuity.memory.closed_form import LOGIT_COPIES, cache_bytes
 from grpo_run.trainers.planning.job import DTYPE_BYTES, Job
 from grpo_run.trainers.planning.model_config import Shape
+from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.timeline import PHASES
 
 MIB = 1 << 20
@@ -21,8 +23,6 @@ NCCL_BYTES = (100 * MIB, 600 * MIB)
 """Buffers of one NCCL communicator and its channels; assumed, it depends on the machine's links."""
 VLLM_OUTSIDE_BYTES = (0, 700 * MIB)
 """What vLLM uses beyond its share, as AgileRL has measured it."""
-LOGIT_COPIES = 3
-"""Copies of the next token's logits in fp32 while transformers samples: logits, processed logits, probabilities."""
 EVERYWHERE = ("generate", *PHASES)
 
 
@@ -78,18 +78,13 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None) -> list[Term]:
 
 
 def _cache(job: Job, shape: Shape) -> Term:
-    rows = job.batch * job.rollout_batches
-    width = 2 if job.autocast else DTYPE_BYTES[job.weights]
-    entry = 2 * shape.key_value_heads * shape.head_size * width
-    tokens = rows * (job.prompt + job.completion)
-    # the cache of one layer is copied when a token is appended
-    cache = entry * tokens * (shape.layers + 1)
-    logits = LOGIT_COPIES * 4 * rows * shape.vocabulary
+    sizes = sizes_of(job, shape)
+    needed = cache_bytes(sizes)
     return Term(
         name="KV cache and next logits",
-        low_bytes=cache + logits,
-        high_bytes=cache + logits,
-        provenance=f"arithmetic: {rows} rows, {entry} B per token and layer, {LOGIT_COPIES} rows of logits in fp32",
+        low_bytes=needed,
+        high_bytes=needed,
+        provenance=f"arithmetic: {sizes.generated_rows} rows, {LOGIT_COPIES} copies of their next logits in fp32",
         phases=("generate",),
         in_allocator=True,
     )

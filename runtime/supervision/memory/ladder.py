@@ -2,18 +2,19 @@
 
     phase → the rungs in order → the first that applies and is predicted to lower the peak of that phase
 
-One change an attempt. The ladder ends because each rung can be climbed only so often. Pure; called by `policy.py`.
+One change an attempt. The ladder ends because each rung can be climbed only so often. Predictions come from traces of the job,
+which the caller makes, and from the closed form where there is none. Pure but for those; called by `policy.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.continuity.memory.split_exactness import split_differences
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.runtime.supervision.memory.prediction import Device, Prediction, predict
+from grpo_run.runtime.supervision.memory.prediction import Device, Prediction, Traces, predict
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings, climb
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
@@ -48,6 +49,18 @@ ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
 """The rungs that keep the update, by the phase that died."""
 DEGRADING = (Rung.shorter_completions,)
 """Rungs that change the experiment; climbed with `--allow-degrade` only, after all others."""
+
+TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward, MemoryPhase.unknown})
+TRACED_RUNGS = frozenset({Rung.micro_batch, Rung.gradient_checkpointing, Rung.shorter_completions})
+"""Rungs whose effect a trace of these phases shows. That of the others is arithmetic."""
+
+Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
+"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds."""
+
+
+def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan]) -> Traces:
+    """Trace nothing."""
+    return Traces()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +113,7 @@ def next_change(
     fragmented: bool = False,
     cache_too_small: bool = False,
     allow_degrade: bool = False,
+    trace: Tracer = no_traces,
 ) -> PlanChange | Exhausted:
     """Return the next change of a plan, or why there is none.
 
@@ -112,32 +126,72 @@ def next_change(
         fragmented: the allocator had reserved enough, so expandable segments come first.
         cache_too_small: vLLM needs a larger share, not less memory in the phase.
         allow_degrade: the experiment may be changed.
+        trace: called once at most, and only if the choice depends on it.
+
+    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact, and the run would end.
     """
     rungs = ORDER[phase]
     if fragmented:
         rungs = (Rung.expandable_segments, *(rung for rung in rungs if rung is not Rung.expandable_segments))
     if cache_too_small:
         rungs = (Rung.larger_vllm_share,)
-    skipped: list[Skipped] = []
-    for rung in (*rungs, *(DEGRADING if allow_degrade else ())):
-        climbed = climb(rung, facts, plan, around)
-        if climbed is None:
-            continue
-        if isinstance(climbed, str):
-            skipped.append(Skipped(rung=rung, why=climbed))
-            continue
-        prediction = predict(facts, phase, plan, climbed, device)
-        if not prediction.lowers and not cache_too_small:
-            skipped.append(Skipped(rung=rung, why="it would not lower the peak of this phase"))
-            continue
-        return PlanChange(
-            rung=rung,
-            plan=climbed,
-            prediction=prediction,
-            skipped=tuple(skipped),
-            inexact=inexact(facts, plan, climbed),
-        )
+    exact = list(_climbed(rungs, facts, plan, around))
+    degrading = list(_climbed(DEGRADING, facts, plan, around)) if allow_degrade else []
+    wanted = [] if cache_too_small else _to_trace(phase, [*exact, *degrading])
+    traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
+    skipped: dict[Skipped, None] = {}
+    doubtful: PlanChange | None = None
+    for climbed_rungs in (exact, degrading):
+        for rung, climbed in climbed_rungs:
+            if isinstance(climbed, str):
+                skipped[Skipped(rung=rung, why=climbed)] = None
+                continue
+            asked = traces if climbed in wanted else Traces()
+            prediction = predict(facts, phase, plan, climbed, device, asked)
+            found = PlanChange(
+                rung=rung,
+                plan=climbed,
+                prediction=prediction,
+                skipped=tuple(skipped),
+                inexact=inexact(facts, plan, climbed),
+            )
+            if prediction.lowers or cache_too_small:
+                return found
+            if doubtful is None and not prediction.traced and not prediction.equal:
+                doubtful = found
+            skipped[Skipped(rung=rung, why="it would not lower the peak of this phase")] = None
+        if doubtful is not None:
+            return doubtful
     return Exhausted(skipped=tuple(skipped), proposals=_proposals(phase, facts, plan, around))
+
+
+def _climbed(
+    rungs: Sequence[Rung], facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+) -> Iterator[tuple[Rung, MemoryPlan | str]]:
+    """Yield the plans of rungs in their order, or why a rung does not apply.
+
+    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of the first half too,
+    so that a quarter may lower a peak that a half does not.
+    """
+    for rung in rungs:
+        climbed = climb(rung, facts, plan, around)
+        if climbed is not None:
+            yield rung, climbed
+        while rung is Rung.micro_batch and isinstance(climbed, MemoryPlan):
+            climbed = climb(rung, facts, climbed, around)
+            if isinstance(climbed, MemoryPlan):
+                yield rung, climbed
+
+
+def _to_trace(phase: MemoryPhase, climbed: Sequence[tuple[Rung, MemoryPlan | str]]) -> list[MemoryPlan]:
+    """Return the plans that traces can compare, up to the first that is chosen without one."""
+    wanted: list[MemoryPlan] = []
+    for rung, plan in climbed if phase in TRACED_PHASES else ():
+        if isinstance(plan, MemoryPlan):
+            if rung not in TRACED_RUNGS:
+                break
+            wanted.append(plan)
+    return wanted
 
 
 def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from grpo_run.runtime.continuity.decision import Action, Decision
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.memory.ladder import Exhausted, PlanChange, next_change
+from grpo_run.runtime.supervision.memory.ladder import Exhausted, PlanChange, Tracer, next_change, no_traces
 from grpo_run.runtime.supervision.memory.prediction import GPU_BYTES, Device
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings
+from grpo_run.runtime.supervision.memory.sentences import plan_in_settings
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
@@ -82,30 +83,29 @@ class Situation:
         return Device(capacity_bytes=capacity_bytes, unallocated_bytes=figures.unallocated_bytes)
 
 
-def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecision:
+def decide_out_of_memory(history: History, situation: Situation, trace: Tracer = no_traces) -> MemoryDecision:
     """Return what follows an out-of-memory error of a GPU.
 
     Args:
         history: contains this incident as its last recovery.
         situation: the error.
+        trace: traces plans if the choice depends on it.
     """
     if situation.budget == 0:
         return _stop(situation, "restarts are switched off (--max-restarts 0)")
-    found = _next(history, situation)
     fragmented = situation.fragmented
+    once = not _restarted_unchanged(history) and history.failures_without_progress <= situation.budget
+    if once and situation.crept and not fragmented:
+        return _restart_once(situation, "memory had grown since the attempt began")
+    found = _next(history, situation, trace)
     segments = isinstance(found, PlanChange) and found.rung is Rung.expandable_segments
-    if (
-        (situation.crept or (fragmented and not segments))
-        and not _restarted_unchanged(history)
-        and history.failures_without_progress <= situation.budget
-    ):
-        cause = "memory was fragmented" if fragmented else "memory had grown since the attempt began"
-        return _restart(situation, f"with the same memory plan once, because {cause} and a restart frees it")
+    if once and fragmented and (situation.crept or not segments):
+        return _restart_once(situation, "memory was fragmented")
     if isinstance(found, PlanChange):
         return MemoryDecision(
             decision=Decision(
                 action=Action.restart_with_plan_change,
-                reason=f"{situation.start}, with memory plan {found.plan.text}",
+                reason=f"{situation.start}, with {plan_in_settings(found.plan, situation.facts)}",
             ),
             phase=situation.shortage.phase,
             change=found,
@@ -118,7 +118,7 @@ def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecisi
     return _stop(situation, _exhausted_text(found))
 
 
-def _next(history: History, situation: Situation) -> PlanChange | Exhausted:
+def _next(history: History, situation: Situation, trace: Tracer) -> PlanChange | Exhausted:
     return next_change(
         situation.shortage.phase,
         situation.facts,
@@ -128,7 +128,12 @@ def _next(history: History, situation: Situation) -> PlanChange | Exhausted:
         fragmented=situation.fragmented,
         cache_too_small=situation.shortage.source is Source.vllm_cache,
         allow_degrade=situation.allow_degrade,
+        trace=trace,
     )
+
+
+def _restart_once(situation: Situation, cause: str) -> MemoryDecision:
+    return _restart(situation, f"with the same memory plan once, because {cause} and a restart frees it")
 
 
 def _restart(situation: Situation, how: str) -> MemoryDecision:

@@ -1,29 +1,21 @@
-"""The peak of a rank's memory in each phase, in closed form: what a memory plan is predicted to change.
+"""The peak of a rank's memory in a phase with two memory plans: from traces of the job, or in closed form where there is none.
 
-A closed form compares two plans of one run; it does not say whether either fits. The terms are those of a decoder:
-
-- weights, gradients and the two moments of Adam, divided by the ranks where the layout shards them;
-- activations of a token and layer: 34 values of `hidden_size` at two bytes each, of which gradient checkpointing keeps
-  one per layer (2 bytes) and computes one layer again (Korthikanti et al., "Reducing Activation Recomputation in Large
-  Transformer Models", equations 2 and 4, without the attention matrix, which flash attention does not store);
-- the cache of keys and values, and one row of logits in 4 bytes per generated row;
-- what vLLM reserves on the same GPU: its share, in generation always, in the other phases unless it sleeps;
-- what the allocator has reserved and cannot use, if the error says how much; expandable segments leave none of it.
-
-Log-probabilities are computed in chunks by TRL, so no logits of a whole micro-batch are held. Pure.
+A prediction compares two plans of one run; it does not say whether either fits. Both add what neither knows: what vLLM reserves on
+the same GPU (its share, in generation always, in the other phases unless it sleeps), and what the allocator has reserved and
+cannot use, if the error says how much; expandable segments leave none of it. Pure; called by `ladder.py`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from grpo_run.runtime.continuity.memory.closed_form import Sizes, peaks
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
-ACTIVATION_VALUES = 17
-"""Per token, layer and unit of `hidden_size`: 34 bytes at 2 bytes per value."""
 PROMPT_TOKENS = 256
 """Taken for the prompt, whose length no setting says."""
 COMPLETION_TOKENS = 512
@@ -48,6 +40,10 @@ NOMINAL = ModelFacts(
     head_size=64,
 )
 """Sizes of Qwen2.5-0.5B, to compare plans for a model that does not say its own."""
+STATELESS = frozenset({"adafactor", "sgd"})
+"""Optimizers of transformers that keep no tensor of the weights' size."""
+FUSED = "adamw_torch_fused"
+"""The optimizer that applies the update while it computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,32 +60,84 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traces:
+    """What traces of the job have found.
+
+    Attributes:
+        peaks: by plan and name of the phase, in bytes of torch's allocator.
+        missing: why a plan has no trace, as a clause; empty if none was asked for.
+    """
+
+    peaks: Mapping[MemoryPlan, Mapping[str, float]] = field(default_factory=dict)
+    missing: str = ""
+
+    def of(self, plan: MemoryPlan, phase: MemoryPhase) -> float | None:
+        """Return the traced peak of a phase with a plan, in bytes; None if there is none."""
+        traced = MemoryPhase.backward if phase is MemoryPhase.unknown else phase
+        return self.peaks.get(plan, {}).get(str(traced))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Peaks of one phase with two plans.
 
     Attributes:
         before_bytes, after_bytes: with the present plan and with the next one.
         nominal: the model's sizes are not known, so the figures are those of another model, and only their order counts.
+        traced: the figures come from traces of the job.
+        missing: why they do not, as a clause; empty if no trace would show the difference.
     """
 
     before_bytes: int
     after_bytes: int
-    nominal: bool
+    nominal: bool = False
+    traced: bool = False
+    missing: str = ""
 
     @property
     def lowers(self) -> bool:
         """Whether the next plan needs less."""
         return self.after_bytes < self.before_bytes
 
+    @property
+    def equal(self) -> bool:
+        """Whether the plans do not differ in this phase."""
+        return self.after_bytes == self.before_bytes
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, in words."""
+        if self.traced:
+            return "traced"
+        return f"closed form, not traced: {self.missing}" if self.missing else "closed form"
+
 
 def predict(
-    facts: MemoryFacts, phase: MemoryPhase, before: MemoryPlan, after: MemoryPlan, device: Device
+    facts: MemoryFacts,
+    phase: MemoryPhase,
+    before: MemoryPlan,
+    after: MemoryPlan,
+    device: Device,
+    traces: Traces | None = None,
 ) -> Prediction:
-    """Compare the peaks of a phase with two plans."""
+    """Compare the peaks of a phase with two plans.
+
+    Args:
+        traces: used if they have both plans.
+    """
+    traces = traces or Traces()
+    traced_before, traced_after = traces.of(before, phase), traces.of(after, phase)
+    if traced_before is not None and traced_after is not None:
+        return Prediction(
+            before_bytes=round(traced_before) + _held(facts, phase, before, device),
+            after_bytes=round(traced_after) + _held(facts, phase, after, device),
+            traced=True,
+        )
     return Prediction(
         before_bytes=peak_bytes(facts, phase, before, device),
         after_bytes=peak_bytes(facts, phase, after, device),
         nominal=not knows_sizes(facts.model),
+        missing=traces.missing,
     )
 
 
@@ -99,85 +147,70 @@ def knows_sizes(model: ModelFacts) -> bool:
 
 
 def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: Device) -> int:
-    """Return the peak of one rank's memory in a phase, in bytes."""
+    """Return the peak of one rank's memory in a phase in closed form, in bytes."""
+    found = peaks(sizes_of(facts, plan))
+    needed = {
+        MemoryPhase.generate: found.generate,
+        MemoryPhase.score: found.score,
+        MemoryPhase.forward: found.forward,
+        MemoryPhase.optimizer: found.optimizer,
+        MemoryPhase.save: found.state,
+        MemoryPhase.load: found.state,
+    }.get(phase, found.backward)
+    return round(needed) + _held(facts, phase, plan, device)
+
+
+def sizes_of(facts: MemoryFacts, plan: MemoryPlan) -> Sizes:
+    """Return the sizes of a run with a plan, for the closed form."""
     model = facts.model if knows_sizes(facts.model) else NOMINAL
-    state = _State.of(facts, model, plan)
-    held = _vllm_bytes(facts, phase, plan, device)
-    if not plan.expandable_segments:
-        # what is not known is a page of the allocator: more than none
-        held += _PAGE_BYTES if device.unallocated_bytes is None else device.unallocated_bytes
-    return held + _phase_bytes(facts, phase, plan, model, state)
+    layout, ranks = facts.layout, facts.world_size
+    fully = layout.startswith("fsdp") or layout == "deepspeed-zero3"
+    offloaded = facts.optimizer_offload or plan.optimizer_offload
+    computation = facts.computation
+    heads = model.attention_heads or 1
+    return Sizes(
+        parameters=model.parameters,
+        trained=model.trainable_parameters,
+        value_bytes=model.parameter_bytes / max(1, model.parameters),
+        autocast=bool(computation.autocast),
+        reference=facts.reference_model,
+        optimizer_states=0 if offloaded or computation.optimizer in STATELESS else 2,
+        whole_update=not offloaded and computation.optimizer != FUSED,
+        weight_shards=ranks if fully else 1,
+        gradient_shards=ranks if fully or layout == "deepspeed-zero2" else 1,
+        optimizer_shards=ranks if fully or layout.startswith("deepspeed-zero") else 1,
+        layers=model.layers,
+        hidden=model.hidden_size,
+        heads=heads,
+        key_value_heads=model.key_value_heads or heads,
+        head_size=model.head_size or model.hidden_size // heads,
+        intermediate=model.intermediate_size or 4 * model.hidden_size,
+        vocabulary=model.vocabulary_size,
+        rows=micro_batch_rows(facts, plan),
+        row_tokens=_prompt_tokens(facts) + completion_tokens(facts, plan),
+        scored_tokens=completion_tokens(facts, plan),
+        checkpointing=facts.gradient_checkpointing or plan.gradient_checkpointing,
+        accumulates=facts.gradient_accumulation_steps * divisor(facts, plan) > 1,
+        generated_rows=_generated_rows(facts, plan),
+        on_gpu=computation.device != "cpu",
+    )
 
 
-def _phase_bytes(
-    facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, model: ModelFacts, state: _State
-) -> int:
-    value_bytes = max(1, round(model.parameter_bytes / max(1, model.parameters)))
-    rows = max(1, facts.per_device_train_batch_size // _divisor(facts, plan))
-    layer = ACTIVATION_VALUES * value_bytes * model.hidden_size
-    tokens = rows * _row_tokens(facts, plan)
-    if phase is MemoryPhase.generate:
-        return state.without_gradients + _generation_bytes(facts, model, plan, value_bytes)
-    if phase is MemoryPhase.optimizer:
-        # the update of a group of parameters is computed before it is applied
-        return state.all + (0 if state.offloaded else model.trainable_bytes // state.optimizer_shards)
-    if phase in (MemoryPhase.save, MemoryPhase.load):
-        return state.all
-    if phase is MemoryPhase.score:
-        return state.without_gradients + tokens * layer
-    kept = model.layers * layer
-    if facts.gradient_checkpointing or plan.gradient_checkpointing:
-        kept = model.layers * value_bytes * model.hidden_size + layer
-    return state.all + tokens * kept
-
-
-def _vllm_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: Device) -> int:
-    if facts.generates != "vllm_colocate":
-        return 0
-    sleeps = facts.vllm_sleep or plan.vllm_sleep
-    if sleeps and phase is not MemoryPhase.generate:
-        return 0
-    return round(vllm_share(facts, plan) * device.capacity_bytes)
+def _held(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: Device) -> int:
+    """What is in use on the device beside the job's tensors, as far as a plan changes it."""
+    held = 0
+    sleeps = (facts.vllm_sleep or plan.vllm_sleep) and phase is not MemoryPhase.generate
+    if facts.generates == "vllm_colocate" and not sleeps:
+        held = round(vllm_share(facts, plan) * device.capacity_bytes)
+    if plan.expandable_segments:
+        return held
+    # what is not known is a page of the allocator: more than none
+    return held + (_PAGE_BYTES if device.unallocated_bytes is None else device.unallocated_bytes)
 
 
 def vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> float:
     """Return vLLM's share of a GPU with a plan."""
     return plan.vllm_gpu_memory_utilization or facts.vllm_gpu_memory_utilization or VLLM_SHARE
-
-
-@dataclass(frozen=True, kw_only=True)
-class _State:
-    """What one rank keeps between phases, in bytes."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    optimizer_shards: int
-    offloaded: bool
-
-    @property
-    def all(self) -> int:
-        return self.weights + self.gradients + self.optimizer
-
-    @property
-    def without_gradients(self) -> int:
-        return self.weights + self.optimizer
-
-    @classmethod
-    def of(cls, facts: MemoryFacts, model: ModelFacts, plan: MemoryPlan) -> _State:
-        layout, ranks = facts.layout, facts.world_size
-        fully = layout.startswith("fsdp") or layout == "deepspeed-zero3"
-        optimizer_shards = ranks if fully or layout.startswith("deepspeed-zero") else 1
-        gradient_shards = ranks if fully or layout == "deepspeed-zero2" else 1
-        copies = 2 if facts.reference_model else 1
-        offloaded = facts.optimizer_offload or plan.optimizer_offload
-        return cls(
-            weights=copies * model.parameter_bytes // (ranks if fully else 1),
-            gradients=model.trainable_bytes // gradient_shards,
-            optimizer=0 if offloaded else 2 * model.trainable_bytes // optimizer_shards,
-            optimizer_shards=optimizer_shards,
-            offloaded=offloaded,
-        )
 
 
 def rollout_rows(facts: MemoryFacts) -> int:
@@ -189,22 +222,28 @@ def rollout_rows(facts: MemoryFacts) -> int:
     return max(1, samples // facts.world_size)
 
 
-def _generation_bytes(facts: MemoryFacts, model: ModelFacts, plan: MemoryPlan, value_bytes: int) -> int:
-    if facts.generates.startswith("vllm"):
-        return 0  # in vLLM's own share
-    rows = math.ceil(rollout_rows(facts) / plan.generation_sub_batches)
-    key_value_size = model.key_value_heads * model.head_size or model.hidden_size
-    cache = 2 * model.layers * key_value_size * value_bytes * _row_tokens(facts, plan)
-    return rows * (cache + 4 * model.vocabulary_size)
-
-
-def _row_tokens(facts: MemoryFacts, plan: MemoryPlan) -> int:
-    if not facts.generates:
-        return facts.max_length or COMPLETION_TOKENS
-    limit = plan.max_completion_length or facts.max_completion_length
-    return PROMPT_TOKENS + (limit or COMPLETION_TOKENS)
-
-
-def _divisor(facts: MemoryFacts, plan: MemoryPlan) -> int:
+def divisor(facts: MemoryFacts, plan: MemoryPlan) -> int:
     """Return by what a plan divides the micro-batch: as much of its divisor as divides the size."""
     return math.gcd(facts.per_device_train_batch_size, plan.micro_batch_divisor)
+
+
+def micro_batch_rows(facts: MemoryFacts, plan: MemoryPlan) -> int:
+    """Return the rows of a micro-batch with a plan."""
+    return facts.per_device_train_batch_size // divisor(facts, plan)
+
+
+def completion_tokens(facts: MemoryFacts, plan: MemoryPlan) -> int:
+    """Return the length of a completion with a plan, or of a sample of SFT."""
+    if not facts.generates:
+        return facts.max_length or COMPLETION_TOKENS
+    return plan.max_completion_length or facts.max_completion_length or COMPLETION_TOKENS
+
+
+def _prompt_tokens(facts: MemoryFacts) -> int:
+    return PROMPT_TOKENS if facts.generates else 0
+
+
+def _generated_rows(facts: MemoryFacts, plan: MemoryPlan) -> int:
+    if not facts.generates or facts.generates.startswith("vllm"):
+        return 0  # in vLLM's own share
+    return math.ceil(rollout_rows(facts) / plan.generation_sub_batches)

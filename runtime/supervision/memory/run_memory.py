@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.continuity.memory.facts_file import read_facts
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
@@ -20,12 +19,13 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervision.memory.ladder import PlanChange, next_change
+from grpo_run.runtime.supervision.memory.ladder import PlanChange, Tracer, next_change, no_traces
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision, Situation, decide_out_of_memory
 from grpo_run.runtime.supervision.memory.prediction import GPU_BYTES, Device
 from grpo_run.runtime.supervision.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervision.memory.rungs import Surroundings
 from grpo_run.runtime.supervision.memory.sentences import sentences
+from grpo_run.runtime.supervision.policy import start_of
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.verdict import Verdict
@@ -42,9 +42,19 @@ class RunMemory:
         run: its directory, with the facts that the ranks publish.
         history: contains each event as soon as it is written.
         reporter: for events and messages.
+        trace: traces plans of the run.
     """
 
-    def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        history: History,
+        reporter: Reporter,
+        *,
+        trace: Tracer = no_traces,
+    ) -> None:
+        self._trace = trace
         self._config = config
         self._run = run
         self._history = history
@@ -90,18 +100,17 @@ class RunMemory:
         facts, history = self._facts(), self._history
         if facts is None or several_nodes:
             return None
-        trained = history.best_position > (0, 0)
         situation = Situation(
             shortage=shortage,
             facts=facts,
             around=self._around(),
-            start=expected_start(history.calls, history.own, trained=trained, now=history.last_time or 0.0),
+            start=start_of(history),
             budget=self._config.budget.failures_without_progress,
             grown_bytes=grown_bytes,
             proceeds=history.committed_in_attempt >= STEADY_COMMITS,
             allow_degrade=self._config.allow_degrade,
         )
-        return decide_out_of_memory(history, situation)
+        return decide_out_of_memory(history, situation, self._trace)
 
     def can_change(self, phase: MemoryPhase, *, several_nodes: bool) -> bool:
         """Whether there is a change that lowers the peak of a phase and keeps the update exactly.
@@ -140,6 +149,8 @@ class RunMemory:
             before=before.model_dump(exclude_defaults=True),
             predicted_bytes=None if prediction.nominal else prediction.after_bytes,
             predicted_before_bytes=None if prediction.nominal else prediction.before_bytes,
+            prediction="traced" if prediction.traced else "closed form",
+            not_traced=prediction.missing,
             skipped=[{"rung": str(skipped.rung), "why": skipped.why} for skipped in change.skipped],
             inexact=list(change.inexact),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.supervision.memory.ladder import PlanChange
-from grpo_run.runtime.supervision.memory.prediction import vllm_share
+from grpo_run.runtime.supervision.memory.prediction import Prediction, divisor, micro_batch_rows, vllm_share
 from grpo_run.runtime.supervision.memory.rungs import Rung
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.size_text import size_text
@@ -27,13 +27,9 @@ def sentences(
     change: PlanChange, phase: MemoryPhase, before: MemoryPlan, facts: MemoryFacts
 ) -> tuple[str, ...]:
     """Return what a change does, what it is predicted to save, why nothing before it was done, and what it costs in exactness."""
-    prediction = change.prediction
     text = f"memory plan: {what_changes(change, before, facts)}"
     if change.rung is not Rung.larger_vllm_share:
-        by = (
-            "" if prediction.nominal else f" by {size_text(prediction.before_bytes - prediction.after_bytes)}"
-        )
-        text = f"{text}; predicted to lower the peak of {PHASE_NOUNS[phase]}{by}"
+        text = f"{text}; {_predicted(change.prediction, phase)}"
     said = [text]
     if change.skipped:
         said.append(f"memory plan: not changed are {'; '.join(skipped.text for skipped in change.skipped)}")
@@ -42,17 +38,62 @@ def sentences(
     return tuple(said)
 
 
+def _predicted(prediction: Prediction, phase: MemoryPhase) -> str:
+    noun = PHASE_NOUNS[phase]
+    if prediction.nominal:
+        return f"predicted to lower the peak of {noun}"
+    before, after = size_text(prediction.before_bytes), size_text(prediction.after_bytes)
+    saved = prediction.before_bytes - prediction.after_bytes
+    if before == after and saved > 0:
+        return f"predicted {before} in {noun}, {size_text(saved)} less than before ({prediction.source})"
+    return f"predicted {before} -> {after} in {noun} ({prediction.source})"
+
+
+def plan_in_settings(plan: MemoryPlan, facts: MemoryFacts) -> str:
+    """Return everything that a plan changes in the terms of the script's settings."""
+    said = []
+    if plan.micro_batch_divisor > 1:
+        said.append(_micro_batch(MemoryPlan(), plan, facts))
+    if plan.generation_sub_batches > 1:
+        said.append(f"generation in {plan.generation_sub_batches} parts")
+    if plan.gradient_checkpointing:
+        said.append("gradient checkpointing")
+    if plan.optimizer_offload:
+        said.append("the optimizer's state in host memory")
+    if plan.vllm_gpu_memory_utilization is not None:
+        said.append(
+            _changed("vllm_gpu_memory_utilization", *(vllm_share(facts, one) for one in (MemoryPlan(), plan)))
+        )
+    if plan.vllm_sleep:
+        said.append("vllm_enable_sleep_mode=True")
+    if plan.expandable_segments:
+        said.append("expandable segments")
+    if plan.max_completion_length is not None:
+        said.append(
+            _changed("max_completion_length", facts.max_completion_length, plan.max_completion_length)
+        )
+    return ", ".join(said)
+
+
+def _micro_batch(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    rows = [micro_batch_rows(facts, plan) for plan in (before, after)]
+    steps = [facts.gradient_accumulation_steps * divisor(facts, plan) for plan in (before, after)]
+    return (
+        f"{_changed('per_device_train_batch_size', *rows)}, {_changed('gradient_accumulation_steps', *steps)}"
+    )
+
+
+def _changed(name: str, before: float | None, after: float | None) -> str:
+    old, new = ("none" if value is None else f"{value:g}" for value in (before, after))
+    return f"{name} {old} -> {new}"
+
+
 def what_changes(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> str:
     """Return the change in the terms of the script's settings."""
     plan, rung = change.plan, change.rung
     match rung:
         case Rung.micro_batch:
-            old, new = before.micro_batch_divisor, plan.micro_batch_divisor
-            rows, steps = facts.per_device_train_batch_size, facts.gradient_accumulation_steps
-            return (
-                f"per_device_train_batch_size={rows // new} instead of {rows // old}, with"
-                f" gradient_accumulation_steps={steps * new} instead of {steps * old}"
-            )
+            return _micro_batch(before, plan, facts)
         case Rung.generation_sub_batches:
             return f"each call of generation in {plan.generation_sub_batches} parts"
         case Rung.gradient_checkpointing:
@@ -62,10 +103,12 @@ def what_changes(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> 
         case Rung.vllm_sleep:
             return "vLLM frees its memory during training"
         case Rung.vllm_share | Rung.larger_vllm_share:
-            old_share, new_share = vllm_share(facts, before), vllm_share(facts, plan)
-            return f"vllm_gpu_memory_utilization={new_share:g} instead of {old_share:g}"
+            shares = (vllm_share(facts, before), vllm_share(facts, plan))
+            return _changed("vllm_gpu_memory_utilization", *shares)
         case Rung.expandable_segments:
             return "torch's allocator uses expandable segments"
         case Rung.shorter_completions:
-            old_tokens = before.max_completion_length or facts.max_completion_length
-            return f"max_completion_length={plan.max_completion_length} instead of {old_tokens} (--allow-degrade)"
+            tokens = before.max_completion_length or facts.max_completion_length
+            return (
+                f"{_changed('max_completion_length', tokens, plan.max_completion_length)} (--allow-degrade)"
+            )

@@ -215,6 +215,6 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     journal.write("plan_changed", plan={"micro_batch_divisor": 4})
     journal.close()
     main(["status", "night"])
-    assert "micro_batch_divisor=4" in capsys.readouterr().out
+    assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])
     assert json.loads(capsys.readouterr().out)["memory_plan"] == {"micro_batch_divisor": 4}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launch_options.memory_plan import NAMES, parse_memory_plan
-from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.cli.launch_options.memory_plan import parse_memory_plan
+from grpo_run.runtime.continuity.memory_plan import OPTION_NAMES, MemoryPlan
 from grpo_run.runtime.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def test_a_plan_is_a_list_of_names_and_numbers() -> None:
 
 
 def test_the_names_are_fields_of_a_plan() -> None:
-    assert set(NAMES.values()) <= MemoryPlan.model_fields.keys()
+    assert set(OPTION_NAMES.values()) <= MemoryPlan.model_fields.keys()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_the_default_changes_nothing() -> None:
 
 def test_the_text_names_what_is_changed_only() -> None:
     plan = MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True)
-    assert plan.text == "micro_batch_divisor=4 gradient_checkpointing=True"
+    assert plan.text == "micro-batch=4,checkpointing"
 
 
 def test_a_plan_survives_its_json() -> None:

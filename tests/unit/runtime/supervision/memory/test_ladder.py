@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.runtime.supervision.memory.ladder import Exhausted, PlanChange, next_change
-from grpo_run.runtime.supervision.memory.prediction import Device
+from grpo_run.runtime.supervision.memory.ladder import Exhausted, PlanChange, Tracer, next_change
+from grpo_run.runtime.supervision.memory.prediction import Device, Traces
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
@@ -22,7 +23,7 @@ def climb(
     *,
     around: Surroundings | None = None,
     device: Device | None = None,
-    **more: bool,
+    **more: Any,
 ) -> PlanChange | Exhausted:
     return next_change(
         phase, given, plan or MemoryPlan(), around=around or Surroundings(), device=device or Device(), **more
@@ -37,6 +38,16 @@ def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
         assert plan.text not in texts, "a plan comes back, and the ladder would have no end"
         texts.append(plan.text)
     return texts
+
+
+def traced(peaks: Mapping[MemoryPlan, float], *, asked: list[MemoryPlan], missing: str = "") -> Tracer:
+    """Return a tracer that knows some peaks, and notes the plans that it is asked for."""
+
+    def trace(given: MemoryFacts, phase: MemoryPhase, wanted: Sequence[MemoryPlan]) -> Traces:
+        asked.extend(wanted)
+        return Traces(peaks={plan: {str(phase): size} for plan, size in peaks.items()}, missing=missing)
+
+    return trace
 
 
 BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
@@ -54,11 +65,11 @@ def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: Memor
 
 def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_rung_follows() -> None:
     assert plans(MemoryPhase.backward, GRPO) == [
-        "micro_batch_divisor=2",
-        "micro_batch_divisor=4",
-        "micro_batch_divisor=8",
-        "micro_batch_divisor=8 gradient_checkpointing=True",
-        "micro_batch_divisor=8 gradient_checkpointing=True expandable_segments=True",
+        "micro-batch=2",
+        "micro-batch=4",
+        "micro-batch=8",
+        "micro-batch=8,checkpointing",
+        "micro-batch=8,checkpointing,expandable-segments",
     ]
 
 
@@ -109,7 +120,7 @@ def test_each_refusal_of_a_split_is_named_and_the_next_rung_is_climbed(
 
 
 def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
-    assert plans(MemoryPhase.generate, GRPO)[:3] == [f"generation_sub_batches={parts}" for parts in (2, 4, 8)]
+    assert plans(MemoryPhase.generate, GRPO)[:3] == [f"sub-batches={parts}" for parts in (2, 4, 8)]
     sampled, greedy = climb(MemoryPhase.generate), climb(MemoryPhase.generate, facts(greedy=True))
     assert isinstance(sampled, PlanChange)
     assert isinstance(greedy, PlanChange)
@@ -137,7 +148,7 @@ def test_the_optimizer_is_offloaded_with_deepspeed_only() -> None:
 
 def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_generation() -> None:
     for phase in (MemoryPhase.optimizer, MemoryPhase.generate, MemoryPhase.save, MemoryPhase.load):
-        assert not any("micro_batch" in text for text in plans(phase, GRPO)), phase
+        assert not any("micro-batch" in text for text in plans(phase, GRPO)), phase
 
 
 def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_optimizer() -> None:
@@ -210,6 +221,61 @@ def test_an_exhausted_ladder_proposes_what_would_change_the_experiment() -> None
         "fewer generations",
     ]
     assert all(skipped.why for skipped in end.skipped)
+
+
+START, HALF, QUARTER, EIGHTH = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4, 8))
+CHECKPOINTED = MemoryPlan(gradient_checkpointing=True)
+
+
+def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> None:
+    """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter less."""
+    asked: list[MemoryPlan] = []
+    trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
+    change = climb(MemoryPhase.backward, trace=trace)
+    assert isinstance(change, PlanChange)
+    assert (change.plan, change.prediction.traced) == (QUARTER, True)
+    assert asked == [START, HALF, QUARTER, EIGHTH, CHECKPOINTED]
+    assert [one.why for one in change.skipped] == ["it would not lower the peak of this phase"]
+
+
+def test_a_micro_batch_stays_if_a_trace_shows_that_no_division_lowers_the_peak() -> None:
+    peaks = {START: 8e9, HALF: 9e9, QUARTER: 9e9, EIGHTH: 9e9, CHECKPOINTED: 5e9}
+    change = climb(MemoryPhase.forward, trace=traced(peaks, asked=[]))
+    assert isinstance(change, PlanChange)
+    assert change.plan == CHECKPOINTED
+
+
+def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> None:
+    change = climb(MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow"))
+    assert isinstance(change, PlanChange)
+    assert (change.plan, change.prediction.source) == (QUARTER, "closed form, not traced: too slow")
+
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [
+        (MemoryPhase.generate, {}),
+        (MemoryPhase.optimizer, {}),
+        (MemoryPhase.load, {}),
+        (MemoryPhase.backward, {"fragmented": True}),
+    ],
+)
+def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, bool]) -> None:
+    asked: list[MemoryPlan] = []
+    climb(phase, trace=traced({}, asked=asked), **more)
+    assert asked == []
+
+
+def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the_run_ends() -> None:
+    """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is believed."""
+    given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
+    full = Device(unallocated_bytes=0)
+    change = climb(MemoryPhase.forward, given, device=full)
+    assert isinstance(change, PlanChange)
+    assert change.plan == HALF
+    assert not change.prediction.lowers
+    trace = traced({START: 8e9, HALF: 9e9}, asked=[])
+    assert isinstance(climb(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))

@@ -61,7 +61,7 @@ class Story:
 def test_a_full_gpu_changes_the_plan_and_never_restarts_unchanged() -> None:
     found = Story().out_of_memory(situation())
     assert found.decision.action is Action.restart_with_plan_change
-    assert "micro_batch_divisor=2" in found.decision.reason
+    assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in found.decision.reason
 
 
 def test_changes_of_plan_spend_no_budget_and_the_ladder_bounds_them() -> None:

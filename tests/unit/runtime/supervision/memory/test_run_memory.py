@@ -74,10 +74,7 @@ def test_a_change_is_journaled_with_everything_and_said_in_the_scripts_terms(tmp
     assert (event["rung"], event["phase"], event["before"]) == ("micro_batch", "backward", {})
     assert event["predicted_bytes"] < event["predicted_before_bytes"]
     assert event["inexact"] == ["dropout draws other random numbers"]
-    assert (
-        "per_device_train_batch_size=4 instead of 8, with gradient_accumulation_steps=2 instead of 1"
-        in run.said[0]
-    )
+    assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in run.said[0]
     assert "dropout" in run.said[-1]
 
 
@@ -148,7 +145,7 @@ def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) 
 
 
 def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_path: Path) -> None:
-    given = MemoryPlan(gradient_checkpointing=True)
+    given = MemoryPlan(micro_batch_divisor=2)
     first = Supervised(tmp_path / "run", memory_plan=given)
     write_facts(first.run.path, GRPO)
     first.memory.begin_attempt()
@@ -156,7 +153,7 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
     assert first.history.memory.plan == given
     assert len(first.said) == 1
     first.fail(out_of_memory())
-    changed = MemoryPlan(gradient_checkpointing=True, micro_batch_divisor=2)
+    changed = MemoryPlan(micro_batch_divisor=4)
     assert first.history.memory.plan == changed
     first.live.journal.close()
     for options, expected in (

@@ -1,0 +1,47 @@
+"""What the closed form needs to know of a job, as a check of what was traced.
+
+Called by `prediction.py` and `terms.py`. The closed form itself is in `runtime.continuity.memory.closed_form`. Pure.
+"""
+
+from __future__ import annotations
+
+from grpo_run.runtime.continuity.memory.closed_form import Sizes
+from grpo_run.trainers.planning.job import DTYPE_BYTES, Job
+from grpo_run.trainers.planning.model_config import Shape
+
+SUSPICIOUS = 1.5
+"""Ratio of trace and closed form, either way, above which the output says that they disagree."""
+STATES = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
+"""Tensors of the weights' size that an optimizer keeps."""
+
+
+def sizes_of(job: Job, shape: Shape) -> Sizes:
+    """Return the sizes of a job on one rank."""
+    fully = job.ranks if job.layout in ("zero3", "fsdp") else 1
+    partly = job.ranks if job.layout == "zero2" else fully
+    return Sizes(
+        parameters=shape.parameters,
+        trained=shape.parameters,
+        value_bytes=DTYPE_BYTES[job.weights],
+        autocast=job.autocast,
+        reference=job.reference,
+        optimizer_states=STATES[job.optimizer],
+        whole_update=job.optimizer == "adamw_torch",
+        weight_shards=fully,
+        gradient_shards=partly,
+        optimizer_shards=partly,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        key_value_heads=shape.key_value_heads,
+        head_size=shape.head_size,
+        intermediate=shape.intermediate,
+        vocabulary=shape.vocabulary,
+        rows=job.batch,
+        row_tokens=job.prompt + job.completion,
+        scored_tokens=job.completion,
+        checkpointing=job.checkpointing,
+        accumulates=job.accumulation > 1,
+        generated_rows=0 if job.vllm_share is not None else job.batch * job.rollout_batches,
+        on_gpu=job.device == "cuda",
+    )
