@@ -51,5 +51,6 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for one in report.changes
         ],
+        "notes": list(report.notes),
         "compared_with_gpu": False,
     }

@@ -7,7 +7,7 @@ import re
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import UsageError
-from grpo_run.trainers.planning.job import ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
+from grpo_run.trainers.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -35,7 +35,7 @@ def build_parser() -> CommandParser:
     """Return the parser of `grpo-run plan`. Options that are not given are None, so that a recipe or script counts."""
     parser = CommandParser(
         prog="grpo-run plan",
-        description="Predict the memory of a GRPO job without a GPU, by tracing TRL's own code without data.",
+        description="Predict the memory of a GRPO or RLOO job without a GPU, by tracing TRL's own code without data.",
         epilog="What is not given is taken from the script or recipe, then from TRL's defaults.",
     )
     parser.add_argument("source", nargs="?", metavar="SCRIPT_OR_RECIPE", help="a training script or recipe")
@@ -50,6 +50,7 @@ def build_parser() -> CommandParser:
     model.add_argument("--steps-per-generation", type=int, metavar="N", help="default: the accumulation")
     model.add_argument("--num-iterations", type=int, metavar="N", help="updates per rollout")
     settings = parser.add_argument_group("settings")
+    settings.add_argument("--algorithm", choices=ALGORITHMS, help="whose trainer runs (default: grpo)")
     settings.add_argument("--dtype", choices=tuple(DTYPE_BYTES), help="of the weights (default: float32)")
     settings.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="autocast (default: on)")
     settings.add_argument(
@@ -58,6 +59,10 @@ def build_parser() -> CommandParser:
     settings.add_argument("--optim", choices=OPTIMIZERS, help="optimizer")
     settings.add_argument("--beta", type=float, metavar="X", help="not 0: a reference model is kept")
     settings.add_argument("--attention", choices=ATTENTIONS, help="(default: sdpa)")
+    settings.add_argument("--lora-rank", type=int, metavar="R", help="of peft's LoRA; 0: no adapters")
+    settings.add_argument(
+        "--lora-targets", metavar="NAMES", help="modules with adapters, such as q_proj,v_proj or all-linear"
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", metavar="SIZE", help="memory of one GPU, with a unit: 80GiB")
     machine.add_argument(

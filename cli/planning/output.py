@@ -8,6 +8,7 @@ from grpo_run.cli.planning.report import Report
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.cli.text.table import print_table
 from grpo_run.trainers.planning.changes import Outcome
+from grpo_run.trainers.planning.job import NAMED_OPTIMIZERS
 from grpo_run.trainers.planning.prediction import PhaseMemory
 from grpo_run.trainers.planning.sizes import SUSPICIOUS
 from grpo_run.trainers.planning.timeline import KINDS
@@ -29,11 +30,19 @@ def print_plan(report: Report) -> None:
     """Print a prediction: ledger, verdict, what fits, and changes."""
     prediction, shape = report.prediction, report.shape
     job = prediction.job
+    adapters = (
+        f"LoRA of rank {job.lora_rank} ({prediction.trained_parameters / 1e6:,.1f} M trained)"
+        if job.lora_rank
+        else ""
+    )
     print_paragraph(
         f"{report.model}: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers; micro-batch of {job.batch}"
         f" rows, {job.prompt} + {job.completion} tokens, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
         f" {'with' if job.checkpointing else 'without'} gradient checkpointing, {job.optimizer}"
+        f"{', ' + adapters if adapters else ''}{', RLOO' if job.algorithm == 'rloo' else ''}"
     )
+    for note in report.notes:
+        print_paragraph(f"Note: {note}")
     print("\nPeak of each phase on one rank, GiB:\n")
     kinds = [
         kind
@@ -96,6 +105,11 @@ def sentences(report: Report) -> Iterator[str]:
             f"Allocated in `{prediction.binding}`: {_gib(found.fixed_bytes)} GiB + {found.token_bytes / 1024:.1f} KiB per token of the"
             f" micro-batch + {found.pair_bytes:.2f} B per row and squared length; another trace is off by"
             f" {100 * found.residual:.2f} %."
+        )
+    if modelled := NAMED_OPTIMIZERS.get(prediction.job.optimizer):
+        yield (
+            f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B per weight,"
+            " embeddings in fp32."
         )
     for phase, expected in prediction.closed_form.items():
         traced = sum(prediction.phases[phase].traced.values())

@@ -22,6 +22,7 @@ class Report:
         changes: predicted again, the best first.
         largest_batch: rows of the largest micro-batch that fits; None if none does or no GPU is known.
         largest_completion: tokens of the longest completion that fits, likewise.
+        notes: what of the script or recipe is not followed, a sentence each.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Report:
     changes: Sequence[Outcome] = ()
     largest_batch: int | None = None
     largest_completion: int | None = None
+    notes: Sequence[str] = ()
 
     @property
     def fits(self) -> bool | None:

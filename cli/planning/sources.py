@@ -1,70 +1,73 @@
-"""What a recipe or a script says of a job, by the names of TRL's settings. Called by `plan.py`.
-
-A script is read as syntax and not executed: only values that are written out as literals are found.
-"""
+"""What a recipe or a script says of a job, and what of it a prediction does not follow. Called by `plan.py`."""
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from grpo_run.cli.planning.scripts import QUANTIZED, Source, read_script
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.recipes.recipe import load_recipe
 
-CONFIGURATION = "GRPOConfig"
-TRAINER = "GRPOTrainer"
-MAX_SCRIPT_BYTES = 1 << 20
+DECIDING = (
+    "per_device_train_batch_size",
+    "max_completion_length",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "bf16",
+    "fp16",
+    "gradient_checkpointing",
+    "optim",
+    "beta",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_enable_sleep_mode",
+    "use_liger_kernel",
+    "model_init_kwargs",
+    "dtype",
+    "torch_dtype",
+)
+"""Settings that a prediction depends on: if one of them cannot be read, a note says so."""
+UPPER_BOUND = ("use_liger_kernel", "use_liger_loss", "activation_offloading")
+NOT_FOLLOWED = {
+    "torch_compile": "compiled code keeps other tensors",
+    "cast_lm_head_to_fp32": "it needs more",
+    "deepspeed": "give --layout and --ranks",
+    "fsdp": "give --layout and --ranks",
+    "use_transformers_paged": "its cache is of a size of its own",
+    "use_transformers_continuous_batching": "its cache is of a size of its own",
+}
 
 
-def read_source(source: str) -> dict[str, Any]:
-    """Return the settings of a recipe or script; `model` is among them if it is known.
+def read_source(source: str) -> Source:
+    """Return what a recipe or script says.
 
     Raises:
-        ConfigError: the file cannot be read, or is neither.
+        ConfigError: the file cannot be read, is neither, or uses what is not covered.
     """
     if source.endswith(".py"):
-        return _read_script(Path(source))
-    recipe = load_recipe(source)
-    settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
-    if recipe.model != "tiny":
-        settings["model"] = recipe.model
-    return settings
-
-
-def _read_script(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_SCRIPT_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_SCRIPT_BYTES} bytes")
-        tree = ast.parse(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SyntaxError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} is no Python script: {error}") from None
-    settings: dict[str, Any] = {}
-    used = False
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in (CONFIGURATION, TRAINER):
-            used = True
-            names = {"model"} if name == TRAINER else None
-            settings.update(_literals(node, names))
-    if not used:
-        raise ConfigError(
-            f"{path} calls neither {CONFIGURATION} nor {TRAINER}; give --model and --batch instead"
+        found = read_script(Path(source))
+    else:
+        recipe = load_recipe(source)
+        found = Source(
+            settings={key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
         )
-    return settings
-
-
-def _literals(call: ast.Call, names: set[str] | None) -> dict[str, Any]:
-    found = {}
-    for keyword in call.keywords:
-        if keyword.arg is None or (names is not None and keyword.arg not in names):
-            continue
-        if isinstance(keyword.value, ast.Constant):
-            found[keyword.arg] = keyword.value.value
+        if recipe.model != "tiny":
+            found.settings["model"] = recipe.model
+    if any(found.settings.get(name) for name in QUANTIZED):
+        raise ConfigError(f"{source}: quantized weights are not covered by plan")
+    found.notes += _notes(found)
     return found
+
+
+def _notes(found: Source) -> Iterator[str]:
+    if unread := [name for name in dict.fromkeys(found.unread) if name in DECIDING]:
+        yield f"Given by expressions, which are not executed: {', '.join(unread)}; TRL's defaults are taken unless options say more."
+    for name in UPPER_BOUND:
+        if found.settings.get(name):
+            yield f"{name} is not covered; it needs less, so what is predicted is an upper bound."
+    for name, reason in NOT_FOLLOWED.items():
+        if found.settings.get(name):
+            yield f"{name} is not followed: {reason}."

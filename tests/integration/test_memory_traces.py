@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from grpo_run.cli.main import main
+from grpo_run.cli.planning import plan
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
 from grpo_run.trainers.planning.prediction import Predictor
-from grpo_run.trainers.planning.tracing import open_trace
+from grpo_run.trainers.planning.traces.trace import open_trace
 from grpo_run.trainers.upstream import memory_names
 
 SHALLOW = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
@@ -92,6 +94,61 @@ def test_the_private_names_of_the_head_exist() -> None:
     assert utils._ChunkedLogProbFunction is head
     parameters = inspect.signature(getattr(GRPOTrainer, memory_names.SCORE)).parameters
     assert list(parameters)[1:6] == ["model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "rloo", "rescored": True, "reference": True},
+        {"lora_rank": 8},
+        {"lora_rank": 4, "lora_targets": ("all-linear",), "weights": "bfloat16", "reference": True},
+        {"optimizer": "adamw_8bit"},
+    ],
+)
+def test_other_jobs_grow_linearly_with_their_layers_too(changes: dict[str, Any]) -> None:
+    """RLOO, adapters, and optimizers that are modelled by name."""
+    config = load_model_config(MODEL)
+    job = replace(JOB, **changes)
+    shallow, whole = Predictor(config).predict(job), Predictor(config, all_layers=True).predict(job)
+    assert shallow.trained_parameters == whole.trained_parameters
+    for phase, memory in whole.phases.items():
+        assert shallow.phases[phase].allocated_bytes == pytest.approx(memory.allocated_bytes, rel=1e-6)
+
+
+@pytest.mark.full
+def test_adapters_alone_have_gradients_and_optimizer_state() -> None:
+    """And no second model is kept for the reference."""
+    predictor = Predictor(load_model_config(MODEL))
+    found = predictor.predict(replace(JOB, device="cpu", lora_rank=8, reference=True))
+    held = found.phases["optimizer"].traced
+    assert found.trained_parameters < predictor.shape.parameters / 20
+    assert held["optimizer"] == pytest.approx(8 * found.trained_parameters, rel=0.1)
+    assert held["weights"] == pytest.approx(
+        4 * (predictor.shape.parameters + found.trained_parameters), rel=0.01
+    )
+
+
+@pytest.mark.full
+def test_an_optimizer_of_8_bits_keeps_embeddings_in_fp32() -> None:
+    """One byte and its share of a scale per state and weight; transformers excludes embeddings."""
+    predictor = Predictor(load_model_config(SHALLOW.replace("hidden=64", "hidden=128")))
+    found = predictor.predict(replace(JOB, optimizer="adamw_8bit", device="cpu"))
+    embedding = 1000 * 128
+    expected = 8 * embedding + 2 * (1 + 4 / 256) * (predictor.shape.parameters - embedding)
+    assert found.phases["forward"].traced["optimizer"] == pytest.approx(expected, rel=0.05)
+
+
+def test_the_defaults_of_trl_are_those_that_a_plan_takes() -> None:
+    """They are written out so that bad input is reported before TRL is imported."""
+    from trl import GRPOConfig, RLOOConfig
+
+    for kind, algorithm in ((GRPOConfig, "grpo"), (RLOOConfig, "rloo")):
+        fields = kind.__dataclass_fields__
+        assert fields["beta"].default == plan.TRL_BETA[algorithm]
+        assert fields["max_completion_length"].default == plan.TRL_COMPLETION
+        assert fields["per_device_train_batch_size"].default == plan.TRL_BATCH
+        assert fields["vllm_gpu_memory_utilization"].default == plan.TRL_VLLM_SHARE
 
 
 def test_nothing_stays_replaced_after_a_trace() -> None:

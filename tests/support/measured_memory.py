@@ -1,11 +1,13 @@
-"""Measure the peak of each phase of a real GRPO run on the CPU, from the memory events of torch's own profiler.
+"""Measure the peak of each phase of a real GRPO run: on the CPU from the memory events of torch's own profiler, on a GPU from
+`torch.cuda.max_memory_allocated`.
 
 Run as a module with a JSON list of jobs as its argument, in its own process. TRL's `train()` runs unmodified; its scoring, loss,
-backward and optimizer calls are only marked in the profile. Completions come from TRL's `rollout_func`, so that lengths are known.
+backward and optimizer calls are only marked. Completions come from TRL's `rollout_func`, so that lengths are known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -13,25 +15,56 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 STEPS = 3
 """Optimizer steps; the last one is measured, in which the optimizer has state."""
 PREFIX = "MEASURED/"
+Marked = Callable[[str], AbstractContextManager[Any]]
+"""Marks what runs inside as a phase."""
 
 
 def measure(job: dict[str, Any]) -> dict[str, float]:
     """Train and return the peak of each phase of the last step, in bytes.
 
     Args:
-        job: `model` (words of a shape) and the fields of `planning.job.Job` that differ from its defaults.
+        job: `model` (words of a shape) and the fields of `planning.job.Job` that differ from its defaults, but for `device`,
+            which is `cpu` unless it says `cuda`.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     gc.collect()  # what an earlier job leaves must not be freed during this one
+    return _measure_on_gpu(job) if job.get("device") == "cuda" else _measure_on_cpu(job)
+
+
+def _measure_on_gpu(job: dict[str, Any]) -> dict[str, float]:
+    """Return the peaks of the last call of each phase, from torch's CUDA allocator."""
+    import torch
+
+    peaks: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def marked(name: str) -> Iterator[None]:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            peaks[name] = float(torch.cuda.max_memory_allocated())
+
+    _train(job, marked)
+    return peaks
+
+
+def _measure_on_cpu(job: dict[str, Any]) -> dict[str, float]:
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def marked(name: str) -> AbstractContextManager[Any]:
+        return record_function(PREFIX + name)
+
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _train(job)
+        _train(job, marked)
     events = profiled.profiler.kineto_results.events()
     phases = sorted(
         (event.start_ns(), event.end_ns(), event.name().removeprefix(PREFIX))
@@ -54,7 +87,7 @@ def _peaks(phases: list[tuple[int, int, str]], memory: list[tuple[int, int]]) ->
     return peaks
 
 
-def _train(job: dict[str, Any]) -> None:
+def _train(job: dict[str, Any], marked: Marked) -> None:
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer
@@ -89,7 +122,7 @@ def _train(job: dict[str, Any]) -> None:
         accumulation = job.get("accumulation", 1)
         args = GRPOConfig(
             output_dir=folder,
-            use_cpu=True,
+            use_cpu=job.get("device") != "cuda",
             bf16=job.get("autocast", True),
             report_to=[],
             per_device_train_batch_size=batch,
@@ -116,18 +149,17 @@ def _train(job: dict[str, Any]) -> None:
             processing_class=tokenizer,
             rollout_func=rollout,
         )
-        _mark_calls(trainer)
+        _mark_calls(trainer, marked)
         trainer.train()
 
 
-def _mark_calls(trainer: Any) -> None:
+def _mark_calls(trainer: Any, mark: Marked) -> None:
     import torch
-    from torch.profiler import record_function
 
     def marked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with record_function(PREFIX + name):
+            with mark(name):
                 return call(*args, **kwargs)
 
         return wrapper
@@ -173,7 +205,7 @@ def measure_in_process(jobs: list[dict[str, Any]], *, timeout_seconds: float) ->
 
 def job_fields(job: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a measured job that `planning.job.Job` has."""
-    return {key: value for key, value in job.items() if key not in ("model", "padded")}
+    return {key: value for key, value in job.items() if key not in ("model", "padded", "device")}
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def a_prediction(**changes: Any) -> Prediction:
         "closed_form": {"forward": 7.0 * GIB, "backward": 7.5 * GIB, "optimizer": 7.0 * GIB},
         "fragmentation_bytes": 0,
         "traced_layers": (2, 4),
+        "trained_parameters": SHAPE.parameters,
     }
     return Prediction(**{**values, **changes})
 

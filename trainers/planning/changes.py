@@ -147,7 +147,7 @@ def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], J
 
 def _estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
     """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
-    added = terms(job, predictor.shape, predictor.gpu_bytes)
+    added = terms(job, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
     before = {term.name: term.high_bytes for term in fitted.terms}
     needed = []
     for phase, memory in fitted.phases.items():

@@ -1,4 +1,4 @@
-"""What is planned: a GRPO job's sizes and settings, checked before anything is traced.
+"""What is planned: sizes and settings of a GRPO or RLOO job, checked before anything is traced.
 
 Built by `cli.planning` from options, a recipe or a script; changed by `changes.py` and `explain.py`. Pure.
 """
@@ -10,14 +10,28 @@ from dataclasses import dataclass
 from grpo_run.runtime.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
+ALGORITHMS = ("grpo", "rloo")
+TRACED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
 """Names of transformers' optimizers whose update can be traced without a GPU."""
+NAMED_OPTIMIZERS = {
+    "adamw_8bit": (2, 1),
+    "adamw_bnb_8bit": (2, 1),
+    "paged_adamw_8bit": (2, 1),
+    "paged_adamw_32bit": (2, 4),
+    "lion_8bit": (1, 1),
+    "paged_lion_8bit": (1, 1),
+    "lion_32bit": (1, 4),
+    "paged_lion_32bit": (1, 4),
+}
+"""bitsandbytes' optimizers, whose state is modelled by name: number of states, and bytes of each per weight."""
+OPTIMIZERS = (*TRACED_OPTIMIZERS, *NAMED_OPTIMIZERS)
 LAYOUTS = ("ddp", "zero2", "zero3", "fsdp")
 ATTENTIONS = ("sdpa", "eager")
 MAX_ROWS = 1 << 16
 MAX_TOKENS = 1 << 22
 """Bound of prompt and completion together; above the context of any published model."""
 MAX_RANKS = 1 << 16
+MAX_LORA_RANK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +46,10 @@ class Job:
         autocast: the forward pass runs in bfloat16 (`bf16=True`, TRL's default).
         checkpointing: gradient checkpointing (TRL's default).
         optimizer: name of transformers' `optim`.
-        reference: a reference model is kept (`beta` is not 0).
-        rescored: log-probabilities under the old policy are computed (`num_iterations` above 1, vLLM, or rollouts that last
-            for several optimizer steps).
+        reference: log-probabilities under a reference are computed (`beta` is not 0); a second model is kept for it, unless
+            adapters can be switched off.
+        rescored: log-probabilities under the old policy are computed (RLOO, `num_iterations` above 1, vLLM, or rollouts that
+            last for several optimizer steps).
         accumulation: `gradient_accumulation_steps`; above 1, gradients of earlier micro-batches are alive in the forward pass.
         rollout_batches: `steps_per_generation`: micro-batches that one rollout fills.
         ranks: data-parallel ranks.
@@ -43,6 +58,9 @@ class Job:
         vllm_share: vLLM's share of the GPU if it is colocated, else None.
         vllm_sleeps: vLLM frees its memory outside generation.
         device: `cuda` or `cpu`: whose kernels and allocator are assumed.
+        algorithm: `grpo` or `rloo`: whose trainer runs.
+        lora_rank: of adapters that are trained instead of the weights (peft's LoRA); 0 without them.
+        lora_targets: names of the modules that get adapters, or `all-linear`; empty for peft's choice.
     """
 
     batch: int
@@ -62,6 +80,9 @@ class Job:
     vllm_share: float | None = None
     vllm_sleeps: bool = False
     device: str = "cuda"
+    algorithm: str = "grpo"
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every size.
@@ -79,6 +100,9 @@ class Job:
         _check_name("optimizer", self.optimizer, OPTIMIZERS)
         _check_name("layout", self.layout, LAYOUTS)
         _check_name("attention", self.attention, ATTENTIONS)
+        _check_name("algorithm", self.algorithm, ALGORITHMS)
+        if self.lora_rank != 0:
+            _check_range("rank of LoRA", self.lora_rank, MAX_LORA_RANK)
         _check_name("device", self.device, ("cuda", "cpu"))
         if self.vllm_share is not None and not 0 < self.vllm_share < 1:
             raise ConfigError(

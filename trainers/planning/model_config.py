@@ -23,6 +23,7 @@ SIZE_WORDS = {
     "intermediate": "intermediate_size",
     "vocabulary": "vocab_size",
     "positions": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
 }
 """Words of a shape, and transformers' attributes for them."""
 DEFAULT_TYPE = "qwen2"
@@ -67,12 +68,13 @@ def load_model_config(name: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True)
+        config = AutoConfig.from_pretrained(name, local_files_only=True)
     except Exception as error:  # noqa: BLE001  transformers raises many kinds for a name that it cannot find
         raise ConfigError(
             f"model {name!r} is neither a folder with config.json nor in the local cache of the Hub; give a folder, or a shape"
             f" such as layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936 ({type(error).__name__})"
         ) from None
+    return _checked(config, f"model {name!r}")
 
 
 def shape_of(config: Any) -> Shape:
@@ -162,6 +164,10 @@ def _from_words(text: str) -> Any:
         key, _, value = word.strip().partition("=")
         if key == "type":
             values["model_type"] = value
+        elif key == "tied":
+            if value not in ("yes", "no"):
+                raise ConfigError(f"shape {text!r}: tied is {value!r}, expected yes or no")
+            values[SIZE_WORDS[key]] = value == "yes"
         elif key in SIZE_WORDS:
             if not value.isdecimal() or not 1 <= int(value) <= MAX_SIZE:
                 raise ConfigError(
@@ -195,11 +201,23 @@ def build_config(values: Mapping[str, Any], origin: str) -> Any:
     rest = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}
     try:
         config = AutoConfig.for_model(values["model_type"], **rest)
-        text = config.get_text_config()
-        sizes = {key: getattr(text, key, None) for key in ("num_hidden_layers", "hidden_size", "vocab_size")}
     except Exception as error:  # noqa: BLE001  validation errors of many libraries
         raise ConfigError(f"{origin}: {' '.join(str(error).split())[:200]}") from None
-    for key, size in sizes.items():
+    return _checked(config, origin)
+
+
+def _checked(config: Any, origin: str) -> Any:
+    """Return a configuration whose sizes are possible and whose model is covered."""
+    for part in ("vision_config", "audio_config"):
+        if getattr(config, part, None) is not None:
+            raise ConfigError(f"{origin}: models with images or sound are not covered by plan")
+    if getattr(config, "quantization_config", None):
+        raise ConfigError(
+            f"{origin}: quantized weights are not covered by plan; take the model that it was made from"
+        )
+    text = config.get_text_config()
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        size = getattr(text, key, None)
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
             raise ConfigError(f"{origin}: {key} is {size!r}, expected a whole number from 1 to {MAX_SIZE}")
     return config

@@ -23,7 +23,7 @@ from grpo_run.trainers.planning.model_config import (
 from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.terms import Term, share_of_rank, terms
 from grpo_run.trainers.planning.timeline import Peak, extrapolate, highest, peaks
-from grpo_run.trainers.planning.tracing import Trace, open_trace
+from grpo_run.trainers.planning.traces.trace import Trace, open_trace
 
 FEW_LAYERS, MORE_LAYERS = 2, 4
 """Layers of the two traces from which a deeper model is extrapolated."""
@@ -64,6 +64,7 @@ class Prediction:
         closed_form: per traced phase, in bytes.
         fragmentation_bytes: reserved, but not allocated, in the replay of torch's default allocator.
         traced_layers: of how many layers, each time.
+        trained_parameters: parameters of the model that are trained; with LoRA those of its adapters.
     """
 
     job: Job
@@ -74,6 +75,7 @@ class Prediction:
     closed_form: Mapping[str, float]
     fragmentation_bytes: int
     traced_layers: tuple[int, ...]
+    trained_parameters: int
 
     @property
     def binding(self) -> str:
@@ -132,10 +134,10 @@ class Predictor:
             fitted: trace three more sizes of the micro-batch and fit the peak over them.
         """
         sizes = _sizes(job) if fitted else [(job.batch, job.completion)]
-        traced, unused = self._trace(job, sizes)
+        traced, unused, trained = self._trace(job, sizes)
         first, windows = traced[0], traced[1:]
         steady = highest(windows[0])
-        added = terms(job, self.shape, self.gpu_bytes)
+        added = terms(job, self.shape, self.gpu_bytes, trained)
         if job.device == "cpu":
             unused = 0
         return Prediction(
@@ -149,11 +151,12 @@ class Predictor:
             fits=_fits(job, sizes, windows) if fitted else {},
             closed_form={
                 phase: size
-                for phase, size in vars(closed_form_peaks(sizes_of(job, self.shape))).items()
+                for phase, size in vars(closed_form_peaks(sizes_of(job, self.shape, trained))).items()
                 if phase in steady
             },
             fragmentation_bytes=unused,
             traced_layers=self.depths,
+            trained_parameters=trained,
         )
 
     def _grows_linearly(self) -> bool:
@@ -166,26 +169,33 @@ class Predictor:
 
     def _trace(
         self, job: Job, sizes: Sequence[tuple[int, int]]
-    ) -> tuple[list[dict[tuple[str, int], Peak]], int]:
-        """Return the peaks of the first step and of a later step for each size, and what the allocator cannot use."""
+    ) -> tuple[list[dict[tuple[str, int], Peak]], int, int]:
+        """Return the peaks of the first step and of a later step for each size, what the allocator cannot use, and how many
+        parameters are trained.
+        """
 
         def weigh(size: int, kind: str) -> float:
             return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
 
         found: list[list[dict[tuple[str, int], Peak]]] = []
-        unused = 0
+        unused, trained = 0, []
         for depth in self.depths:
             with open_trace(job, self.config, depth) as trace:
                 numbers = _steps(trace, sizes)
                 found.append([peaks(trace.timeline, number, weigh) for number in numbers])
                 unused = unused_bytes(trace.timeline)
+                trained.append(trace.trained_parameters)
         if len(found) == 1:
-            return found[0], unused
+            return found[0], unused, trained[0]
         few, more = self.depths
-        return [
-            extrapolate(first, second, (few, more, self.shape.layers))
-            for first, second in zip(*found, strict=True)
-        ], unused
+        return (
+            [
+                extrapolate(first, second, (few, more, self.shape.layers))
+                for first, second in zip(*found, strict=True)
+            ],
+            unused,
+            trained[1] + (trained[1] - trained[0]) * (self.shape.layers - more) // (more - few),
+        )
 
 
 def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -6,26 +6,37 @@ Called by `prediction.py` and `terms.py`. The closed form itself is in `runtime.
 from __future__ import annotations
 
 from grpo_run.runtime.continuity.memory.closed_form import Sizes
-from grpo_run.trainers.planning.job import DTYPE_BYTES, Job
+from grpo_run.trainers.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, Job
 from grpo_run.trainers.planning.model_config import Shape
 
 SUSPICIOUS = 1.5
 """Ratio of trace and closed form, either way, above which the output says that they disagree."""
 STATES = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
 """Tensors of the weights' size that an optimizer keeps."""
+ADAPTER_BYTES = 4
+"""peft keeps adapters in fp32."""
 
 
-def sizes_of(job: Job, shape: Shape) -> Sizes:
-    """Return the sizes of a job on one rank."""
+def sizes_of(job: Job, shape: Shape, trained: int) -> Sizes:
+    """Return the sizes of a job on one rank.
+
+    Args:
+        job: sizes and settings.
+        shape: of the model.
+        trained: how many parameters are trained: all of them, or those of adapters, which are kept in fp32.
+    """
     fully = job.ranks if job.layout in ("zero3", "fsdp") else 1
     partly = job.ranks if job.layout == "zero2" else fully
+    width = DTYPE_BYTES[job.weights]
+    if job.lora_rank:
+        trained = trained * ADAPTER_BYTES // width  # counted in values of the weights' type
     return Sizes(
-        parameters=shape.parameters,
-        trained=shape.parameters,
-        value_bytes=DTYPE_BYTES[job.weights],
+        parameters=shape.parameters + (trained if job.lora_rank else 0),
+        trained=trained,
+        value_bytes=width,
         autocast=job.autocast,
-        reference=job.reference,
-        optimizer_states=STATES[job.optimizer],
+        reference=job.reference and not job.lora_rank,
+        optimizer_states=_states(job, width),
         whole_update=job.optimizer == "adamw_torch",
         weight_shards=fully,
         gradient_shards=partly,
@@ -45,3 +56,10 @@ def sizes_of(job: Job, shape: Shape) -> Sizes:
         generated_rows=0 if job.vllm_share is not None else job.batch * job.rollout_batches,
         on_gpu=job.device == "cuda",
     )
+
+
+def _states(job: Job, width: int) -> float:
+    if job.optimizer in NAMED_OPTIMIZERS:
+        count, state_width = NAMED_OPTIMIZERS[job.optimizer]
+        return count * state_width / width
+    return STATES[job.optimizer]

@@ -46,15 +46,16 @@ class Term:
     in_allocator: bool = False
 
 
-def terms(job: Job, shape: Shape, gpu_bytes: int | None) -> list[Term]:
+def terms(job: Job, shape: Shape, gpu_bytes: int | None, trained: int) -> list[Term]:
     """Return the terms of a job on one rank.
 
     Args:
         job: sizes and settings.
         shape: of the model.
         gpu_bytes: memory of the GPU, for vLLM's share; without it that share is not counted.
+        trained: how many parameters are trained.
     """
-    found = [_cache(job, shape)] if job.vllm_share is None else _vllm(job, gpu_bytes)
+    found = [_cache(job, shape, trained)] if job.vllm_share is None else _vllm(job, gpu_bytes)
     if job.device == "cuda":
         found.append(
             Term(
@@ -73,12 +74,12 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None) -> list[Term]:
             )
         )
     if job.ranks > 1:
-        found += _communication(job, shape)
+        found += _communication(job, shape, trained)
     return found
 
 
-def _cache(job: Job, shape: Shape) -> Term:
-    sizes = sizes_of(job, shape)
+def _cache(job: Job, shape: Shape, trained: int) -> Term:
+    sizes = sizes_of(job, shape, trained)
     needed = cache_bytes(sizes)
     return Term(
         name="KV cache and next logits",
@@ -115,7 +116,7 @@ def _vllm(job: Job, gpu_bytes: int | None) -> list[Term]:
     return found
 
 
-def _communication(job: Job, shape: Shape) -> list[Term]:
+def _communication(job: Job, shape: Shape, trained: int) -> list[Term]:
     found = [
         Term(
             name="NCCL",
@@ -124,8 +125,8 @@ def _communication(job: Job, shape: Shape) -> list[Term]:
             provenance="assumed; it depends on the links",
         )
     ]
-    weight_bytes = shape.parameters * DTYPE_BYTES[job.weights]
     if job.layout == "ddp":
+        weight_bytes = trained * (4 if job.lora_rank else DTYPE_BYTES[job.weights])
         found.append(
             Term(
                 name="DDP's buckets",

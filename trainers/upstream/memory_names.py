@@ -1,6 +1,6 @@
 """Private names of TRL and accelerate that a memory trace calls or replaces: scoring, and the language-model head.
 
-Used by `planning.tracing`. The head's Triton kernels cannot run without a GPU. Their torch counterparts allocate temporaries that
+Used by `planning.traces`. The head's Triton kernels cannot run without a GPU. Their torch counterparts allocate temporaries that
 the kernels do not, so a trace for a GPU replaces them by functions that allocate nothing.
 """
 
@@ -33,6 +33,8 @@ INPUT_NAMES = (
     "ref_per_token_logps",
 )
 """Keys of a micro-batch that GRPO's `compute_loss` reads; the last two only where they are computed."""
+OLD_SUMS = "old_logps"
+"""Key of a micro-batch that RLOO's `compute_loss` reads: log-probabilities of whole completions under the old policy."""
 SCORE = "_get_per_token_logps_and_entropies"
 ACCUMULATION = "current_gradient_accumulation_steps"
 """Trainer attribute that the training loop sets before `compute_loss`."""

@@ -58,7 +58,7 @@ class Sizes:
     value_bytes: float
     autocast: bool
     reference: bool
-    optimizer_states: int
+    optimizer_states: float
     whole_update: bool
     weight_shards: int
     gradient_shards: int

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.prediction import Predictor
 from grpo_run.trainers.planning.timeline import highest, peaks
-from grpo_run.trainers.planning.tracing import Trace, open_trace
+from grpo_run.trainers.planning.traces.trace import Trace, open_trace
 
 GENERATED = (2, 4, 6)
 """Generated tokens after which the kept graph is measured; it grows with the square of their number."""

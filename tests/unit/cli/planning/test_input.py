@@ -9,7 +9,10 @@ import pytest
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.plan import job_of
+from grpo_run.cli.planning.scripts import Source
 from grpo_run.cli.planning.sources import read_source
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.planning.job import Job
 
 SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 
@@ -62,18 +65,94 @@ def test_sizes_are_decimal_or_binary() -> None:
     assert parse_size("--gpu", "80 GiB") == 80 << 30
 
 
-def test_options_win_over_a_script_and_a_script_over_defaults(tmp_path: Path) -> None:
-    """Only literals of a script are read, and it is not executed."""
+def _source(tmp_path: Path, text: str) -> Source:
     script = tmp_path / "train.py"
-    script.write_text(
-        "from trl import GRPOConfig, GRPOTrainer\nraise SystemExit(3)\n"
-        "args = GRPOConfig(per_device_train_batch_size=6, max_completion_length=99, beta=0.1, bf16=unknown)\n"
+    script.write_text(text)
+    return read_source(str(script))
+
+
+def _job(tmp_path: Path, text: str, *words: str) -> Job:
+    return job_of(build_parser().parse_args(list(words)), _source(tmp_path, text))
+
+
+def test_options_win_over_a_script_and_a_script_over_defaults(tmp_path: Path) -> None:
+    """Literals and names of literals are read, and nothing is executed."""
+    text = (
+        "from trl import GRPOConfig, GRPOTrainer\nLENGTH = 99\nraise SystemExit(3)\n"
+        "args = GRPOConfig(per_device_train_batch_size=6, max_completion_length=LENGTH, beta=1, bf16=unknown)\n"
         "GRPOTrainer(model='some/model', args=args)\n"
     )
-    settings = read_source(str(script))
-    assert settings["model"] == "some/model"
-    job = job_of(build_parser().parse_args(["--batch", "3"]), settings)
+    source = _source(tmp_path, text)
+    assert source.settings["model"] == "some/model"
+    assert any("bf16" in note for note in source.notes)
+    job = _job(tmp_path, text, "--batch", "3")
     assert (job.batch, job.completion, job.reference, job.autocast) == (3, 99, True, True)
+
+
+def test_a_loaded_model_keeps_the_type_of_its_saved_weights(tmp_path: Path) -> None:
+    """`from_pretrained` of transformers does, unless it is told another; TRL loads a name in float32."""
+    text = (
+        "model = AutoModelForCausalLM.from_pretrained('some/model'{})\n"
+        "GRPOTrainer(model=model, args=GRPOConfig())\n"
+    )
+    assert _source(tmp_path, text.format("")).settings["dtype"] == "auto"
+    said = _source(tmp_path, text.format(", dtype=torch.float16")).settings
+    assert (said["model"], said["dtype"]) == ("some/model", "float16")
+    assert _job(tmp_path, "GRPOTrainer(model='some/model')").weights == "float32"
+
+
+def test_rloo_scores_the_old_policy_and_keeps_a_reference_unless_told_otherwise(tmp_path: Path) -> None:
+    """TRL's defaults of the two trainers differ."""
+    rloo = _job(tmp_path, "RLOOTrainer(model='m', args=RLOOConfig(gradient_accumulation_steps=2))")
+    assert (rloo.algorithm, rloo.rescored, rloo.reference) == ("rloo", True, True)
+    grpo = _job(tmp_path, "GRPOTrainer(model='m', args=GRPOConfig(gradient_accumulation_steps=2))")
+    assert (grpo.algorithm, grpo.rescored, grpo.reference) == ("grpo", False, False)
+
+
+def test_adapters_of_a_script_are_read(tmp_path: Path) -> None:
+    """Written out where they are used, or under a name; what cannot be read is said."""
+    text = "config = LoraConfig(r=32, target_modules=['q_proj', 'v_proj'])\nGRPOTrainer(model='m', peft_config=config)\n"
+    job = _job(tmp_path, text)
+    assert (job.lora_rank, job.lora_targets) == (32, ("q_proj", "v_proj"))
+    assert _job(tmp_path, text, "--lora-rank", "0").lora_rank == 0
+    unread = _source(tmp_path, "GRPOTrainer(model='m', peft_config=get_peft_config(model_args))")
+    assert unread.lora_rank == 0
+    assert any("--lora-rank" in note for note in unread.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SFTTrainer(model='m')", "trains with SFTTrainer"),
+        ("print('no trainer')", "neither GRPOTrainer nor RLOOTrainer"),
+        ("GRPOTrainer(model='m')\nRLOOTrainer(model='m')", "both GRPO and RLOO"),
+        ("GRPOTrainer(model='m', quantization_config=BitsAndBytesConfig(load_in_4bit=True))", "quantized"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(model_init_kwargs={'load_in_8bit': True}))", "quantized"),
+        ("m = AutoModelForImageTextToText.from_pretrained('m')\nGRPOTrainer(model=m)", "images"),
+        ("GRPOTrainer(model='m', peft_config=LoraConfig(use_dora=True))", "use_dora"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(optim='galore_adamw'))", "galore_adamw"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(per_device_train_batch_size='8'))", "a whole number"),
+    ],
+)
+def test_what_is_not_covered_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+    """A figure for another job would be wrong without a word."""
+    with pytest.raises(ConfigError, match=expected):
+        _job(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("GRPOTrainer(model='m', args=GRPOConfig(use_liger_kernel=True))", "upper bound"),
+        ("SFTTrainer(model='m')\nGRPOTrainer(model='m', args=GRPOConfig())", "Not predicted: SFTTrainer"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(**settings))", "not read"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(deepspeed='zero3.json'))", "--layout"),
+        ("GRPOTrainer(model='m', args=args)", "writes out no configuration"),
+    ],
+)
+def test_what_is_not_followed_is_said(text: str, expected: str, tmp_path: Path) -> None:
+    """The prediction is printed, with a note."""
+    assert any(expected in note for note in _source(tmp_path, text).notes)
 
 
 def test_an_explanation_needs_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Record every allocation of traced code, with the phase in which it was made and what it holds.
 
-Used by `tracing.py` around fake tensors, which have sizes but no data. Two kinds of operators need data and get a stand-in: reading
+Used by `trace.py` around fake tensors, which have sizes but no data. Two kinds of operators need data and get a stand-in: reading
 a number (`.item()`), and selecting by a mask, whose number of selected positions the caller says.
 """
 
