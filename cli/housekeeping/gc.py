@@ -17,7 +17,6 @@ from pathlib import Path
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.housekeeping.areas import areas_of
 from grpo_run.cli.housekeeping.removal import remove_run
-from grpo_run.cli.text.size import size_text
 from grpo_run.runtime.catalog import leftovers
 from grpo_run.runtime.catalog.leftovers import Kept, Leftover
 from grpo_run.runtime.catalog.runs import RunEntry, links_of, read_runs, run_directories
@@ -30,6 +29,7 @@ from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.staging.ownership.leftovers import AreaEntry, remove_area
+from grpo_run.watchdog.size_text import size_text
 
 EXIT_INCOMPLETE = 1
 """Something that was to be freed is still there."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.housekeeping.areas import areas_of
-from grpo_run.cli.text.size import size_text
 from grpo_run.cli.text.table import print_table
 from grpo_run.runtime.catalog.runs import RunEntry, read_runs, run_directories
 from grpo_run.runtime.files import short_path
 from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.watchdog.size_text import size_text
 
 TITLES = ("run", "state", "step", "age", "size", "memory", "directory")
 

@@ -1,4 +1,4 @@
-"""Text that several commands print: aligned tables, paragraphs, and sizes.
+"""Text that several commands print: aligned tables and paragraphs.
 
 Imports nothing of this project. Start at `table.py`.
 """

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from grpo_run.watchdog.size_text import size_text
+
 MAX_FIELDS_CHARACTERS = 300
 EVENT_ENVELOPE = frozenset({"time", "monotonic", "run", "attempt", "rank", "step", "event"})
 """Fields of a journal event that have a column of their own or are the same for every event."""
@@ -25,9 +27,7 @@ def duration(seconds: float | None) -> str:
 
 def size(count: Any) -> str:
     """`512 MiB` or `7.7 GiB`; `unknown` for anything but an integer."""
-    if not isinstance(count, int):
-        return "unknown"
-    return f"{count / 1024**3:.1f} GiB" if count >= 1024**3 else f"{count / 1024**2:.0f} MiB"
+    return size_text(count) if isinstance(count, int) else "unknown"
 
 
 def utc_time(wall_seconds: float | None) -> str:

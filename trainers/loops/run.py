@@ -31,6 +31,7 @@ from grpo_run.trainers.loops.logs import LoopLogs
 from grpo_run.trainers.loops.optimizers import OptimizerSteps
 from grpo_run.trainers.loops.rank_state import LoadedRankState, Randomness
 from grpo_run.trainers.loops.state import LoopState
+from grpo_run.trainers.memory_plan.no_effect import warn_of_no_effect
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.resuming.request import ResumeChoice
@@ -124,6 +125,7 @@ class SupervisedLoop:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
         self._steps.begin(self.step, self._total or 0, record=agreed.record, restoring=over)
+        warn_of_no_effect(self._session)
         if over:
             self._ended()
             return

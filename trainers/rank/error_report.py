@@ -17,6 +17,7 @@ from grpo_run.runtime.board.slot_writer import phases_of
 from grpo_run.runtime.errors import GuardTripped
 from grpo_run.runtime.files import write_json
 from grpo_run.trainers.rank.session import Session
+from grpo_run.trainers.rank.swallowed import swallowed
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MAX_TRACEBACK_CHARACTERS = 32_000
@@ -93,7 +94,7 @@ def _bases(error: BaseException) -> list[str]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, those that it was raised from, and those that were handled when they were raised."""
+    """The exception, those that it was raised from, and those that were passed on when they were raised."""
     found: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting and len(found) < MAX_CAUSES:
@@ -101,7 +102,8 @@ def _chain(error: BaseException) -> list[BaseException]:
         if one is None or any(one is known for known in found):
             continue
         found.append(one)
-        waiting += [*_grouped(one), one.__cause__, None if one.__suppress_context__ else one.__context__]
+        hidden = one.__suppress_context__ or swallowed(one)
+        waiting += [*_grouped(one), one.__cause__, None if hidden else one.__context__]
     return found
 
 

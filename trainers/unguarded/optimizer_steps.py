@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from grpo_run.trainers.memory_plan.no_effect import warn_of_no_effect
 from grpo_run.trainers.rank.session import Session
 
 CHECKPOINT_PACKAGE = "torch.distributed.checkpoint"
@@ -39,6 +40,8 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
             slot.alone_after = slot.train_call + 1
             slot.publish()
             session.journal.write("own_training", rank=session.rank, trainer=trainer)
+            if not trainer:
+                warn_of_no_effect(session)
         session.own_steps += 1
 
     module.register_optimizer_step_pre_hook(before_step)

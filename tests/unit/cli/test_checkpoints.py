@@ -12,7 +12,6 @@ from support import checkpoint_files as made
 from support.identities import identity
 
 from grpo_run.cli.main import main
-from grpo_run.cli.text.size import size_text
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
 from grpo_run.runtime.checkpoints.search import find_checkpoints
@@ -199,11 +198,3 @@ def test_prune_refuses_a_single_checkpoint(out: Path, capsys: Captured) -> None:
     """The message names its directory."""
     assert main(["checkpoints", "prune", "out/checkpoint-10"]) == 2
     assert "give its directory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")]
-)
-def test_sizes_are_printed_in_binary_units(count: int, text: str) -> None:
-    """Sizes from one KiB have one decimal."""
-    assert size_text(count) == text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,65 @@ def handle(session: Session) -> None:
         raise ValueError("the step has failed") from None
 
 
-@pytest.mark.parametrize("script", [exhaust, translate, fail_on_the_way, group])
+def exhaust_in_a_block(session: Session) -> None:
+    """A context manager fails on the way out, in a `finally` and in an `except` that would have passed it on."""
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            {}["state"]
+            raise error  # noqa: TRY201 - as scripts do
+
+    with block():
+        exhaust(session)
+
+
+def translate_implicitly(session: Session) -> None:
+    """`raise` in an `except` clause, without `from`."""
+    try:
+        exhaust(session)
+    except torch.OutOfMemoryError:
+        print("out of memory")
+        raise ValueError("the step has failed")  # noqa: B904
+
+
+def fail_after_a_retry(session: Session) -> None:
+    """The script goes on with smaller batches, which fails for a reason of its own."""
+    try:
+        exhaust(session)
+    except torch.OutOfMemoryError:
+        for size in (4, 2):
+            if size == 2:
+                int("two")
+
+
+def fail_deeper(session: Session) -> None:
+    """What the handler calls fails, in a `try` of its own."""
+    try:
+        exhaust(session)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        try:
+            fail_after_a_retry(session)
+        finally:
+            session.slot.publish()
+
+
+@pytest.mark.parametrize("script", [fail_after_a_retry, fail_deeper])
+def test_what_fails_after_the_script_has_handled_exhausted_memory_is_an_error_of_its_own(
+    report: Report, script: Callable[[Session], object]
+) -> None:
+    error = report(script)
+    assert error.type == "ValueError"
+    assert shortage_of(error, None) is None
+
+
+@pytest.mark.parametrize(
+    "script", [exhaust, translate, fail_on_the_way, group, exhaust_in_a_block, translate_implicitly]
+)
 def test_exhausted_memory_is_found_however_the_script_passes_it_on(
     report: Report, script: Callable[[Session], object]
 ) -> None:
