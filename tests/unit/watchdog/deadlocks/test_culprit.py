@@ -189,3 +189,71 @@ def test_ranks_outside_a_group_do_not_vote_on_it() -> None:
     }  # fmt: skip
     stands = {rank: records[rank][-1] for rank in records}
     assert find_culprits(stands, records, world_size=4) == (1,)
+
+
+def at(line: int) -> Call:
+    """An all-reduce of a source line."""
+    return ("0", "all_reduce", line, 7)
+
+
+def test_a_group_that_only_one_of_two_ranks_has_used_belongs_to_both() -> None:
+    """With two ranks there is no other group of several members."""
+    assert culprits([*STEP, *STEP, ("pair", "all_reduce", 50, 2)], [*STEP, *STEP, GATHER]) == (0,)
+
+
+def test_a_rank_that_is_ahead_is_in_another_place() -> None:
+    """It waits in the same operation, one call later."""
+    assert culprits([*STEP, GATHER, GATHER], [*STEP, GATHER], [*STEP, GATHER]) == (0,)
+
+
+def test_a_skipped_call_counts_and_not_what_the_other_rank_does_later_for_the_first_time() -> None:
+    """Rank 1 leaves out line 6. Rank 0 does not, and then issues a barrier that no step has had."""
+    step = [at(1), at(2), at(3), at(4), at(5), at(2), at(6), at(3)]
+    right = [*step * 4, ("0", "barrier", 70, 0)]
+    wrong = [*step * 3, *step[:6], at(3), at(4), at(5)]
+    assert culprits(right, wrong) == (1,)
+    assert culprits(wrong, right) == (0,)
+
+
+def test_the_call_just_before_is_part_of_the_context() -> None:
+    """Line 6 follows four calls that are made now too, but not the last one."""
+    past = [
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(5),
+        at(6),
+        at(7),
+        at(4),
+        at(8),
+        GATHER,
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(8),
+    ]
+    assert culprits([*past, GATHER], [*past, at(6)]) == (1,)
+
+
+def test_the_start_of_the_records_ends_a_context() -> None:
+    """Lines 1 and 2 were followed by either call, once as the first calls of all: no rank is named."""
+    past = [at(1), at(2), GATHER, at(3), at(1), at(2), at(6), at(1), at(2)]
+    assert culprits([*past, GATHER], [*past, at(6)]) == ()
+
+
+def test_the_size_of_another_call_in_the_same_context_says_nothing() -> None:
+    """Once, another line followed the context."""
+    past = [*[at(1), at(2), GATHER] * 3, at(1), at(2), at(3), at(1), at(2)]
+    assert culprits([*past, GATHER], [*past, ("0", "all_gather", 88, 4)]) == (1,)
+
+
+def test_a_backward_pass_is_an_all_reduce_without_a_line() -> None:
+    """One entry stands for the reductions of a backward pass; a broadcast is something else."""
+    gather, reduce, backward = (("0", name, None, 3) for name in ("all_gather", "all_reduce", "backward"))
+    barrier, broadcast = ("0", "barrier", None, 3), ("0", "broadcast", None, 3)
+    past = [gather, reduce, barrier, gather, backward]
+    assert culprits([*past, barrier], [*past, gather]) == (1,)
+    past = [gather, broadcast, barrier, gather, reduce]
+    assert culprits([*past, barrier], [*past, gather]) == ()
