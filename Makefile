@@ -19,6 +19,9 @@ UNIT_WORKERS := --numprocesses 3
 WORKERS := --numprocesses 4
 EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
 
+# Otherwise every process of the tests compiles our sources and rewrites the assertions of all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
 	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10

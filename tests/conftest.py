@@ -34,9 +34,10 @@ settings.load_profile("grpo-run")
 
 
 def reseed_torch(seed: int) -> None:
-    """Seed torch before each test, if it is imported."""
+    """Seed torch's generator of the CPU before each test, if torch is imported."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+        # `torch.manual_seed` prepares all kinds of devices, three times a test
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 # otherwise pytest-randomly imports DeepSpeed for the same, and with it torch, into every process of pytest

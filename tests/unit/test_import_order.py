@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from support.imports import FILES, edges, imports
 
 ALLOWED = {
@@ -221,6 +220,11 @@ def loaded_with(name: str) -> set[str]:
     return modules_loaded_with(name)[1]
 
 
+def broken(found: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the modules for which something was found that is not allowed, and what it is."""
+    return {name: rest for name, words in found.items() if (rest := words - allowed.get(name, set()))}
+
+
 def test_the_forkserver_imports_what_a_rank_uses() -> None:
     """A module that is missing there is imported again by every rank, which a recovery waits for."""
     folders = ("hooks", "saving", "resuming", "capture", "exact", "rank")
@@ -231,18 +235,18 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     assert used - loaded <= only_with_injections
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_packages_import_in_one_direction(name: str) -> None:
+def test_packages_import_in_one_direction() -> None:
     """watchdog <- runtime <- {trainers, dashboards} <- cli, also inside function bodies."""
-    folder = name.partition(".")[0]
-    reached = {word.split(".")[1] for word in imports(name) if word.startswith("grpo_run.")}
-    assert reached <= ALLOWED[folder]
+    reached = {
+        name: {word.split(".")[1] for word in imports(name) if word.startswith("grpo_run.")} for name in FILES
+    }
+    assert broken(reached, {name: ALLOWED[name.partition(".")[0]] for name in FILES}) == {}
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_no_module_imports_a_folder_without_its_package(name: str) -> None:
+def test_no_module_imports_a_folder_without_its_package() -> None:
     """`import watchdog` would find another project's package or load a second copy of ours."""
-    assert {word.partition(".")[0] for word in imports(name)} & set(ALLOWED) == set()
+    tops = {name: {word.partition(".")[0] for word in imports(name)} & set(ALLOWED) for name in FILES}
+    assert broken(tops, {}) == {}
 
 
 def layer(name: str) -> int:
@@ -320,26 +324,22 @@ def test_the_check_for_circles_finds_one() -> None:
     assert import_circles(graph) == [["a", "b", "c"]]
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_use_no_outside_resource(name: str) -> None:
+def test_pure_modules_use_no_outside_resource() -> None:
     """Decisions depend on their arguments only: no clock, file, process or training library."""
-    tops = {word.partition(".")[0] for word in imports(name)}
-    assert tops & (HEAVY | OUTSIDE_WORLD) - READS_THE_SCRIPT.get(name, set()) == set()
+    tops = {name: {word.partition(".")[0] for word in imports(name)} for name in PURE}
+    outside = {name: words & (HEAVY | OUTSIDE_WORLD) for name, words in tops.items()}
+    assert broken(outside, READS_THE_SCRIPT) == {}
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_import_pure_modules_only(name: str) -> None:
+def test_pure_modules_import_pure_modules_only() -> None:
     """An impure module imported by a pure one would make it impure."""
-    ours = {
-        word.removeprefix("grpo_run.") for word in imports(name) if word.removeprefix("grpo_run.") in FILES
-    } - {"watchdog", "runtime"}
-    assert ours <= set(PURE)
+    ours = {name: {word.removeprefix("grpo_run.") for word in imports(name)} & set(FILES) for name in PURE}
+    assert broken(ours, {name: {*PURE, "watchdog", "runtime"} for name in PURE}) == {}
 
 
-@pytest.mark.parametrize("name", [*PURE, *LIGHT])
-def test_light_modules_do_not_import_training_libraries(name: str) -> None:
+def test_light_modules_do_not_import_training_libraries() -> None:
     """Neither directly nor through another module of ours: importing torch takes seconds."""
-    assert loaded_with(name) & HEAVY == set()
+    assert broken({name: loaded_with(name) & HEAVY for name in (*PURE, *LIGHT)}, {}) == {}
 
 
 def test_the_import_check_follows_our_own_modules() -> None:
