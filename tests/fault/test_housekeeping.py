@@ -58,35 +58,36 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
     A deleted run's memory is freed at once; that of the others is freed after its snapshots are on disk.
     """
 
-    def launch(name: str, step_seconds: float = 0.05) -> Run:
+    def launch(name: str) -> Run:
         return runs(
             "--snapshot-dir", str(memory), "--snapshot-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"),
-            "--output-dir", name, "--max-steps", str(STEPS), "--save-steps", "8", "--step-seconds", str(step_seconds), name=f"run-{name}",
-        ).start()  # fmt: skip
+            "--output-dir", name, "--max-steps", str(STEPS), "--save-steps", "8", name=f"run-{name}",
+        )  # fmt: skip
 
     dead = []
     for number in range(killed):
         run = launch(f"dead{number}")
-        run.until_step(3)
-        assert run.process is not None
-        run.process.kill()
-        run.process.wait()
+        with run.held(after=3):
+            run.start().until_step(3)
+            assert run.process is not None
+            run.process.kill()
+            run.process.wait()
         dead.append(run)
     left = areas(memory)
     assert len(left) == killed
     shutil.rmtree(dead[0].directory)
-    live = launch("live", 0.2 if killed < 5 else 9.0)  # it must outlast `gc`
-    live.until_step(3)
-
-    listed = printed(capsys, "gc", "--dry-run")
-    assert paths(listed["would_free"]) == left
-    assert paths(listed["kept"]) == areas(memory) - left
-    freed = printed(capsys, "gc")
-    assert (paths(freed["freed"]), freed["not_freed"]) == (left, [])
-    assert areas(memory).isdisjoint(left)
-    assert len(areas(memory)) == 1, "the memory of the live run"
-    states = {run["run_id"]: run["state"] for run in printed(capsys, "ls")["runs"]}
-    assert sorted(states.values()) == ["running", *["unknown"] * (killed - 1)]
+    live = launch("live")
+    with live.held(after=3):
+        live.start().until_step(3)
+        listed = printed(capsys, "gc", "--dry-run")
+        assert paths(listed["would_free"]) == left
+        assert paths(listed["kept"]) == areas(memory) - left
+        freed = printed(capsys, "gc")
+        assert (paths(freed["freed"]), freed["not_freed"]) == (left, [])
+        assert areas(memory).isdisjoint(left)
+        assert len(areas(memory)) == 1, "the memory of the live run"
+        states = {run["run_id"]: run["state"] for run in printed(capsys, "ls")["runs"]}
+        assert sorted(states.values()) == ["running", *["unknown"] * (killed - 1)]
     assert live.wait(600) == 0, live.tail()
     assert digest(tmp_path / "live") == undisturbed("grpo.py", STEPS)
 

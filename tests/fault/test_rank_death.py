@@ -30,11 +30,10 @@ def test_kill_between_checkpoints_changes_no_weight(
         "--output-dir",
         "ours",
         *steps,
-        "--step-seconds",
-        "0.05",
-    ).start()
-    run.until_step(6)
-    run.kill(1)
+    )
+    with run.held(after=6):
+        run.start().until_step(6)
+        run.kill(1)
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     (recovery,) = run.status()["recoveries"]
@@ -117,9 +116,10 @@ def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_pa
 def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Run], tmp_path: Path) -> None:
     """A rank killed in the second `train()` call does not repeat the first; the weights are equal."""
     arguments = ("--max-steps", "12", "--save-steps", "4")
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments, "--step-seconds", "0.05").start()  # fmt: skip
-    run.until_step(2, train_call=2)
-    run.kill(0)
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments)
+    with run.held(after=8 + 2):
+        run.start().until_step(2, train_call=2)
+        run.kill(0)
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("sft_then_grpo.py", 12)
     restored = run.events("train_restored")

@@ -46,19 +46,21 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
         cold=(script, how) == (TRAINER, "SIGTERM") or None,
-    ).start()  # fmt: skip
-    run.until_step(3)
-    assert run.process is not None
-    if how in ("command", "container"):
-        # in another namespace of pids the supervisor cannot be signaled
-        inside = ["unshare", "--pid", "--fork", "--mount-proc"] if how == "container" else []
-        if inside and (reason := containers.missing("--pid", "--fork")):
-            pytest.skip(reason)
-        words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
-        shown = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
-        assert ("in another container" in shown) == bool(inside)
-    else:
-        run.process.send_signal(getattr(signal, how))
+    )  # fmt: skip
+    with run.held(after=3):
+        run.start().until_step(3, timeout_seconds=150)
+        assert run.process is not None
+        if how in ("command", "container"):
+            # in another namespace of pids the supervisor cannot be signaled
+            inside = ["unshare", "--pid", "--fork", "--mount-proc"] if how == "container" else []
+            if inside and (reason := containers.missing("--pid", "--fork")):
+                pytest.skip(reason)
+            words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
+            shown = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+            assert ("in another container" in shown) == bool(inside)
+        else:
+            run.process.send_signal(getattr(signal, how))
+        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
     assert run.wait() == 75, run.tail()
     status = run.status()
     assert (status["state"], status["recoveries"]) == ("stopped", [])
@@ -98,16 +100,17 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     run = runs(
         *start, "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
         "--step-seconds", "0.05", cold=True,
-    ).start()  # fmt: skip
-    run.until_step(10, timeout_seconds=150)
-    assert run.process is not None
-    family = list(descendants(run.process.pid))
-    assert len(family) >= 2
-    run.process.kill()
-    run.process.wait()
-    deadline = time.monotonic() + 2.0
-    while alive(family) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    )  # fmt: skip
+    with run.held(after=10):
+        run.start().until_step(10, timeout_seconds=150)
+        assert run.process is not None
+        family = list(descendants(run.process.pid))
+        assert len(family) >= 2
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + 2.0
+        while alive(family) and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert alive(family) == []
     assert run.status()["state"] == "unknown"
     run.cold = None
@@ -278,10 +281,12 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
 @loop_in_full
 def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """A signal to the process group reaches the supervisor alone: one checkpoint, code 75."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05").start()  # fmt: skip
-    run.until_step(3)
-    assert run.process is not None
-    os.killpg(run.process.pid, signal.SIGTERM)
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS)
+    with run.held(after=3):
+        run.start().until_step(3)
+        assert run.process is not None
+        os.killpg(run.process.pid, signal.SIGTERM)
+        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
     assert run.wait() == 75, run.tail()
     assert run.status()["recoveries"] == []
     assert run.status()["checkpoint"]["step"] >= 3

@@ -38,9 +38,11 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     """The ranks save at an agreed step: code 75, equal weights in the end."""
     run = runs(
         "--on-end", "cat > end.json", *grpo(script), program=FAILING, environment={"TEST_FAILURE": "poll"}
-    ).start()
-    run.until_step(3)
-    (tmp_path / "fail").touch()
+    )
+    with run.held(after=3):
+        run.start().until_step(3)
+        (tmp_path / "fail").touch()
+        run.until(lambda events: "grpo-run itself failed" in run.output.read_text())
     assert run.wait() == 75, run.tail()
     report = reported(run)
     assert report["sentence"].startswith("grpo-run itself failed, in the supervisor: KeyError")
@@ -59,9 +61,10 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
 @pytest.mark.full
 def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Callable[..., Run]) -> None:
     """No rank is running: code 93, a report, and no traceback on the terminal."""
-    run = runs(*grpo(TRAINER), program=FAILING, environment={"TEST_FAILURE": "start"}).start()
-    run.until_step(3)
-    run.kill(1)
+    run = runs(*grpo(TRAINER), program=FAILING, environment={"TEST_FAILURE": "start"})
+    with run.held(after=3):
+        run.start().until_step(3)
+        run.kill(1)
     assert run.wait() == 93, run.tail()
     assert "PermissionError" in reported(run)["sentence"]
 
@@ -87,14 +90,15 @@ def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The descriptors in reserve are enough for the evidence and the next attempt; equal weights."""
-    run = runs(*grpo(script), program=FAILING, environment={"TEST_FAILURE": "descriptors"}).start()
-    run.until_step(3)
-    (tmp_path / "fail").touch()
-    run.until(lambda events: "no descriptors" in run.output.read_text())
-    run.kill(1)
-    run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
-    run.until_step(12)
-    (tmp_path / "recover").touch()
+    run = runs(*grpo(script), program=FAILING, environment={"TEST_FAILURE": "descriptors"})
+    with run.held(after=8):
+        run.start().until_step(8)
+        (tmp_path / "fail").touch()
+        run.until(lambda events: "no descriptors" in run.output.read_text())
+        run.kill(1)
+        run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
+        run.until_step(12)
+        (tmp_path / "recover").touch()
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 24)
     (event,) = run.events("incident")

@@ -8,8 +8,8 @@ from pathlib import Path
 from support.runs import SCRIPTS, Run
 
 SCRIPT = str(SCRIPTS / "sft.py")
-LAST_STEP = 40
-STEPS = ("--max-steps", str(LAST_STEP), "--save-steps", "2", "--step-seconds", "0.1")
+LAST_STEP = 12
+STEPS = ("--max-steps", str(LAST_STEP), "--save-steps", "2")
 
 
 def test_a_second_live_launch_into_one_output_directory_is_refused(
@@ -17,10 +17,11 @@ def test_a_second_live_launch_into_one_output_directory_is_refused(
 ) -> None:
     """Both are the same run by their command; the second leaves the first one's checkpoints alone."""
     words = (SCRIPT, "--output-dir", "out", *STEPS)
-    first = runs(*words, name="first").start()
-    first.until_step(3)
-    second = runs(*words, name="second").start()
-    assert second.wait() == 2, second.tail()
+    first = runs(*words, name="first")
+    with first.held(after=3):
+        first.start().until_step(3)
+        second = runs(*words, name="second").start()
+        assert second.wait() == 2, second.tail()
     assert f"is live in {first.directory}" in second.tail()
     assert first.wait() == 0, first.tail()
     assert first.status()["recoveries"] == []

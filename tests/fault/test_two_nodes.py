@@ -27,9 +27,7 @@ def _nodes(runs: Callable[..., Run], script: str, *extra: str, cold: bool | None
         "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint,
         "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, *extra,
     )  # fmt: skip
-    first = runs(*shared, name="node0", cold=cold).start()
-    second = runs(*shared, name="node1", cold=cold).start()
-    return first, second
+    return runs(*shared, name="node0", cold=cold), runs(*shared, name="node1", cold=cold)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +42,14 @@ def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
     script: str, cold: bool | None, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Both nodes restart from the same checkpoint and end with torchrun's weights."""
-    nodes = _nodes(runs, script, "--step-seconds", "0.1", cold=cold)
-    for node in nodes:
-        node.until_step(6)
-    victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))
-    victim.kill(1)
+    nodes = _nodes(runs, script, cold=cold)
+    with nodes[0].held(after=8):
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.until_step(6)
+        victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))
+        victim.kill(1)
     for node in nodes:
         assert node.wait(180) == 0, node.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
@@ -60,11 +61,15 @@ def test_stop_on_one_node_stops_all_on_one_step(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """SIGTERM to one supervisor stops the ranks of both nodes at one step, with code 75."""
-    nodes = _nodes(runs, script, "--step-seconds", "0.1")
-    for node in nodes:
-        node.until_step(3)
-    assert nodes[1].process is not None
-    nodes[1].process.send_signal(signal.SIGTERM)
+    nodes = _nodes(runs, script)
+    with nodes[0].held(after=5):
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.until_step(3)
+        assert nodes[1].process is not None
+        nodes[1].process.send_signal(signal.SIGTERM)
+        nodes[1].until(lambda events: any(event["event"] == "stop_requested" for event in events))
     for node in nodes:
         assert node.wait(120) == 75, node.tail()
     steps = {

@@ -18,10 +18,12 @@ STEPS = ("--max-steps", "24", "--save-steps", "8", "--output-dir", "ours", "--st
 def stopped(runs: Callable[..., Run], tmp_path: Path) -> Run:
     """A run of a script in the working directory that was stopped with a checkpoint."""
     shutil.copy(SCRIPTS / "grpo.py", tmp_path / "train.py")
-    run = runs("train.py", *STEPS, environment={"PYTHONPATH": str(SCRIPTS), "SEED": "1"}).start()
-    run.until_step(3)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
+    run = runs("train.py", *STEPS, environment={"PYTHONPATH": str(SCRIPTS), "SEED": "1"})
+    with run.held(after=3):
+        run.start().until_step(3)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
     assert run.wait() == 75, run.tail()
     return run
 
@@ -108,10 +110,12 @@ def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_ne
 ) -> None:
     """The run itself refuses to go back; the other one, with a directory of its own, recovers from what it has saved."""
     words = [str(SCRIPTS / "grpo.py"), "--max-steps", "24", "--save-steps", "4", *STEPS[4:]]
-    first = runs(*words).start()
-    first.until_step(14)
-    assert first.process is not None
-    first.process.send_signal(signal.SIGTERM)
+    first = runs(*words)
+    with first.held(after=14):
+        first.start().until_step(14)
+        assert first.process is not None
+        first.process.send_signal(signal.SIGTERM)
+        first.until(lambda events: any(event["event"] == "stop_requested" for event in events))
     assert first.wait() == 75, first.tail()
     saved, attempts = checkpoints(tmp_path), len(starts(first))
     first.arguments = ["--resume-from", "ours/checkpoint-4", *words]
@@ -120,9 +124,10 @@ def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_ne
     assert "--fresh" in line
     assert len(starts(first)) == attempts
     assert checkpoints(tmp_path) == saved
-    other = runs("--fresh", *first.arguments, name="other").start()
-    other.until_step(9)
-    other.kill(0)
+    other = runs("--fresh", *first.arguments, name="other")
+    with other.held(after=5):
+        other.start().until_step(9)
+        other.kill(0)
     assert other.wait() == 0, other.tail()
     begun, recovered = starts(other)
     assert begun == 4

@@ -52,13 +52,14 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
     """A second launch on a live run prints one line with the first supervisor's pid and exits with 2."""
-    arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps", "4", "--step-seconds", "0.1")  # fmt: skip
-    first = runs(*arguments).start()
-    first.until_step(2)
-    assert first.process is not None
-    code, printed = warm.run(
-        [str(BIN / "grpo-run"), "launch", "--run-dir", str(first.directory), *arguments], cwd=first.folder
-    )
+    arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps", "4")  # fmt: skip
+    first = runs(*arguments)
+    with first.held(after=2):
+        first.start().until_step(2)
+        assert first.process is not None
+        code, printed = warm.run(
+            [str(BIN / "grpo-run"), "launch", "--run-dir", str(first.directory), *arguments], cwd=first.folder
+        )
     assert code == 2
     assert len(printed.strip().splitlines()) == 1
     assert str(first.process.pid) in printed
@@ -120,9 +121,10 @@ def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run],
     """With `--no-preload`, a killed rank resumes to the same weights."""
     run = runs(
         "--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS
-    ).start()
-    run.until_step(5)
-    run.kill(0)
+    )
+    with run.held(after=5):
+        run.start().until_step(5)
+        run.kill(0)
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 12, ranks=1)
     assert len(run.status()["recoveries"]) == 1

@@ -8,7 +8,9 @@ weights.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -229,12 +231,28 @@ def texts_for_one_epoch(arguments: argparse.Namespace) -> int:
     return (arguments.max_steps + 2) * samples_per_step
 
 
+steps_begun = itertools.count(1)
+
+
+def pause(seconds: float) -> None:
+    """Sleep in a step, and wait as `support.runs.Run.held` asks, at most two minutes."""
+    begun = next(steps_begun)
+    if seconds:
+        time.sleep(seconds)
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            if begun > int(Path("hold").read_text()):
+                time.sleep(0.02)
+                continue
+        return
+
+
 def rewards(step_seconds: float) -> Any:
     """Return a reward for letters of the prompt, which differs within a group; it sleeps once per batch."""
 
     def overlap(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        if step_seconds:
-            time.sleep(step_seconds)
+        pause(step_seconds)
         return [
             len(set(prompt) & set(completion)) + 0.01 * len(set(completion))
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -261,8 +279,7 @@ class SleepAtStep(TrainerCallback):
         self.seconds = seconds
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.seconds:
-            time.sleep(self.seconds)
+        pause(self.seconds)
 
 
 class KillAfterSteps(TrainerCallback):

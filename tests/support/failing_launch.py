@@ -80,7 +80,16 @@ def exhaust_descriptors() -> None:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    threading.Thread(target=run, daemon=True).start()
+    from grpo_run.runtime.detection.detector import HangDetector
+
+    scan, thread = HangDetector.scan, threading.Thread(target=run, daemon=True)
+
+    def scanning(self: HangDetector, slots: object) -> object:
+        if thread.ident is None:  # not before the forkserver, which a process with threads does not fork
+            thread.start()
+        return scan(self, slots)  # type: ignore[arg-type]
+
+    HangDetector.scan = scanning  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

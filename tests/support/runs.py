@@ -144,6 +144,19 @@ class Run:
     def _attempt(events: list[dict[str, Any]]) -> int:
         return max((event["attempt"] for event in events if event["event"] == "attempt_started"), default=-1)
 
+    @contextlib.contextmanager
+    def held(self, after: int) -> Iterator[None]:
+        """Let ranks take `after` steps and no more meanwhile, so that a run has not finished when something is done to it.
+
+        For scripts that call `tiny.pause` once in each step; the ranks of every attempt count from its first step.
+        """
+        hold = self.cwd / "hold"
+        hold.write_text(str(after))
+        try:
+            yield
+        finally:
+            hold.unlink()
+
     def pid(self, rank: int) -> int:
         """Return the pid of a rank in the current attempt."""
         events = self.events()
