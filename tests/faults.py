@@ -27,18 +27,20 @@ def fault(
     phase: Phase | MemoryPhase | str | None = None,
     seconds: float | None = None,
     rows: int = 0,
+    tokens: int = 0,
 ) -> list[str]:
     """Return the arguments that inject one fault; phase and seconds default to the kind's own.
 
     Args:
         seconds: duration, for kinds that have one.
         rows: memory runs out whenever more rows are computed at once; 0 for once.
+        tokens: the same for tokens, padding included.
 
     Raises:
         ConfigError: unknown kind, or a value out of range.
     """
     where = KINDS[kind].phases[phase] if type(phase) is str else phase
-    made = Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds, rows=rows)
+    made = Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds, rows=rows, tokens=tokens)
     return ["--inject", str(made)]
 
 

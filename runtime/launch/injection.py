@@ -2,7 +2,7 @@
 
 Parses and checks the text of `--inject`. The configuration carries injections to every rank, where
 `trainers.rank.injected` performs them. An injection fires once in a run, however many attempts the run takes:
-its canonical text identifies it in the journal. One with `rows` fires as often as more rows are computed at once.
+its canonical text identifies it in the journal. One with `rows` or `tokens` fires as often as more of them are computed at once.
 Pure; injects nothing itself.
 """
 
@@ -31,7 +31,10 @@ MEMORY_PHASES = {
     )
 }
 """Where memory can run out, by name."""
+TOKEN_PHASES = (MemoryPhase.forward, MemoryPhase.backward)
+"""Where the number of tokens that are computed at once is known: rows times padded length."""
 MAX_ROWS = 10**6
+MAX_TOKENS = 10**9
 MAX_STEP = 10**9
 MIN_SECONDS, MAX_SECONDS = 0.001, 7 * 86_400.0
 
@@ -148,7 +151,8 @@ KINDS: dict[str, Kind] = {
     ),
     "oom": Kind(
         sentence="the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
-        " whenever it computes more than N rows at once, from that step on",
+        " whenever it computes more than N rows at once, from that step on; with `tokens=N` in forward or backward, more than"
+        " N rows times their padded length",
         phase=MemoryPhase.forward,
     ),
     "oom-nccl": Kind(
@@ -183,7 +187,9 @@ class Injection:
     seconds: float
     """Duration; 0.0 for a kind without a duration, infinity for an unlimited one."""
     rows: int = 0
-    """The fault happens whenever more rows are computed at once; 0 if it happens once."""
+    """The fault happens whenever more rows are computed at once; 0 for no such limit."""
+    tokens: int = 0
+    """The fault happens whenever more tokens, padding included, are computed at once; 0 for no such limit."""
 
     def __post_init__(self) -> None:
         kind = _kind(self.kind, self.kind)
@@ -200,6 +206,12 @@ class Injection:
             raise ConfigError(f"{where}: {self.kind} takes no rows in phase {self.phase.name}")
         if not 0 <= self.rows <= MAX_ROWS:
             raise ConfigError(f"{where}: rows={self.rows} is not between 1 and {MAX_ROWS}")
+        if self.tokens and (not kind.takes_rows or self.phase not in TOKEN_PHASES):
+            raise ConfigError(f"{where}: {self.kind} takes no tokens in phase {self.phase.name}")
+        if self.tokens and self.rows:
+            raise ConfigError(f"{where}: give rows or tokens, not both")
+        if not 0 <= self.tokens <= MAX_TOKENS:
+            raise ConfigError(f"{where}: tokens={self.tokens} is not between 1 and {MAX_TOKENS}")
         if self.phase is Phase.startup:
             raise ConfigError(f"{where}: no step is computed in phase startup; give another phase")
         if kind.fixed_phase and self.phase is not kind.phase:
@@ -225,6 +237,7 @@ class Injection:
         phase: Phase | MemoryPhase | None = None,
         seconds: float | None = None,
         rows: int = 0,
+        tokens: int = 0,
     ) -> Injection:
         """Return an injection.
 
@@ -232,11 +245,19 @@ class Injection:
         """
         known = _kind(kind, kind)
         length = known.seconds or 0.0 if seconds is None else round(seconds, 3)
-        return cls(kind=kind, rank=rank, step=step, phase=phase or known.phase, seconds=length, rows=rows)
+        return cls(
+            kind=kind,
+            rank=rank,
+            step=step,
+            phase=phase or known.phase,
+            seconds=length,
+            rows=rows,
+            tokens=tokens,
+        )
 
     @classmethod
     def parse(cls, text: str) -> Injection:
-        """Parse `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`, or with `[:rows=N]` for memory.
+        """Parse `KIND@rankR:stepN[:phase=PHASE][:seconds=S]`, or with `[:rows=N]` or `[:tokens=N]` for memory.
 
         Raises:
             ConfigError: the text is wrong; the message holds it, the reason, and the closest known word.
@@ -252,14 +273,16 @@ class Injection:
             key, _, value = word.partition("=")
             if key in given:
                 raise ConfigError(f"--inject {text}: {key} is given twice")
-            if key not in ("phase", "seconds") and not (key == "rows" and known.takes_rows):
-                last = ", seconds=S nor rows=N" if known.takes_rows else " nor seconds=S"
+            if key not in ("phase", "seconds") and not (key in ("rows", "tokens") and known.takes_rows):
+                last = ", seconds=S, rows=N nor tokens=N" if known.takes_rows else " nor seconds=S"
                 raise ConfigError(f"--inject {text}: {word!r} is neither phase=PHASE{last}")
             given[key] = value
         phase = _phase(given["phase"], known, text) if "phase" in given else None
         seconds = _seconds(given["seconds"], text) if "seconds" in given else None
-        rows = _rows(given["rows"], text) if "rows" in given else 0
-        return cls.of(kind, rank=rank, step=step, phase=phase, seconds=seconds, rows=rows)
+        rows, tokens = (
+            _count(given[name], name, text) if name in given else 0 for name in ("rows", "tokens")
+        )
+        return cls.of(kind, rank=rank, step=step, phase=phase, seconds=seconds, rows=rows, tokens=tokens)
 
     @property
     def place(self) -> tuple[int, Phase | MemoryPhase]:
@@ -268,8 +291,12 @@ class Injection:
 
     @property
     def recurs(self) -> bool:
-        """Whether it may fire more than once: as long as too many rows are computed at once."""
-        return self.rows > 0
+        """Whether it may fire more than once: as long as too much is computed at once."""
+        return self.rows > 0 or self.tokens > 0
+
+    def exceeded_by(self, rows: float, tokens: float) -> bool:
+        """Whether so much at once is too much for a fault that recurs."""
+        return tokens > self.tokens if self.tokens else rows > self.rows
 
     def __str__(self) -> str:
         kind = KINDS[self.kind]
@@ -277,7 +304,8 @@ class Injection:
         number = int(self.seconds) if math.isfinite(self.seconds) and self.seconds % 1 == 0 else self.seconds
         seconds = "" if self.seconds == (kind.seconds or 0.0) else f":seconds={number}"
         rows = f":rows={self.rows}" if self.rows else ""
-        return f"{self.kind}@rank{self.rank}:step{self.step}{phase}{seconds}{rows}"
+        tokens = f":tokens={self.tokens}" if self.tokens else ""
+        return f"{self.kind}@rank{self.rank}:step{self.step}{phase}{seconds}{rows}{tokens}"
 
 
 def _kind(name: str, text: str) -> Kind:
@@ -310,9 +338,9 @@ def _seconds(value: str, text: str) -> float:
     return float(value)
 
 
-def _rows(value: str, text: str) -> int:
-    if re.fullmatch(r"[1-9][0-9]{0,6}", value) is None:
-        raise ConfigError(f"--inject {text}: rows={value} is not a number of rows such as 2")
+def _count(value: str, name: str, text: str) -> int:
+    if re.fullmatch(r"[1-9][0-9]{0,9}", value) is None:
+        raise ConfigError(f"--inject {text}: {name}={value} is not a number of {name} such as 2")
     return int(value)
 
 

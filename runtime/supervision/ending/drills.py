@@ -46,5 +46,6 @@ def _reason(drill: Injection, step: int, counted: bool) -> str:
     if drill.step > step:
         return f"the run ended at step {step}"
     if drill.recurs:
-        return f"no phase {drill.phase.name} from step {drill.step} on had more than {drill.rows} rows"
+        limit = f"{drill.tokens} tokens" if drill.tokens else f"{drill.rows} rows"
+        return f"no phase {drill.phase.name} from step {drill.step} on had more than {limit}"
     return f"step {drill.step} was not run with phase {drill.phase.name}"

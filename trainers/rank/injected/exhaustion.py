@@ -1,7 +1,7 @@
 """Where memory can run out in a step: the places at which the faults `oom` and `oom-nccl` happen.
 
 Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports each place with
-the number of rows that are computed there at once; does not decide whether memory runs out. Changes no value.
+the number of rows and tokens that are computed there at once; does not decide whether memory runs out. Changes no value.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
-Report = Callable[[MemoryPhase, float], None]
-"""Receives a phase that may run out of memory, and how many rows it computes at once; infinity if that is not known."""
+Report = Callable[[MemoryPhase, float, float], None]
+"""Receives a phase that may run out of memory, and how many rows and how many tokens, padding included, it computes at once;
+infinity for what is not known."""
 
 
 class Places:
@@ -32,7 +33,7 @@ class Places:
     def __init__(self, report: Report, open_phases: Callable[[], tuple[Phase, ...]]) -> None:
         self._report = report
         self._open_phases = open_phases
-        self._forward_rows = math.inf
+        self._forward_size = math.inf, math.inf
         self._generating = False
 
     @contextmanager
@@ -52,7 +53,7 @@ class Places:
             @functools.wraps(backward)
             def reported_backward(*args: Any, **kwargs: Any) -> Any:
                 if self._open_phases()[-1:] == (Phase.forward_backward,):
-                    self._report(MemoryPhase.backward, self._forward_rows)
+                    self._report(MemoryPhase.backward, *self._forward_size)
                 return backward(*args, **kwargs)
 
             hooks.enter_context(override_attributes(torch.autograd, backward=reported_backward))
@@ -64,17 +65,17 @@ class Places:
         phases = self._open_phases()
         if not phases or Phase.eval in phases:
             return
-        rows = _rows(args, kwargs)
+        size = _size(args, kwargs)
         if phases[-1] is Phase.generate or (self._generating and phases[-1] is Phase.forward_backward):
-            self._report(MemoryPhase.generate, rows)
+            self._report(MemoryPhase.generate, *size)
         elif phases[-1] is not Phase.forward_backward:
             return
         elif _gradients_are_recorded():
-            self._forward_rows = rows
-            self._report(MemoryPhase.forward, rows)
+            self._forward_size = size
+            self._report(MemoryPhase.forward, *size)
         else:  # in the body of a hand-written loop, which may generate by forward passes of its own
-            self._report(MemoryPhase.generate, rows)
-            self._report(MemoryPhase.score, rows)
+            self._report(MemoryPhase.generate, *size)
+            self._report(MemoryPhase.score, *size)
 
     def _marked_generate(self, module: Any) -> Callable[..., Any]:
         """The model's `generate`, during which forward passes belong to generation. It may be divided further inside."""
@@ -98,14 +99,14 @@ class Places:
         def reported_scoring(*args: Any, **kwargs: Any) -> Any:
             scored = score(*args, **kwargs)
             if Phase.eval not in self._open_phases():
-                self._report(MemoryPhase.score, trainer.args.per_device_train_batch_size)
+                self._report(MemoryPhase.score, trainer.args.per_device_train_batch_size, math.inf)
             return scored
 
         @functools.wraps(generate)
         def reported_generation(prompts: Any, *args: Any, **kwargs: Any) -> Any:
             # vLLM calls no module of the rank
             if trainer.args.use_vllm and Phase.eval not in self._open_phases():
-                self._report(MemoryPhase.generate, len(prompts))
+                self._report(MemoryPhase.generate, len(prompts), math.inf)
             return generate(prompts, *args, **kwargs)
 
         wrapped = {
@@ -127,11 +128,11 @@ def _gradients_are_recorded() -> bool:
     return torch.is_grad_enabled()
 
 
-def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The first dimension of a model's input."""
+def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:
+    """Rows and tokens of a model's input: its first dimension, and that times its second."""
     named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
     for value in (*named, *args, *kwargs.values()):
         shape: Any = getattr(value, "shape", ())
         if len(shape) > 0:
-            return float(shape[0])
-    return math.inf
+            return float(shape[0]), float(shape[0] * shape[1]) if len(shape) > 1 else math.inf
+    return math.inf, math.inf

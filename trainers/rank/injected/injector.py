@@ -150,13 +150,13 @@ class Injector:
     def _places(self) -> Places:
         return Places(self._exhaust_memory, self._open_phases)
 
-    def _exhaust_memory(self, phase: MemoryPhase, rows: float) -> None:
-        """Let memory run out if that is due in this phase, in which so many rows are computed at once."""
+    def _exhaust_memory(self, phase: MemoryPhase, rows: float, tokens: float) -> None:
+        """Let memory run out if that is due in this phase, in which so many rows and tokens are computed at once."""
         step = self._step()
         for injection in tuple(self._armed):
             here = injection.rank == self._context.rank and injection.phase is phase
             if here and (
-                step >= injection.step and rows > injection.rows
+                step >= injection.step and injection.exceeded_by(rows, tokens)
                 if injection.recurs
                 else step == injection.step
             ):
@@ -174,7 +174,7 @@ class Injector:
             ConfigError: a collective is requested, and the script has no process group of several ranks.
         """
         if phase is Phase.optimizer:
-            self._exhaust_memory(MemoryPhase.optimizer, math.inf)
+            self._exhaust_memory(MemoryPhase.optimizer, math.inf, math.inf)
         step = current_step - 1 if phase in PHASES_AFTER_STEP else current_step
         here = [injection for injection in self._armed if injection.phase is phase]
         if not here:

@@ -13,6 +13,7 @@ from grpo_run.runtime.launch.injection import (
     KINDS,
     MAX_STEP,
     MEMORY_PHASES,
+    TOKEN_PHASES,
     Injection,
     armed,
     check,
@@ -72,6 +73,7 @@ def test_equal_injections_have_one_canonical_text(text: str) -> None:
     memory_phase=st.sampled_from(list(MEMORY_PHASES.values())),
     seconds=st.floats(0.001, 604_800.0) | st.none(),
     rows=st.integers(0, 10**6),
+    tokens=st.integers(0, 10**9),
 )
 def test_canonical_text_is_parsed_to_the_same_injection(
     kind: str,
@@ -81,12 +83,15 @@ def test_canonical_text_is_parsed_to_the_same_injection(
     memory_phase: MemoryPhase,
     seconds: float | None,
     rows: int,
+    tokens: int,
 ) -> None:
-    """The test covers every kind, place, duration and number of rows."""
+    """The test covers every kind, place, duration, and number of rows or tokens."""
     known = KINDS[kind]
     where = known.phase if known.fixed_phase else memory_phase if known.takes_rows else phase
     if not known.takes_rows or where is MemoryPhase.optimizer:
         rows = 0
+    if rows or not known.takes_rows or where not in TOKEN_PHASES:
+        tokens = 0
     made = Injection.of(
         kind,
         rank=rank,
@@ -94,6 +99,7 @@ def test_canonical_text_is_parsed_to_the_same_injection(
         phase=where,
         seconds=seconds if known.seconds is not None else None,
         rows=rows,
+        tokens=tokens,
     )
     assert Injection.parse(str(made)) == made
     assert str(Injection.parse(str(made))) == str(made)
@@ -238,6 +244,10 @@ def test_only_collectives_have_a_common_part() -> None:
         ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
         ("oom@rank1:step3:rows=0", "rows=0 is not a number of rows"),
         ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
+        ("oom@rank1:step3:tokens=0", "tokens=0 is not a number of tokens"),
+        ("oom@rank1:step3:tokens=2000000000", "tokens=2000000000 is not between 1 and 1000000000"),
+        ("oom@rank1:step3:phase=score:tokens=2", "takes no tokens in phase score"),
+        ("oom@rank1:step3:rows=2:tokens=2", "give rows or tokens, not both"),
         ("oom@rank1:step3:seconds=2", "takes no seconds"),
         ("oom@rank1:step3:rows=2:rows=2", "rows is given twice"),
         ("kill@rank1:step3:rows=2", "'rows=2' is neither phase=PHASE nor seconds=S"),
@@ -254,3 +264,4 @@ def test_memory_that_never_suffices_fires_in_every_attempt() -> None:
     assert armed((once, rows), [str(once), str(rows)]) == (rows,)
     assert armed((once, rows), []) == (once, rows)
     assert remaining((once, rows), [str(once), str(rows)]) == ()
+    assert Injection.parse("oom@rank1:step3:tokens=9").recurs

@@ -496,6 +496,20 @@ def test_memory_runs_out_until_the_micro_batch_is_small_enough(log: Log) -> None
                 pass_through(board, model, rows)
 
 
+def test_memory_runs_out_above_a_number_of_tokens_however_they_are_shared_among_rows(log: Log) -> None:
+    """Rows times their length: the inputs have two tokens a row."""
+    board = Board()
+    injector = Injector(
+        parse_all(["oom@rank0:step1:phase=backward:tokens=6"]), rank=0, world_size=1, journal=log,
+        open_phases=lambda: board.phases, step=lambda: board.step,
+    )  # fmt: skip
+    with injector.attached_to_loop(lambda: None, [model := torch.nn.Linear(2, 2)]):
+        pass_through(board, model, 3)
+        with pytest.raises(torch.OutOfMemoryError):
+            pass_through(board, model, 4)
+        pass_through(board, model, 3)
+
+
 def test_nccl_reports_exhausted_memory_in_its_own_words(log: Log) -> None:
     """The same error class as that of a lost connection."""
     board = Board()

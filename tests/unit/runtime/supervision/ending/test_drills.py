@@ -28,6 +28,8 @@ def test_the_reason_is_the_step_or_the_phase() -> None:
     )
     rows = Injection.parse("oom@rank0:step2:rows=4")
     assert "(no phase forward from step 2 on had more than 4 rows)" in sentence((rows,), 6, counted=True)
+    tokens = Injection.parse("oom@rank0:step2:tokens=40")
+    assert "(no phase forward from step 2 on had more than 40 tokens)" in sentence((tokens,), 6, counted=True)
     assert sentence((), 6, counted=True) == ""
     assert sentence((KILL,), 0, counted=False) == (
         "1 drill never happened: kill@rank1:step9 (no Trainer and no loop, so steps were not counted)."
