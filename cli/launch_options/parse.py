@@ -107,6 +107,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         injections=injections,
         strict_drills=options.strict_drills,
         hygiene_every=options.hygiene_every,
+        memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
         memory_plan=memory_plan,

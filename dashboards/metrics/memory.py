@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from grpo_run.dashboards.metrics.labels import MEMORY_PHASE, MEMORY_PHASES, RANK
 from grpo_run.dashboards.metrics.metric import Metric, Observation, Sample
-from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
+from grpo_run.watchdog.accounting.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 
 
 def _measured(observation: Observation, *, device: bool) -> Iterator[tuple[str, RankMemory]]:
@@ -47,6 +47,28 @@ def _phase(
             for phase, own in memory.phases.items():
                 if phase.name in MEMORY_PHASES:
                     yield (rank, phase.name), value(own)
+
+    return read
+
+
+def _forecast(value: Callable[[MemoryForecast], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value per rank whose memory is forecast."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        for rank, memory in _measured(observation, device=False):
+            if memory.forecast is not None:
+                yield (rank,), value(memory.forecast)
+
+    return read
+
+
+def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[Observation], Iterator[Sample]]:
+    """Read one value for the run, on which all ranks agree: the highest, because they are not read at the same instant."""
+
+    def read(observation: Observation) -> Iterator[Sample]:
+        found = [one for _, one in _forecast(value)(observation) if one is not None]
+        if found:
+            yield (), max(found)
 
     return read
 
@@ -91,6 +113,31 @@ MEMORY_METRICS: tuple[Metric[Observation], ...] = (
         name="grpo_rank_resident_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
         read=_phase(lambda memory: memory.peak_resident_bytes, device=False),
         help="Most host memory of the rank known for each phase of this attempt, shared memory included.",
+    ),
+    Metric(
+        name="grpo_rank_memory_predicted_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_forecast(lambda forecast: forecast.predicted_bytes),
+        help="Peak predicted for the steps of the present rollout, with micro-batches as they are split; 0 if not known.",
+    ),
+    Metric(
+        name="grpo_rank_memory_observed_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_forecast(lambda forecast: forecast.observed_bytes),
+        help="Highest peak measured in the steps of the present rollout so far.",
+    ),
+    Metric(
+        name="grpo_rank_memory_limit_bytes", kind="gauge", unit="bytes", labels=(RANK,),
+        read=_forecast(lambda forecast: forecast.limit_bytes),
+        help="GPU memory that the rank may use, as known when the present rollout was generated; 0 if not known.",
+    ),
+    Metric(
+        name="grpo_micro_batch_pieces", kind="gauge", unit="count", labels=(),
+        read=_agreed(lambda forecast: forecast.pieces),
+        help="Pieces into which micro-batches of the present rollout are split, so that they fit; 1 for none.",
+    ),
+    Metric(
+        name="grpo_split_rollouts_total", kind="counter", unit="count", labels=(),
+        read=_agreed(lambda forecast: forecast.split_rollouts),
+        help="Rollouts of this attempt whose micro-batches were split, because their peak would not have fitted.",
     ),
     Metric(
         name="grpo_rank_hygiene_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),

@@ -30,6 +30,25 @@ def memory_rows(run: str) -> list[BuiltPanel]:
             description="Most memory that tensors of any rank have used in each phase of this attempt.",
         ),
         time_series(
+            "Forecast of the peak, and observed", width=12, height=8, unit="bytes",
+            queries={
+                "rank {{rank}}, predicted": f"max by (rank) (grpo_rank_memory_predicted_bytes{{{run}}}) > 0",
+                "rank {{rank}}, observed": f"max by (rank) (grpo_rank_memory_observed_bytes{{{run}}}) > 0",
+                "limit": f"min(grpo_rank_memory_limit_bytes{{{run}}} > 0)",
+            },
+            description="What was predicted for the steps of each rollout before they began, the highest peak measured in them,"
+            " and the least that a rank may use.",
+        ),
+        time_series(
+            "Pieces of micro-batches", width=12, height=8, unit="short", decimals=0,
+            queries={
+                "pieces": f"max(grpo_micro_batch_pieces{{{run}}})",
+                "split rollouts": f"max(grpo_split_rollouts_total{{{run}}})",
+            },
+            description="Into how many pieces micro-batches are split because whole ones were predicted not to fit, and for"
+            " how many rollouts of this attempt.",
+        ),
+        time_series(
             "Allocations that needed memory back, and that failed", width=12, height=8, unit="short", decimals=0,
             queries={
                 "rank {{rank}}, retried": f"max by (rank) (grpo_rank_gpu_alloc_retries_total{{{run}}}) > 0",

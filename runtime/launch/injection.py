@@ -112,10 +112,7 @@ KINDS: dict[str, Kind] = {
     "extra": Kind(
         sentence="the rank alone calls an all_reduce", phase=Phase.forward_backward, collective=True
     ),
-    "exit": Kind(
-        sentence="the rank calls sys.exit(0) during training",
-        phase=Phase.forward_backward,
-    ),
+    "exit": Kind(sentence="the rank calls sys.exit(0) during training", phase=Phase.forward_backward),
     "return": Kind(
         sentence="the rank alone returns from train(), or leaves its loop, at the end of the step",
         phase=Phase.forward_backward,
@@ -159,9 +156,7 @@ KINDS: dict[str, Kind] = {
         sentence="the same as NCCL reports it, instead of a collective", phase=MemoryPhase.backward
     ),
     "ignore-term": Kind(
-        sentence="the rank ignores SIGTERM from then on; use it with a hang",
-        phase=Phase.data,
-        arms=True,
+        sentence="the rank ignores SIGTERM from then on; use it with a hang", phase=Phase.data, arms=True
     ),
 }
 """All kinds, in the order of `--inject help`."""
@@ -204,14 +199,13 @@ class Injection:
             )
         if self.rows and (not kind.takes_rows or self.phase is MemoryPhase.optimizer):
             raise ConfigError(f"{where}: {self.kind} takes no rows in phase {self.phase.name}")
-        if not 0 <= self.rows <= MAX_ROWS:
-            raise ConfigError(f"{where}: rows={self.rows} is not between 1 and {MAX_ROWS}")
         if self.tokens and (not kind.takes_rows or self.phase not in TOKEN_PHASES):
             raise ConfigError(f"{where}: {self.kind} takes no tokens in phase {self.phase.name}")
         if self.tokens and self.rows:
             raise ConfigError(f"{where}: give rows or tokens, not both")
-        if not 0 <= self.tokens <= MAX_TOKENS:
-            raise ConfigError(f"{where}: tokens={self.tokens} is not between 1 and {MAX_TOKENS}")
+        for name, count, most in (("rows", self.rows, MAX_ROWS), ("tokens", self.tokens, MAX_TOKENS)):
+            if not 0 <= count <= most:
+                raise ConfigError(f"{where}: {name}={count} is not between 1 and {most}")
         if self.phase is Phase.startup:
             raise ConfigError(f"{where}: no step is computed in phase startup; give another phase")
         if kind.fixed_phase and self.phase is not kind.phase:

@@ -67,6 +67,7 @@ EVENTS = frozenset(
         "stop_requested",
         "generation_capped",
         "memory_plan_applied",
+        "micro_batches_split",
         "tool_cancelled",
         "completions_capped",
         "rollout_ended",

@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting", "planning"),
+        ("hooks", "loops"), ("forecast",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting", "planning"),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (
@@ -127,6 +127,8 @@ PURE = (
     "runtime.continuity.rewards",
     "runtime.continuity.train_calls",
     "trainers.accounting.step_memory",
+    "trainers.forecast.decision",
+    "trainers.forecast.fit",
     "trainers.hygiene.policy",
     "trainers.rewards.bisection",
     "trainers.rewards.deadlines",

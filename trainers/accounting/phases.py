@@ -60,6 +60,8 @@ class PhaseAccounting:
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        self.on_peak: Callable[[Phase, int, int], None] | None = None
+        """Called with a phase that has run, and what was allocated on the device when it began and at its peak, in bytes."""
         self._area = area
         self._device = device
         self._host = host
@@ -144,6 +146,8 @@ class PhaseAccounting:
         if device is not None:
             totals.has_device = 1
             totals.capacity_bytes = device.capacity
+            if ended is not None and self.on_peak is not None:
+                self.on_peak(ended, totals.allocated_bytes, device.peak_allocated)
             totals.allocated_bytes = device.allocated
             totals.reserved_bytes = device.reserved
             totals.inactive_split_bytes = device.inactive_split

@@ -13,6 +13,8 @@ from typing import Any
 from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.exclusion.attach import SampleExclusion
 from grpo_run.trainers.exclusion.repeated_steps import read_earlier
+from grpo_run.trainers.forecast.attach import forecasting
+from grpo_run.trainers.forecast.rollouts import Forecasts
 from grpo_run.trainers.hooks.phases import mark_trainer
 from grpo_run.trainers.hooks.rollouts import capped_rollouts
 from grpo_run.trainers.hooks.tools import mark_tools
@@ -25,12 +27,15 @@ from grpo_run.trainers.saving import description
 
 
 @contextmanager
-def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: StepVote) -> Iterator[None]:
+def rollouts_hooked(
+    trainer: Any, session: Session, train_call: int, step_vote: StepVote, forecasts: Forecasts | None
+) -> Iterator[None]:
     """Bound, mark and record the rollouts of a trainer for the length of the block.
 
     Args:
         train_call: number of the call in the run.
         step_vote: receives the phases, and whether a rollout was cut at its deadline.
+        forecasts: of this call; None if there are none.
 
     Raises:
         ConfigError: a cap cannot be applied.
@@ -54,6 +59,7 @@ def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: 
         )
         hooks.enter_context(exclusion.scoring())
         hooks.enter_context(mark_trainer(trainer, session.slot, step_vote.fingerprint))
+        hooks.enter_context(forecasting(trainer, forecasts, step_vote))
         hooks.enter_context(exclusion.rewarding())
         hooks.enter_context(quarantine.attached())
         hooks.enter_context(mark_tools(trainer, session))

@@ -18,6 +18,7 @@ from grpo_run.trainers.calls.resume import agree_on_resume, resumed_directory, s
 from grpo_run.trainers.calls.step_vote import StepVote
 from grpo_run.trainers.calls.steps import finish, leave
 from grpo_run.trainers.exact.state import ExactState
+from grpo_run.trainers.forecast.rollouts import prepare
 from grpo_run.trainers.hooks import data_order
 from grpo_run.trainers.hooks.callback import GuardCallback
 from grpo_run.trainers.hooks.model_activity import record_model_activity
@@ -61,6 +62,7 @@ def run_train_call(
     guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
     step_vote = StepVote(session, guard.requests, guards)
     reader = StepReader(trainer)
+    forecasts = prepare(trainer, session, call.ordinal)
     order = data_order.data_order(trainer)
     if (text := data_order.warning(order)) is not None and session.world_size > 1:
         session.warn(text)
@@ -72,7 +74,7 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote))
+        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote, forecasts))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)

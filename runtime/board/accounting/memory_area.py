@@ -1,6 +1,6 @@
 """A rank's memory by phase in its part of the board: a header and one entry for each phase.
 
-The areas follow all others, and a board of an earlier version has none. Written by `trainers.accounting`, read by
+The last entry is no phase's: it holds the forecast. The areas follow all others, and a board of an earlier version has none. Written by `trainers.accounting`, read by
 `board.py`. The header begins with a sequence number that is odd during a write (see `slot_writer.py`). Fields must not
 move, see `slot_layout.py`. Does not measure anything.
 """
@@ -11,7 +11,7 @@ import dataclasses
 import mmap
 import struct
 
-from grpo_run.watchdog.accounting.phase_memory import PhaseMemory, RankMemory
+from grpo_run.watchdog.accounting.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase
 
 MAX_PHASES = 24
@@ -25,7 +25,9 @@ _HEADER_AT = _SEQUENCE.size
 _ENTRIES_AT = _HEADER_AT + _HEADER.size
 MEMORY_AREA_BYTES = _ENTRIES_AT + MAX_PHASES * _ENTRY.size
 
-assert max(Phase) <= MAX_PHASES
+_FORECAST_AT = _ENTRIES_AT + (MAX_PHASES - 1) * _ENTRY.size
+
+assert max(Phase) < MAX_PHASES
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -63,10 +65,22 @@ class Totals:
     freed_bytes: int = 0
 
 
+@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
+class ForecastFigures:
+    """What is stored of the forecast; see `MemoryForecast`."""
+
+    predicted_bytes: int = 0
+    observed_bytes: int = 0
+    limit_bytes: int = 0
+    pieces: int = 0
+    rollouts: int = 0
+    split_rollouts: int = 0
+
+
 class MemoryAreaWriter:
     """The only writer of one rank's area. One thread of a rank uses it at a time; it never blocks.
 
-    Set the attributes of `totals` and `phases`, then call `publish`.
+    Set the attributes of `totals`, `phases` and `forecast`, then call `publish`.
 
     Args:
         memory: the board's writable mapping.
@@ -76,6 +90,7 @@ class MemoryAreaWriter:
     def __init__(self, memory: mmap.mmap, offset: int | None) -> None:
         self.totals = Totals()
         self.phases: dict[Phase, PhaseFigures] = {}
+        self.forecast = ForecastFigures()
         self._memory = memory
         self._offset = offset
         self._sequence = 0
@@ -110,6 +125,12 @@ class MemoryAreaWriter:
                 one.peak_reserved_bytes, one.allocated_bytes, one.reserved_bytes, one.inactive_split_bytes,
                 one.retries, one.peak_resident_bytes, one.resident_bytes, 0,
             )  # fmt: skip
+        foreseen = self.forecast
+        if foreseen.rollouts:
+            _ENTRY.pack_into(
+                memory, offset + _FORECAST_AT, foreseen.predicted_bytes, foreseen.observed_bytes, foreseen.limit_bytes,
+                foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts, 0, 0, 0, 0,
+            )  # fmt: skip
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 
@@ -143,6 +164,7 @@ def _decode(raw: bytes) -> RankMemory:
         *values, _ = _ENTRY.unpack_from(raw, _ENTRIES_AT + (phase - 1) * _ENTRY.size)
         if any(values):
             phases[phase] = PhaseMemory(**dict(zip(PhaseFigures.__slots__, values, strict=True)))
+    figures = dict(zip(ForecastFigures.__slots__, _ENTRY.unpack_from(raw, _FORECAST_AT), strict=False))
     return RankMemory(
         has_device=bool(totals.has_device),
         capacity_bytes=totals.capacity_bytes,
@@ -159,4 +181,5 @@ def _decode(raw: bytes) -> RankMemory:
         released_bytes=totals.released_bytes,
         freed_bytes=totals.freed_bytes,
         phases=phases,
+        forecast=MemoryForecast(**figures) if figures["rollouts"] else None,
     )

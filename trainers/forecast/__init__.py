@@ -1,0 +1,7 @@
+"""Forecast: whether the memory of the coming steps suffices for the rollout that was just generated; if not, smaller passes.
+
+Start with `attach.py`, which wraps methods of GRPO's and RLOO's trainers. `fit.py` predicts from what was measured, `decision.py`
+says how often micro-batches are split, `rollouts.py` keeps one rank's side of it and lets all ranks decide, and `splitting.py`
+splits a micro-batch within `training_step`. May import `calls`, `rank`, `memory_plan`, `saving.description`, `patches`,
+`upstream`, `runtime` and `watchdog`.
+"""

@@ -1,0 +1,124 @@
+"""Wraps three methods of GRPO's and RLOO's trainers, so that a rollout that would not fit is trained in smaller passes.
+
+After a rollout has been generated, and before it is scored, all ranks decide (`rollouts.py`). Scoring then takes as many rows at
+once as a piece has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces (`splitting.py`). Evaluation is left
+alone. Entered by `hooks/rollout_hooks.py` outside the phases of generation; without forecasts, the trainer stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.forecast.decision import rows_of_pieces
+from grpo_run.trainers.forecast.rollouts import Forecasts, Rollout
+from grpo_run.trainers.forecast.splitting import split_loss
+from grpo_run.trainers.patches import override_attributes
+from grpo_run.trainers.upstream import trainer_names, training_passes
+
+
+@contextmanager
+def forecasting(trainer: Any, forecasts: Forecasts | None, step_vote: StepVote) -> Iterator[None]:
+    """Forecast the memory of a trainer's steps for the length of the block.
+
+    Args:
+        forecasts: None for none.
+        step_vote: its vote is collected before ranks exchange what they need.
+    """
+    if forecasts is None:
+        yield
+        return
+    passes = TrainerPasses(trainer, forecasts, step_vote)
+    wrapped = {
+        trainer_names.GENERATE: passes.generate,
+        training_passes.SCORE: passes.score,
+        "compute_loss": passes.compute_loss,
+    }
+    with forecasts.measuring(), override_attributes(trainer, **wrapped):
+        yield
+
+
+class TrainerPasses:
+    """The wrapped methods of one trainer."""
+
+    def __init__(self, trainer: Any, forecasts: Forecasts, step_vote: StepVote) -> None:
+        self._trainer = trainer
+        self._forecasts = forecasts
+        self._step_vote = step_vote
+        self._sums = getattr(trainer, "loss_type", None) in training_passes.SUMS
+        self.generate = functools.wraps(getattr(trainer, trainer_names.GENERATE))(
+            functools.partial(self._generate, getattr(trainer, trainer_names.GENERATE))
+        )
+        self.score = functools.wraps(getattr(trainer, training_passes.SCORE))(
+            functools.partial(self._score, getattr(trainer, training_passes.SCORE))
+        )
+        self.compute_loss = functools.wraps(trainer.compute_loss)(
+            functools.partial(self._compute_loss, trainer.compute_loss)
+        )
+
+    def _generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        generated = original(*args, **kwargs)
+        if self._trainer.model.training:
+            self._decide(training_passes.padded_length(self._trainer, generated))
+        return generated
+
+    def _score(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Score with no more rows at once than a piece has; a loss computes its log-probabilities without `batch_size`."""
+        at, pieces = training_passes.BATCH_SIZE, self._forecasts.pieces
+        given = args[at] if len(args) > at else kwargs.get("batch_size")
+        if not given or pieces is None or not self._trainer.model.training:
+            return original(*args, **kwargs)
+        rows = rows_of_pieces(given, pieces)[0]
+        tokens = args[1] if len(args) > 1 else kwargs["input_ids"]
+        self._forecasts.passed("score", (min(rows, len(tokens)), int(tokens.shape[1])))
+        with self._unless_raised():
+            if len(args) > at:
+                return original(*args[:at], rows, *args[at + 1 :], **kwargs)
+            return original(*args, **{**kwargs, "batch_size": rows})
+
+    def _compute_loss(self, original: Any, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> Any:
+        import torch
+
+        trainer, forecasts = self._trainer, self._forecasts
+        if not trainer.model.training or not torch.is_grad_enabled():
+            return original(model, inputs, **kwargs)
+        rows, length = training_passes.size_of(inputs)
+        if forecasts.pieces is None:  # resumed inside a rollout
+            self._decide(length)
+        pieces = min(forecasts.pieces or 1, rows)
+        beside = pieces > 1 or getattr(trainer, training_passes.ACCUMULATION) > 1
+        forecasts.passed("pass", (rows_of_pieces(rows, pieces)[0], length), beside_gradients=beside)
+        with self._unless_raised():
+            if pieces == 1:
+                return original(model, inputs, **kwargs)
+            return split_loss(
+                trainer, original, model, inputs, pieces,
+                sums=self._sums, scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)), keywords=kwargs,
+            )  # fmt: skip
+
+    @contextmanager
+    def _unless_raised(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._forecasts.failed()
+            raise
+
+    def _decide(self, length: int) -> None:
+        """Decide, with all ranks, how the micro-batches of the rollout in use are split, from here to its end."""
+        args, step = self._trainer.args, self._trainer.state.global_step + 1
+        every = args.steps_per_generation * self._trainer.num_iterations
+        used = getattr(self._trainer, trainer_names.MICRO_STEP) % every
+        self._step_vote.collect()
+        self._forecasts.begin(
+            Rollout(
+                number=getattr(self._trainer, trainer_names.MICRO_STEP) - used,
+                rows=args.per_device_train_batch_size,
+                length=length,
+                accumulates=args.gradient_accumulation_steps > 1,
+                steps=(step, step + max(1, -(-(every - used) // args.gradient_accumulation_steps)) - 1),
+            )
+        )

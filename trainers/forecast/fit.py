@@ -1,0 +1,138 @@
+"""What passes of one kind need, predicted from what they have needed. Pure.
+
+The memory of a pass grows with its tokens (rows times padded length) and, where attention matrices are stored, with tokens times
+length. Measured values are fitted by non-negative coefficients: a constant, one for tokens, one for tokens times length. The
+fit is raised until no measured value lies above it. Used by `rollouts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+MOST_SIZES = 48
+"""Measured sizes that are kept; the smallest leaves first, because predictions are about larger ones."""
+LEAST_SPREAD = 1.1
+"""Measured sizes that are closer to each other than this factor say nothing of a slope: it would be that of the noise."""
+_SINGULAR = 1e-12
+
+Size = tuple[int, int]
+"""Rows, and their padded length."""
+
+
+class PeakFit:
+    """The peaks of one kind of pass.
+
+    Args:
+        earlier: peaks above what is allocated between passes, in bytes, by size, as an earlier attempt has measured them. They
+            count until this attempt has measured sizes that are far enough from each other.
+    """
+
+    def __init__(self, earlier: Mapping[Size, int] | None = None) -> None:
+        self._earlier = dict(earlier or {})
+        self._own: dict[Size, int] = {}
+        self._coefficients: tuple[float, float, float] | None = None
+
+    @property
+    def measured(self) -> Mapping[Size, int]:
+        """The highest peak of each size that counts."""
+        return {**self._earlier, **self._own}
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest pass that was measured; 0 if none was."""
+        return max(_tokens(self.measured), default=0)
+
+    def add(self, size: Size, peak_bytes: int) -> bool:
+        """Take a measured peak, and return whether it says anything new."""
+        if peak_bytes <= self._own.get(size, -1):
+            return False
+        self._own[size] = peak_bytes
+        if len(self._own) > MOST_SIZES:
+            del self._own[min(self._own, key=lambda one: one[0] * one[1])]
+        if _are_spread(self._own):
+            self._earlier.clear()
+        self._coefficients = None
+        return True
+
+    def predict(self, size: Size) -> int | None:
+        """Return the peak of a pass in bytes; None if nothing was measured."""
+        if self._coefficients is None:
+            measured = self.measured
+            if not measured:
+                return None
+            self._coefficients = _fitted(measured)
+        return int(_value(self._coefficients, _terms(size)))
+
+
+def _fitted(measured: Mapping[Size, int]) -> tuple[float, float, float]:
+    points = [(_terms(size), float(peak)) for size, peak in measured.items()]
+    if not _are_spread(measured):
+        return 0.0, max(peak / terms[1] for terms, peak in points), 0.0
+    best = _smallest_error(points)
+    above = max(peak - _value(best, terms) for terms, peak in points)
+    return best[0] + max(0.0, above), best[1], best[2]
+
+
+def _tokens(sizes: Iterable[Size]) -> list[int]:
+    return [rows * length for rows, length in sizes]
+
+
+def _are_spread(sizes: Iterable[Size]) -> bool:
+    """Whether sizes are different enough to tell a slope."""
+    tokens = _tokens(sizes)
+    return bool(tokens) and max(tokens) >= LEAST_SPREAD * min(tokens)
+
+
+def _terms(size: Size) -> tuple[float, float, float]:
+    rows, length = size
+    return 1.0, float(rows * length), float(rows * length * length)
+
+
+def _value(coefficients: Sequence[float], terms: Sequence[float]) -> float:
+    return sum(factor * term for factor, term in zip(coefficients, terms, strict=True))
+
+
+def _smallest_error(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, float, float]:
+    """Return the non-negative coefficients with the smallest sum of squares: the best of all sets that may be positive.
+
+    A constant alone is none of them: passes that grow need more memory.
+    """
+    scale = [max(terms[index] for terms, _ in points) for index in range(3)]
+    scaled = [
+        ([term / unit for term, unit in zip(terms, scale, strict=True)], peak) for terms, peak in points
+    ]
+    best, least = (0.0, max(peak / terms[1] for terms, peak in scaled), 0.0), float("inf")
+    # the simpler one of two that fit alike
+    for chosen in ((1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2)):
+        solved = _solve(scaled, chosen)
+        if solved is None or min(solved) < 0.0:
+            continue
+        found = [0.0, 0.0, 0.0]
+        for index, value in zip(chosen, solved, strict=True):
+            found[index] = value
+        error = sum((_value(found, terms) - peak) ** 2 for terms, peak in scaled)
+        if error < least * (1.0 - 1e-6):
+            best, least = (found[0], found[1], found[2]), error
+    return best[0] / scale[0], best[1] / scale[1], best[2] / scale[2]
+
+
+def _solve(points: Iterable[tuple[Sequence[float], float]], chosen: Sequence[int]) -> list[float] | None:
+    """Solve the normal equations for the chosen terms by elimination; None if they have no single solution."""
+    points = list(points)
+    rows = [
+        [sum(terms[left] * terms[right] for terms, _ in points) for right in chosen]
+        + [sum(terms[left] * peak for terms, peak in points)]
+        for left in chosen
+    ]
+    for index in range(len(rows)):
+        pivot = max(range(index, len(rows)), key=lambda row: abs(rows[row][index]))
+        if abs(rows[pivot][index]) < _SINGULAR * len(points):
+            return None
+        rows[index], rows[pivot] = rows[pivot], rows[index]
+        for other in range(len(rows)):
+            if other != index:
+                factor = rows[other][index] / rows[index][index]
+                rows[other] = [
+                    value - factor * one for value, one in zip(rows[other], rows[index], strict=True)
+                ]
+    return [row[-1] / row[index] for index, row in enumerate(rows)]

@@ -1,0 +1,298 @@
+"""The forecasts of one rank: what its passes have needed, what the coming ones will need, and what all ranks do about it.
+
+`prepare` is called by `hooks/train_call.py` when a call begins; `attach.py` reports rollouts and passes. After each rollout every rank
+says what it needs, and all ranks split their micro-batches alike for the steps of this rollout. What was measured and decided is kept
+in a file of the rank, so that the next attempt begins with it and repeats the decisions of rollouts that it generates again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo_run.runtime.continuity.memory.forecast_file import (
+    MOST_ROLLOUTS,
+    ForecastRecord,
+    SplitRollout,
+    read_forecast,
+    write_forecast,
+)
+from grpo_run.trainers.forecast.decision import Agreement, Need, Needed, agree, decide, rows_of_pieces
+from grpo_run.trainers.forecast.fit import PeakFit, Size
+from grpo_run.trainers.forecast.limit import Memory, memory_of
+from grpo_run.trainers.forecast.refusals import has_rollouts, refusals
+from grpo_run.trainers.rank.session import Session
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.size_text import size_text
+
+PassKind = Literal["pass", "score"]
+KINDS: dict[Phase, PassKind] = {Phase.forward_backward: "pass", Phase.score: "score"}
+"""The passes whose peak is that of a phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What is known of a rollout when it has been generated.
+
+    Args:
+        number: the micro-step for which it was generated.
+        rows: of a micro-batch.
+        length: to which the rows of this rank are padded.
+        accumulates: an optimizer step has several micro-batches.
+        steps: the first and the last optimizer step that use it.
+    """
+
+    number: int
+    rows: int
+    length: int
+    accumulates: bool
+    steps: tuple[int, int]
+
+
+def prepare(trainer: Any, session: Session, train_call: int) -> Forecasts | None:
+    """Return the forecasts of a call; None if there are none: no rank knows a limit, or the trainer has no rollouts. Collective."""
+    if not session.config.memory_forecast or not has_rollouts(trainer):
+        return None
+    memory = memory_of(session)
+    if not session.votes.maximum(int(memory.limit_bytes() > 0)):
+        return None
+    reasons = refusals(trainer, session, train_call)
+    if session.votes.maximum(int(bool(reasons))) and not reasons:
+        reasons = ("another rank cannot",)
+    return Forecasts(
+        session, memory, train_call, reasons=reasons, gradient_bytes=memory.gradient_bytes(trainer.model)
+    )
+
+
+class Forecasts:
+    """The forecasts of one call on this rank.
+
+    Args:
+        memory: of this rank.
+        train_call: the number of the call.
+        reasons: why micro-batches are not split, on any rank; empty if they may be.
+        gradient_bytes: what gradients need that are kept between passes.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        memory: Memory,
+        train_call: int,
+        *,
+        reasons: tuple[str, ...],
+        gradient_bytes: int,
+    ) -> None:
+        self.pieces: int | None = None
+        """Into how many pieces micro-batches of the present rollout are split; None before a decision."""
+        self._session = session
+        self._memory = memory
+        self._train_call = train_call
+        self._reasons = reasons
+        self._gradient_bytes = gradient_bytes
+        self._writes = True
+        self._most_told = 1
+        self._warned = False
+        self._passed: dict[PassKind, tuple[Size, bool]] = {}
+        """The largest pass of each kind in the phase that runs, and whether gradients were kept beside it."""
+        self._plan = session.settings.memory_plan.model_copy(update={"micro_batch_divisor": 1}).text
+        earlier = self._earlier()
+        self._fits: dict[PassKind, PeakFit] = {
+            "pass": PeakFit(
+                {(rows, length): peak for rows, length, peak in earlier.passes if rows * length > 0}
+            ),
+            "score": PeakFit(
+                {(rows, length): peak for rows, length, peak in earlier.scoring if rows * length > 0}
+            ),
+        }
+        self._rollouts = OrderedDict((one.rollout, one) for one in earlier.rollouts)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Take the peaks of phases that the rank measures, for the length of the block."""
+        accounting = self._session.accounting
+        accounting.on_peak = self.phase_ended
+        try:
+            yield
+        finally:
+            accounting.on_peak = None
+
+    def begin(self, rollout: Rollout) -> None:
+        """Decide, with all ranks, into how many pieces the micro-batches of a rollout are split. Collective."""
+        need = decide(
+            rollout.rows,
+            needed=functools.partial(self._needed, rollout),
+            base_bytes=self._memory.allocated_bytes(),
+            limit_bytes=self._memory.limit_bytes(),
+            repeated=self._repeated(rollout),
+        )
+        agreed = agree([Need(*one) for one in self._session.votes.gather(list(need))])
+        if self._reasons:
+            if agreed.pieces > 1:
+                self._warn_once(agreed)
+            agreed = agreed._replace(pieces=1)
+        elif agreed.pieces != (self.pieces or 1):
+            self._tell(rollout, agreed)
+        self.pieces = agreed.pieces
+        self._publish(rollout, need.limit_bytes)
+        self._keep(rollout)
+
+    def passed(self, kind: PassKind, size: Size, *, beside_gradients: bool = False) -> None:
+        """Note a pass that begins.
+
+        Args:
+            beside_gradients: gradients of earlier passes are kept, or those of later ones will be.
+        """
+        simulated = self._memory.simulated_peak(size)
+        if simulated is not None:
+            self._measured(kind, size, simulated, simulated)
+            return
+        noted = self._passed.get(kind)
+        if noted is None or size[0] * size[1] >= noted[0][0] * noted[0][1]:
+            self._passed[kind] = size, beside_gradients
+
+    def failed(self) -> None:
+        """Measure nothing of the passes that have begun: one has raised, and its peak is not what it needs."""
+        self._passed.clear()
+
+    def phase_ended(self, phase: Phase, begun_bytes: int, peak_bytes: int) -> None:
+        """Take what was measured of a phase.
+
+        Args:
+            begun_bytes: allocated when it began.
+            peak_bytes: its peak.
+        """
+        kind = KINDS.get(phase)
+        noted = self._passed.pop(kind, None) if kind is not None else None
+        if kind is None or noted is None:
+            return
+        size, beside_gradients = noted
+        above = peak_bytes - begun_bytes - (self._gradient_bytes if beside_gradients else 0)
+        self._measured(kind, size, max(0, above), peak_bytes)
+
+    def _measured(self, kind: PassKind, size: Size, above_bytes: int, peak_bytes: int) -> None:
+        if self._fits[kind].add(size, above_bytes):
+            self._write()  # the next attempt may begin with the next rollout
+        figures = self._session.slot.memory_area.forecast
+        if peak_bytes > figures.observed_bytes and figures.rollouts:
+            figures.observed_bytes = peak_bytes
+            self._session.slot.memory_area.publish()
+
+    def _needed(self, rollout: Rollout, rows: int, split: bool) -> Needed | None:
+        size = rows, rollout.length
+        backward = self._fits["pass"].predict(size)
+        if backward is None:
+            return None
+        if split or rollout.accumulates:
+            backward += self._gradient_bytes
+        scoring = self._fits["score"].predict(size) or 0
+        return Needed(max(backward, scoring), rows * rollout.length <= self._fits["pass"].most_tokens)
+
+    def _repeated(self, rollout: Rollout) -> int:
+        """Into how many pieces the same rollout was split in an earlier attempt; 0 if that is not known."""
+        earlier = self._rollouts.get(rollout.number)
+        same = earlier is not None and (earlier.rows, earlier.length) == (rollout.rows, rollout.length)
+        return earlier.pieces if earlier is not None and same else 0
+
+    def _tell(self, rollout: Rollout, agreed: Agreement) -> None:
+        """Journal a change, and print the first one and each that splits further."""
+        session, (first, last) = self._session, rollout.steps
+        if not session.is_main:
+            return
+        need = agreed.need
+        session.journal.write(
+            "micro_batches_split",
+            rank=session.rank,
+            step=first,
+            last_step=last,
+            train_call=self._train_call,
+            pieces=agreed.pieces,
+            rows=rollout.rows,
+            decided_by=agreed.rank,
+            predicted_bytes=need.whole_bytes,
+            predicted_split_bytes=need.split_bytes,
+            limit_bytes=need.limit_bytes,
+            observed_before_bytes=session.slot.memory_area.forecast.observed_bytes,
+        )
+        if agreed.pieces > self._most_told:
+            self._most_told = agreed.pieces
+            steps = f"step {first}" if first == last else f"steps {first}-{last}"
+            session.notify(
+                f"micro-batches are split by {agreed.pieces} for {steps}, with the same gradient: {_predicted(agreed)}"
+            )
+
+    def _warn_once(self, agreed: Agreement) -> None:
+        if not self._warned:
+            self._warned = True
+            self._session.warn(
+                f"the next steps may run out of GPU memory: {_predicted(agreed)}; micro-batches are not split, because"
+                f" {'; '.join(self._reasons)}"
+            )
+
+    def _publish(self, rollout: Rollout, limit_bytes: int) -> None:
+        """Publish what is predicted for the pieces that all ranks have agreed on."""
+        assert self.pieces is not None
+        area = self._session.slot.memory_area
+        figures = area.forecast
+        needed = self._needed(rollout, rows_of_pieces(rollout.rows, self.pieces)[0], self.pieces > 1)
+        figures.predicted_bytes = (
+            self._memory.allocated_bytes() + needed.peak_bytes if needed is not None else 0
+        )
+        figures.limit_bytes = limit_bytes
+        figures.observed_bytes = 0
+        figures.pieces = self.pieces
+        figures.rollouts += 1
+        figures.split_rollouts += self.pieces > 1
+        area.publish()
+
+    def _keep(self, rollout: Rollout) -> None:
+        """Keep the decision, with what has been measured so far, for the next attempt."""
+        assert self.pieces is not None
+        self._rollouts[rollout.number] = SplitRollout(
+            rollout=rollout.number, rows=rollout.rows, length=rollout.length, pieces=self.pieces
+        )
+        self._rollouts.move_to_end(rollout.number)
+        while len(self._rollouts) > MOST_ROLLOUTS:
+            self._rollouts.popitem(last=False)
+        self._write()
+
+    def _write(self) -> None:
+        if not self._writes:
+            return
+        record = ForecastRecord(
+            train_call=self._train_call,
+            world_size=self._session.world_size,
+            plan=self._plan,
+            passes=_entries(self._fits["pass"]),
+            scoring=_entries(self._fits["score"]),
+            rollouts=tuple(self._rollouts.values()),
+        )
+        try:
+            write_forecast(self._session.config.run_directory, self._session.rank, record)
+        except OSError as error:
+            self._writes = False
+            self._session.warn_in_journal(f"forecasts of memory are not kept for the next attempt: {error}")
+
+    def _earlier(self) -> ForecastRecord:
+        """What an earlier attempt has kept, as far as it holds for this call."""
+        session = self._session
+        found = read_forecast(session.config.run_directory, session.rank)
+        nothing = ForecastRecord(train_call=self._train_call, world_size=session.world_size, plan=self._plan)
+        if found is None or found.train_call != self._train_call or found.world_size != session.world_size:
+            return nothing
+        if found.plan != self._plan:
+            return nothing.model_copy(update={"rollouts": found.rollouts})
+        return found
+
+
+def _entries(fit: PeakFit) -> tuple[tuple[int, int, int], ...]:
+    return tuple((rows, length, peak) for (rows, length), peak in fit.measured.items())
+
+
+def _predicted(agreed: Agreement) -> str:
+    need = agreed.need
+    return f"{size_text(need.whole_bytes)} predicted on rank {agreed.rank}, {size_text(need.limit_bytes)} available"

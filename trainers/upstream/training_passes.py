@@ -1,0 +1,43 @@
+"""Names of GRPO's and RLOO's trainers that the forecast of memory uses: generated tokens, scoring, and what a loss is divided by.
+
+Used by `forecast`. TRL has no documentation of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PROMPTS, COMPLETIONS = 0, 1
+"""Places of the tokens of prompts and completions, a list for each row, in what `_generate` returns."""
+PROMPT_IDS, COMPLETION_IDS = "prompt_ids", "completion_ids"
+"""Keys of a micro-batch: padded tokens, one row for each sample."""
+SCORE = "_get_per_token_logps_and_entropies"
+"""Method (model, input_ids, attention_mask, logits_to_keep, batch_size, ...): log-probabilities, `batch_size` rows at once."""
+BATCH_SIZE = 4
+"""Place of `batch_size` among the arguments of `SCORE`."""
+ACCUMULATION = "current_gradient_accumulation_steps"
+"""Attribute: micro-batches of the step in progress."""
+LOSS_IS_SCALED = "loss_is_scaled_for_ga"
+"""Attribute: whether `compute_loss` divides by `ACCUMULATION` itself; None if that is not known."""
+PAD_TO = "pad_to_multiple_of"
+SUMS = frozenset({"cispo", "dapo", "vespo"})
+"""Values of GRPO's `loss_type` that are sums over tokens, divided by a number of the whole rollout. The others are means over the
+rows of a micro-batch."""
+
+
+def padded_length(trainer: Any, generated: Sequence[Any]) -> int:
+    """Return the length to which the rows of a rollout will be padded.
+
+    Args:
+        generated: what `_generate` has returned.
+    """
+    multiple = getattr(trainer, PAD_TO, None) or 1
+    longest = (max(map(len, generated[place]), default=0) for place in (PROMPTS, COMPLETIONS))
+    return sum(-(-length // multiple) * multiple for length in longest)
+
+
+def size_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows of a micro-batch and their padded length."""
+    prompts, completions = inputs[PROMPT_IDS], inputs[COMPLETION_IDS]
+    return int(prompts.shape[0]), int(prompts.shape[1] + completions.shape[1])
