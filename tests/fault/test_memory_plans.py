@@ -41,8 +41,12 @@ def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weig
     check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
     printed = run.output.read_text(errors="replace")
     assert "per_device_train_batch_size 4 -> 2, gradient_accumulation_steps 2 -> 4; predicted" in printed
-    assert "in the backward pass (traced)" in printed
-    assert [event["prediction"] for event in run.events("plan_changed")] == ["traced", "traced"]
+    for event in run.events("plan_changed"):
+        # on a machine that is busy with other tests
+        late = event["not_traced"] == "it took more than 20 s"
+        assert event["prediction"] == ("closed form" if late else "traced")
+        source = "(closed form, not traced: it took more than 20 s)" if late else "(traced)"
+        assert f"in the backward pass {source}" in printed or f"less than before {source}" in printed
 
 
 CAMPAIGN = [

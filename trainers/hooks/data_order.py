@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.progress.late_ranks import DataOrder
 
 SAMPLES = 256
@@ -19,8 +20,13 @@ TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
 
 
 def data_order(trainer: Any) -> DataOrder:
-    """Return the order of the training data; unknown for trainers that do not say whether they shuffle."""
-    shuffles = getattr(trainer.args, "shuffle_dataset", None)
+    """Return the order of the training data; unknown for trainers that do not say whether they shuffle.
+
+    Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too: it shuffles once in
+    advance, and the sampler of `transformers.Trainer` is random in any case.
+    """
+    generates = hasattr(trainer, trainer_names.GENERATE)
+    shuffles = getattr(trainer.args, "shuffle_dataset", None) if generates else None
     if shuffles is None:
         return DataOrder.unknown
     if shuffles:

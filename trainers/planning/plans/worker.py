@@ -23,8 +23,8 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.processes.parent_death import die_with_parent
 from grpo_run.trainers.planning.plans.job_of_run import job_of, model_config, refusals
 
-NICENESS = 10
-"""Below other programs of the machine. The ranks only wait."""
+NICENESS = 5
+"""A third of the time of other programs on a busy machine. The run itself waits, so less would only make it wait longer."""
 MEMORY_BYTES = 2 << 30
 """What it may use beside what the interpreter has. Fake tensors need about 100 MiB."""
 THREADS = 1

@@ -7,18 +7,38 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
 from grpo_run.trainers.hooks.data_order import data_order, warning
+from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.progress.late_ranks import DataOrder
 
 RISING = [{"prompt": "x" * length} for length in range(1, 300)]
 MIXED = [{"prompt": "x" * (37 * number % 101)} for number in range(300)]
 
 
-def trainer(rows: list[dict[str, Any]], *, shuffles: bool | None) -> Any:
+class Generating(SimpleNamespace):
+    """A trainer that generates, as those of GRPO and RLOO."""
+
+    def _generate(self) -> None:
+        raise AssertionError
+
+
+def trainer(
+    rows: list[dict[str, Any]], *, shuffles: bool | None, kind: type[SimpleNamespace] = Generating
+) -> Any:
     """A trainer of these rows."""
     args = SimpleNamespace() if shuffles is None else SimpleNamespace(shuffle_dataset=shuffles)
-    return SimpleNamespace(args=args, train_dataset=Dataset.from_list(rows))
+    return kind(args=args, train_dataset=Dataset.from_list(rows))
+
+
+def test_a_trainer_that_does_not_generate_is_not_warned_of_its_shuffling() -> None:
+    """SFT's setting is off by default and its sampler is random; there are no completions to wait for."""
+    sft = trainer(RISING, shuffles=SFTConfig.shuffle_dataset, kind=SimpleNamespace)
+    assert SFTConfig.shuffle_dataset is False
+    assert data_order(sft) is DataOrder.unknown
+    assert hasattr(GRPOTrainer, trainer_names.GENERATE)
+    assert not hasattr(SFTTrainer, trainer_names.GENERATE)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +60,7 @@ def test_the_order_is_found(rows: list[dict[str, Any]], shuffles: bool | None, e
 
 def test_a_data_set_without_rows_or_length_is_not_looked_at() -> None:
     """A stream, or none at all."""
-    stream = SimpleNamespace(args=SimpleNamespace(shuffle_dataset=False), train_dataset=iter(()))
+    stream = Generating(args=SimpleNamespace(shuffle_dataset=False), train_dataset=iter(()))
     assert data_order(stream) is DataOrder.kept
     stream.train_dataset = None
     assert data_order(stream) is DataOrder.kept
