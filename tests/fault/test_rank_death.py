@@ -17,7 +17,10 @@ from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 from grpo_run.watchdog.observation import Phase
 
 
-@pytest.mark.parametrize("script", [TRAINER, "rloo.py", pytest.param(LOOP, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "script",
+    [TRAINER, pytest.param("rloo.py", marks=pytest.mark.full), pytest.param(LOOP, marks=pytest.mark.full)],
+)
 def test_kill_between_checkpoints_changes_no_weight(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:

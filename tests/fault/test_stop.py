@@ -24,61 +24,65 @@ STEPS = ("--max-steps", "24", "--save-steps", "8")
 
 
 @pytest.mark.parametrize(
-    ("script", "how"),
+    ("script", "ways"),
     [
-        (TRAINER, "SIGTERM"),
-        (TRAINER, "command"),
-        (TRAINER, "container"),
-        (LOOP, "SIGTERM"),
-        pytest.param(TRAINER, "SIGINT", marks=pytest.mark.full),
-        pytest.param(LOOP, "SIGINT", marks=pytest.mark.full),
-        pytest.param(LOOP, "command", marks=pytest.mark.full),
-        pytest.param(LOOP, "container", marks=pytest.mark.full),
+        pytest.param(TRAINER, ("SIGTERM", "command", "container"), id="trainer"),
+        pytest.param(LOOP, ("SIGTERM",), id="loop"),
+        pytest.param(TRAINER, ("SIGINT",), marks=pytest.mark.full, id="trainer-SIGINT"),
+        pytest.param(LOOP, ("SIGINT", "command", "container"), marks=pytest.mark.full, id="loop-otherwise"),
     ],
 )
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
-    script: str, how: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, ways: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
-    The same command resumes and ends with equal weights. The command of `--on-end` is told both ends.
+    The same command resumes, is stopped in the next way, and ends with equal weights. The command of `--on-end` is told
+    every end.
     """
     run = runs(
-        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05",
-        cold=(script, how) == (TRAINER, "SIGTERM") or None,
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
+        "--step-seconds", "0.05", cold=script == TRAINER or None,
     )  # fmt: skip
-    with run.held(after=3):
-        run.start().until_step(3, timeout_seconds=150)
-        assert run.process is not None
-        if how in ("command", "container"):
-            # in another namespace of pids the supervisor cannot be signaled
-            inside = ["unshare", "--pid", "--fork", "--mount-proc"] if how == "container" else []
-            if inside and (reason := containers.missing("--pid", "--fork")):
-                pytest.skip(reason)
-            words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
-            shown = subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
-            assert ("in another container" in shown) == bool(inside)
-        else:
-            run.process.send_signal(getattr(signal, how))
-        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
-    assert run.wait() == 75, run.tail()
-    status = run.status()
-    assert (status["state"], status["recoveries"]) == ("stopped", [])
-    record = json.loads((tmp_path / "end.json").read_bytes())
-    assert (record["state"], record["exit_code"], record["checkpoint"]) == (
-        "stopped",
-        75,
-        status["checkpoint"],
-    )
-    stopped_at = status["checkpoint"]["step"]
-    assert 3 <= stopped_at < 24
-    assert status["step"] == stopped_at
-    run.cold = None
+    began_at = [0]
+    for number, way in enumerate(ways, 1):
+        with run.held(after=3):
+            run.start().until_step(began_at[-1] + 3, timeout_seconds=150)
+            assert run.process is not None
+            if way in ("command", "container"):
+                shown = stop_from_outside(run, another_container=way == "container")
+                assert ("in another container" in shown) == (way == "container")
+            else:
+                run.process.send_signal(getattr(signal, way))
+            run.until(lambda events, n=number: sum(e["event"] == "stop_requested" for e in events) == n)
+        assert run.wait() == 75, run.tail()
+        run.cold = None
+        status = run.status()
+        assert (status["state"], status["recoveries"]) == ("stopped", [])
+        record = json.loads((tmp_path / "end.json").read_bytes())
+        (tmp_path / "end.json").unlink()
+        assert (record["state"], record["exit_code"], record["checkpoint"]) == (
+            "stopped",
+            75,
+            status["checkpoint"],
+        )
+        stopped_at = status["checkpoint"]["step"]
+        assert began_at[-1] + 3 <= stopped_at < 24
+        assert status["step"] == stopped_at
+        began_at.append(stopped_at)
     assert run.start().wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 24)
-    resumed = [event["step"] for event in run.events("train_started") if event["rank"] == 0]
-    assert resumed == [0, stopped_at]
+    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == began_at
     assert json.loads((tmp_path / "end.json").read_bytes())["state"] == "finished"
+
+
+def stop_from_outside(run: Run, *, another_container: bool) -> str:
+    """Run `grpo-run stop`, and return what it prints; from another namespace of pids it cannot signal the supervisor."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"] if another_container else []
+    if inside and (reason := containers.missing("--pid", "--fork")):
+        pytest.skip(reason)
+    words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
+    return subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(

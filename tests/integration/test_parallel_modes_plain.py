@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from support import warm
 from support.partition import check_partition
+from support.references import plain_ranks
 from support.warm import QUIET
 
 from grpo_run.runtime.errors import ConfigError
@@ -112,7 +113,8 @@ def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> 
     """accelerate silently uses DDP; `check_took_effect` raises."""
     from accelerate.utils import DistributedType
 
-    assert torchrun("grpo.py", tmp_path, environment("fsdp2", shim=False), "--record-partition") == 0
+    words = [str(SCRIPTS / "grpo.py"), "--output-dir", ".", "--cpu", "--max-steps", "2", "--record-partition"]
+    plain_ranks(tmp_path, words, ranks=RANKS, environment=environment("fsdp2", shim=False))
     rank = json.loads((tmp_path / "partition-rank0.json").read_text())
     check_partition("ddp", rank)
     found = SimpleNamespace(

@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support import warm
@@ -39,8 +39,14 @@ def undisturbed(script: str, steps: int, *, ranks: int = 2) -> str:
     return digest(folder / "out")
 
 
-def plain_ranks(folder: Path, command: Sequence[str], *, ranks: int) -> None:
-    """Run a script on several ranks with the environment that torchrun gives them, in warm processes."""
+def plain_ranks(
+    folder: Path, command: Sequence[str], *, ranks: int, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run a script on several ranks with the environment that torchrun gives them, in warm processes.
+
+    Args:
+        environment: further variables of the ranks; what libraries read of them at import has no effect.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,8 +64,9 @@ def plain_ranks(folder: Path, command: Sequence[str], *, ranks: int) -> None:
                     warm.start(
                         command,
                         cwd=folder,
-                        environment={**os.environ, **QUIET, **shared, **own},
+                        environment={**os.environ, **QUIET, **(environment or {}), **shared, **own},
                         stdout=printed,
+                        cold=None if environment is None else False,
                     )
                 )
         codes = [process.wait(DEADLINE_SECONDS) for process in processes]

@@ -17,19 +17,37 @@ from xdist.scheduler import EachScheduling, LoadScopeScheduling
 UNIT = Path(__file__).parents[1] / "unit"
 SESSION = pytest.StashKey[pytest.Session]()
 
-TOGETHER = ("test_prometheus.py", "test_rank_is_torchruns.py", "test_torture.py", "test_torture_files.py")
+TOGETHER = (
+    "test_prometheus.py",
+    "test_rank_is_torchruns.py",
+    "test_report.py",
+    "test_torture.py",
+    "test_torture_files.py",
+    "test_wait_states.py",
+)
 """Files of integration and fault tests with expensive module fixtures: one worker runs all their tests."""
 LONGEST_FIRST = (
     "test_torture.py",
     "test_hangs_end",
     "test_an_interpreter_that",
     "test_parallel_modes.py",
-    "test_deadlocks.py",
-    "test_equality.py",
-    "test_fresh_interpreters",
-    "test_rank_is_torchruns.py",
-    "test_torture_runs.py",
+    "test_an_unmodified_script_whose_reward_hangs",
+    "test_stop_saves",
     "test_prometheus.py",
+    "test_deadlocks.py",
+    "test_housekeeping.py",
+    "test_supervisor_failure.py",
+    "test_killed_supervisor",
+    "test_fresh_interpreters",
+    "test_left_processes.py",
+    "test_collective_records.py",
+    "test_disk_full.py",
+    "test_stuck_disk.py",
+    "test_equality.py",
+    "test_rank_is_torchruns.py",
+    "test_report.py",
+    "test_wait_states.py",
+    "test_torture_runs.py",
 )
 """Parts of the ids of long tests. They start first, so that no worker waits for one at the end."""
 
