@@ -92,7 +92,7 @@ def other_estimates(predictor: Predictor, job: dict[str, Any]) -> tuple[float, f
     import torch
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
-    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs, model_to_params
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
     from transformers import AutoModelForCausalLM
 
@@ -100,10 +100,11 @@ def other_estimates(predictor: Predictor, job: dict[str, Any]) -> tuple[float, f
         model = AutoModelForCausalLM.from_config(predictor.config, dtype=torch.float32)
     total, _ = calculate_maximum_sizes(model)
     low = job.get("weights", "float32") != "float32" or job.get("autocast", True)
-    parameters, largest = model_to_params(model)
-    _, zero2 = estimate_zero2_model_states_mem_needs(parameters, cpu_offload=False)
+    # DeepSpeed's own count takes all tensors without memory for one
+    largest = max(sum(one.numel() for one in part.parameters(recurse=False)) for part in model.modules())
+    _, zero2 = estimate_zero2_model_states_mem_needs(predictor.shape.parameters, cpu_offload=False)
     _, zero3, _ = estimate_zero3_model_states_mem_needs(
-        parameters, largest, cpu_offload=False, cpu_offload_params=False
+        predictor.shape.parameters, largest, cpu_offload=False, cpu_offload_params=False
     )
     usage = estimate_training_usage(total, "bfloat16" if low else "float32")
     return float(max(usage.values())), float(zero2), float(zero3)

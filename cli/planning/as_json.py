@@ -51,6 +51,13 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for one in report.changes
         ],
+        "preset": None
+        if report.choice is None
+        else {
+            "name": report.choice.name,
+            "settings": report.choice.settings,
+            "free_share": report.choice.free_share,
+        },
         "notes": list(report.notes),
         "compared_with_gpu": False,
     }

@@ -8,6 +8,7 @@ import re
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import UsageError
 from grpo_run.trainers.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
+from grpo_run.trainers.planning.presets import PRESETS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -75,6 +76,10 @@ def build_parser() -> CommandParser:
     )
     machine.add_argument("--vllm-sleep", action=argparse.BooleanOptionalAction, help="vllm_enable_sleep_mode")
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--preset", choices=tuple(PRESETS), help="choose micro-batch, group and accumulation for --gpu"
+    )
+    output.add_argument("--plot", metavar="FILE", help="draw memory over a step as an SVG")
     output.add_argument(
         "--explain", metavar="SIZE", help="say which wrong assumption would need this much, such as 22.65GB"
     )

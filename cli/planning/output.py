@@ -10,6 +10,7 @@ from grpo_run.cli.text.table import print_table
 from grpo_run.trainers.planning.changes import Outcome
 from grpo_run.trainers.planning.job import NAMED_OPTIMIZERS
 from grpo_run.trainers.planning.prediction import PhaseMemory
+from grpo_run.trainers.planning.presets import Choice
 from grpo_run.trainers.planning.sizes import SUSPICIOUS
 from grpo_run.trainers.planning.timeline import KINDS
 
@@ -43,6 +44,8 @@ def print_plan(report: Report) -> None:
     )
     for note in report.notes:
         print_paragraph(f"Note: {note}")
+    if report.choice is not None:
+        _print_choice(report.choice)
     print("\nPeak of each phase on one rank, GiB:\n")
     kinds = [
         kind
@@ -77,6 +80,18 @@ def print_plan(report: Report) -> None:
     if job.device == "cuda":
         print()
         print_paragraph(NOT_COMPARED)
+
+
+def _print_choice(choice: Choice) -> None:
+    """Print what a preset has chosen, as it is written in a script."""
+    print()
+    print_paragraph(
+        f"Preset {choice.name}: {choice.preset.about}. It leaves {100 * choice.free_share:.0f} % free."
+    )
+    print(f"\n{'GRPOConfig' if choice.prediction.job.algorithm == 'grpo' else 'RLOOConfig'}(")
+    for name, value in choice.settings.items():
+        print(f"    {name}={value},")
+    print("    ...\n)")
 
 
 def sentences(report: Report) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.output import print_plan
+from grpo_run.cli.planning.plot import check_path, write_plot
 from grpo_run.cli.planning.report import Report
 from grpo_run.cli.planning.scripts import Source
 from grpo_run.cli.planning.sources import read_source
@@ -48,9 +49,25 @@ def main(arguments: Sequence[str]) -> int:
     job = job_of(options, source)
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
+    if options.preset is not None:
+        _check_preset(options, observed)
+    if options.plot is not None:
+        check_path(options.plot)
+        if observed is not None:
+            raise UsageError("--plot draws a prediction; leave out --explain")
     if observed is None:
         return _plan(options, model, job, gpu_bytes, source.notes)
     return _explain(options, model, job, observed, source.notes)
+
+
+def _check_preset(options: argparse.Namespace, observed: int | None) -> None:
+    if options.gpu is None:
+        raise UsageError("--preset needs --gpu SIZE, the memory that it is for")
+    if observed is not None:
+        raise UsageError("--preset and --explain ask two questions; give one of them")
+    for option in ("batch", "accumulation", "steps_per_generation", "gradient_checkpointing"):
+        if getattr(options, option) is not None:
+            raise UsageError(f"--preset chooses what --{option.replace('_', '-')} says; give one of them")
 
 
 def _saved_dtype(model: str) -> str:
@@ -145,13 +162,19 @@ def _plan(
     from grpo_run.trainers.planning.changes import largest_batch, largest_completion, try_changes
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.planning.prediction import Predictor
+    from grpo_run.trainers.planning.presets import choose
 
     predictor = Predictor(load_model_config(model), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
-    prediction = predictor.predict(job, fitted=True)
-    changes, batch, completion = [], None, None
-    if not options.no_changes:
-        changes = try_changes(predictor, prediction)
-        batch, completion = largest_batch(predictor, prediction), largest_completion(predictor, prediction)
+    changes, batch, completion, choice = [], None, None, None
+    if options.preset is not None:
+        choice = choose(predictor, job, options.preset)
+        prediction = choice.prediction
+    else:
+        prediction = predictor.predict(job, fitted=True)
+        if not options.no_changes:
+            changes = try_changes(predictor, prediction)
+            batch = largest_batch(predictor, prediction)
+            completion = largest_completion(predictor, prediction)
     report = Report(
         model=model,
         shape=predictor.shape,
@@ -160,8 +183,11 @@ def _plan(
         changes=changes,
         largest_batch=batch,
         largest_completion=completion,
+        choice=choice,
         notes=notes,
     )
+    if options.plot is not None:
+        write_plot(check_path(options.plot), report, predictor)
     if options.json:
         print(json.dumps(as_json(report), indent=2))
     else:

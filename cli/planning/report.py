@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_run.trainers.planning.changes import Outcome
 from grpo_run.trainers.planning.model_config import Shape
 from grpo_run.trainers.planning.prediction import Prediction
+from grpo_run.trainers.planning.presets import Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Report:
         changes: predicted again, the best first.
         largest_batch: rows of the largest micro-batch that fits; None if none does or no GPU is known.
         largest_completion: tokens of the longest completion that fits, likewise.
+        choice: what a preset has chosen, if one was asked for; `prediction` is then that of its job.
         notes: what of the script or recipe is not followed, a sentence each.
     """
 
@@ -32,6 +34,7 @@ class Report:
     changes: Sequence[Outcome] = ()
     largest_batch: int | None = None
     largest_completion: int | None = None
+    choice: Choice | None = None
     notes: Sequence[str] = ()
 
     @property

@@ -6,32 +6,14 @@ from typing import Any
 
 import pytest
 from support.measured_memory import job_fields, measure_in_process
+from support.memory_configurations import SHAPES, configurations
 
 from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
 from grpo_run.trainers.planning.prediction import Predictor
 
-TINY = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
-SHAPES = {
-    "tiny": TINY,
-    "gpt2": "type=gpt2,layers=8,hidden=256,heads=4,vocabulary=8000,positions=1024",
-    "20M": "layers=6,hidden=256,heads=4,kv-heads=2,intermediate=704,vocabulary=32000",
-    "80M": "layers=8,hidden=512,heads=8,kv-heads=2,intermediate=1408,vocabulary=50257",
-}
-CORNERS: tuple[dict[str, Any], ...] = (
-    {"batch": 2, "prompt": 16, "completion": 48, "checkpointing": False, "autocast": False},
-    {"batch": 4, "prompt": 64, "completion": 64, "accumulation": 2},
-    {"batch": 2, "prompt": 96, "completion": 160, "weights": "bfloat16", "rescored": True},
-    {
-        "batch": 2,
-        "prompt": 24,
-        "completion": 40,
-        "padded": False,
-        "autocast": False,
-        "optimizer": "adamw_torch",
-    },
-)
+TINY = SHAPES["tiny, Qwen2, 2 layers of 64"]
 PHASES = {"forward", "backward", "optimizer"}
 PLANTED: dict[str, dict[str, Any]] = {
     "padding": {"completion": 240},
@@ -70,19 +52,39 @@ def test_a_real_run_needs_what_was_predicted() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora_rank": 8},
+        {
+            "lora_rank": 4,
+            "lora_targets": ["q_proj", "up_proj"],
+            "weights": "bfloat16",
+            "checkpointing": False,
+        },
+        {"algorithm": "rloo", "rescored": True, "reference": True},
+        {"algorithm": "rloo", "rescored": True, "reference": True, "lora_rank": 8, "autocast": False},
+    ],
+)
+def test_adapters_and_rloo_need_what_was_predicted(changes: dict[str, Any]) -> None:
+    """On a model of 7 layers, so that it is extrapolated."""
+    model = "layers=7,hidden=128,heads=4,kv-heads=2,intermediate=352,vocabulary=4000"
+    job = {"model": model, "batch": 4, "prompt": 24, "completion": 72, **changes}
+    (measured,) = measure_in_process([job], timeout_seconds=600)
+    errors = _errors(job, measured)
+    print(changes, {phase: f"{100 * error:+.2f} %" for phase, error in errors.items()})
+    assert max(map(abs, errors.values())) < 0.03, errors
+
+
+@pytest.mark.full
 def test_sixteen_configurations_need_what_was_predicted() -> None:
     """Four shapes in four corners, none of them used to fit anything: mean error at most 3 %, worst at most 8 %."""
     worst: list[float] = []
-    for name, model in SHAPES.items():
-        jobs = [{"model": model, **corner} for corner in CORNERS]
-        for job, measured in zip(jobs, measure_in_process(jobs, timeout_seconds=3000), strict=True):
-            errors = _errors(job, measured)
-            peak = max(measured.values())
-            print(f"| {name} | {CORNERS.index({k: v for k, v in job.items() if k != 'model'}) + 1} |", end="")
-            print(
-                f" {peak / 2**20:.1f} MiB |", " | ".join(f"{p} {100 * e:+.2f} %" for p, e in errors.items())
-            )
-            worst.append(max(map(abs, errors.values())))
+    for name, corner, job in configurations("cpu"):
+        (measured,) = measure_in_process([job], timeout_seconds=3000)
+        errors = _errors(job, measured)
+        print(name, corner, {phase: f"{100 * error:+.2f} %" for phase, error in errors.items()})
+        worst.append(max(map(abs, errors.values())))
     assert sum(worst) / len(worst) <= 0.03
     assert max(worst) <= 0.08
 

@@ -1,8 +1,8 @@
-"""Measure the peak of each phase of a real GRPO run: on the CPU from the memory events of torch's own profiler, on a GPU from
+"""Measure the peak of each phase of a real GRPO or RLOO run: on the CPU from the memory events of torch's own profiler, on a GPU from
 `torch.cuda.max_memory_allocated`.
 
 Run as a module with a JSON list of jobs as its argument, in its own process. TRL's `train()` runs unmodified; its scoring, loss,
-backward and optimizer calls are only marked. Completions come from TRL's `rollout_func`, so that lengths are known.
+backward and optimizer calls are only marked. GRPO's completions come from `rollout_func`, so that lengths are known.
 """
 
 from __future__ import annotations
@@ -92,16 +92,19 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
     from datasets import Dataset
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.upstream.memory_names import forget_accelerator
 
     forget_accelerator()
     words = {"a": 0, "<unk>": 1, "<eos>": 2, "<pad>": 3}
+    splitter = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    splitter.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        tokenizer_object=splitter,
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<unk>",
@@ -120,35 +123,57 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         accumulation = job.get("accumulation", 1)
-        args = GRPOConfig(
+        rloo = job.get("algorithm") == "rloo"
+        config = load_model_config(job["model"])
+        dtype = job.get("weights", "float32")
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, dtype), attn_implementation=job.get("attention", "sdpa")
+        )
+        if job.get("reference"):
+            model.save_pretrained(folder)
+            model = folder
+        given: dict[str, Any] = {}
+        if job.get("lora_rank"):
+            from peft import LoraConfig
+
+            given["peft_config"] = LoraConfig(
+                r=job["lora_rank"],
+                target_modules=list(job.get("lora_targets", ())) or None,
+                task_type="CAUSAL_LM",
+            )
+        if rloo:  # has no `rollout_func`: every completion has the full length, and every other prompt is a token shorter
+            prompts = [" ".join(["a"] * (prompt - number % 2)) for number in range(64)]
+            settings = {"generation_kwargs": {"min_new_tokens": completion}, "shuffle_dataset": False}
+        else:
+            prompts, settings = ["a"] * 64, {"num_iterations": 2 if job.get("rescored") else 1}
+            given["rollout_func"] = rollout
+        args = (RLOOConfig if rloo else GRPOConfig)(
             output_dir=folder,
             use_cpu=job.get("device") != "cuda",
             bf16=job.get("autocast", True),
             report_to=[],
             per_device_train_batch_size=batch,
-            num_generations=batch,
+            num_generations=2 if rloo else batch,
             gradient_accumulation_steps=accumulation,
-            num_iterations=2 if job.get("rescored") else 1,
             gradient_checkpointing=job.get("checkpointing", True),
             max_completion_length=completion,
-            beta=0.0,
+            beta=0.05 if job.get("reference") else 0.0,
             max_steps=STEPS,
             save_strategy="no",
             disable_tqdm=True,
             optim=job.get("optimizer", "adamw_torch_fused"),
+            model_init_kwargs={"dtype": dtype} if job.get("reference") else None,
+            **settings,
         )
-        trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_config(
-                load_model_config(job["model"]),
-                dtype=getattr(torch, job.get("weights", "float32")),
-                attn_implementation=job.get("attention", "sdpa"),
-            ),
+        trainer = (RLOOTrainer if rloo else GRPOTrainer)(
+            model=model,
             args=args,
             reward_funcs=lambda completions, **kwargs: [float(row % 2) for row in range(len(completions))],
-            train_dataset=Dataset.from_dict({"prompt": ["a"] * 64}),
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer,
-            rollout_func=rollout,
+            **given,
         )
+        del model
         _mark_calls(trainer, marked)
         trainer.train()
 

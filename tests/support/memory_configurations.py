@@ -11,9 +11,9 @@ SHAPES = {
     "tiny, Qwen2, 2 layers of 64": "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000",
     "GPT-2, 8 layers of 256": "type=gpt2,layers=8,hidden=256,heads=4,vocabulary=8000,positions=1024",
     "Qwen2, 80 M": "layers=8,hidden=512,heads=8,kv-heads=2,intermediate=1408,vocabulary=50257",
-    "Qwen2, 0.5 B": "layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936",
+    "Qwen2, 630 M": "layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936",
 }
-LARGEST = "Qwen2, 0.5 B"
+LARGEST = "Qwen2, 630 M"
 CORNERS: tuple[dict[str, Any], ...] = (
     {"batch": 2, "prompt": 16, "completion": 48, "checkpointing": False, "autocast": False},
     {"batch": 4, "prompt": 64, "completion": 64, "accumulation": 2},
@@ -36,9 +36,9 @@ SMALLER: tuple[dict[str, Any], ...] = (
 """What the largest shape changes of each corner, so that it needs at most 8 GiB."""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
-    "Llama, 360 M": "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152",
-    "Qwen2, 0.5 B": "layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936",
-    "Qwen2, 1.5 B": "layers=28,hidden=1536,heads=12,kv-heads=2,intermediate=8960,vocabulary=151936",
+    "Llama, 360 M": "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152,tied=yes",
+    "Qwen2, 0.5 B": "layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936,tied=yes",
+    "Qwen2, 1.5 B": "layers=28,hidden=1536,heads=12,kv-heads=2,intermediate=8960,vocabulary=151936,tied=yes",
 }
 GPU_CORNERS: tuple[dict[str, Any], ...] = (
     {"batch": 8, "prompt": 128, "completion": 256},

@@ -1,6 +1,6 @@
 """What fits on a GPU, and which single changes need less memory, each predicted again.
 
-Called by `cli.planning`. Does not say whether a change is right for an experiment; it says what it costs.
+Called by `cli.planning` and `presets.py`. Does not say whether a change is right for an experiment; it says what it costs.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], J
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if _estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
+        if estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
             low = middle
         else:
             high = middle - 1
     return low or None
 
 
-def _estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
+def estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
     """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
     added = terms(job, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
     before = {term.name: term.high_bytes for term in fitted.terms}
