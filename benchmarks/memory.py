@@ -1,8 +1,10 @@
-"""Measure what accounting of memory adds to a step, and what hygiene costs and frees with and without garbage.
+"""Measure what accounting and the forecast of memory add to a step, and what hygiene costs and frees with and without garbage.
 
 Accounting: one run under `grpo-run launch` on two ranks switches it off and on in blocks of ten steps, and each pair of
 neighboring blocks is compared. While it is off, time passes in which it spends nothing, so that it may measure twice as much
 while it is on: the result is an upper bound.
+
+Forecast: the same with a forecast of each rollout that never splits one, for a simulated limit; one rollout a step.
 
 Hygiene: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each step, or nothing;
 without hygiene, with that of grpo-run, and with a collection every ten steps. The interpreters are fresh (`--no-preload`), which
@@ -36,6 +38,8 @@ RUN_SECONDS = 300.0
 MARK = "RESULTS "
 BLOCK = 10
 STEP_SECONDS = 0.05
+AMPLE = "oom@rank0:step1:phase=backward:tokens=1000000"
+"""A simulated limit that no micro-batch exceeds."""
 HYGIENE_STEPS = 60
 GARBAGE_MIB = 32
 ARMS: dict[str, tuple[list[str], list[str]]] = {
@@ -72,6 +76,40 @@ def accounting(pairs: int, padding: list[str], console: Console) -> dict[str, An
     """Measure the cost of accounting in pairs of blocks."""
     steps = (2 * pairs + 2) * BLOCK
     results = run([], ["--max-steps", str(steps), "--switch", str(BLOCK), *padding])
+    added = _added("accounting", results, console)
+    console.print(
+        f"  by its own clock {1000 * results['own_seconds'] / steps:.3f} ms a step,"
+        f" {1e6 * results['own_seconds'] / results['readings']:.0f} µs a reading",
+        highlight=False,
+    )
+    return results | {"added_ms": added}
+
+
+def forecast(pairs: int, padding: list[str], console: Console) -> dict[str, Any]:
+    """Measure the cost of forecasts that never split anything, in pairs of blocks.
+
+    Raises:
+        SystemExit: there was none, or one split micro-batches.
+    """
+    words = [
+        "--max-steps",
+        str((2 * pairs + 2) * BLOCK),
+        "--switch",
+        str(BLOCK),
+        "--switched",
+        "forecast",
+        *padding,
+    ]
+    results = run(["--inject", AMPLE], words)
+    if not results["rollouts"] or results["split_rollouts"]:
+        raise SystemExit(
+            f"{results['rollouts']} rollouts were forecast and {results['split_rollouts']} split"
+        )
+    return results | {"added_ms": _added("forecast", results, console)}
+
+
+def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
+    """Print and return what a switch has added to a step, in milliseconds, for each pair of neighboring blocks."""
     blocks: list[tuple[bool, float]] = []
     taken = list(zip(results["measured"], results["steps"], strict=False))
     while taken:
@@ -87,13 +125,11 @@ def accounting(pairs: int, padding: list[str], console: Console) -> dict[str, An
     found, step = median_interval(added), median(seconds for on, seconds in blocks if not on)
     ends = "too few pairs" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
     console.print(
-        f"accounting: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval {ends}),"
-        f" {found.median / 10 / step:+.2f} % of a step, {len(added)} pairs of blocks of {BLOCK} steps; by its own clock"
-        f" {1000 * results['own_seconds'] / steps:.3f} ms a step, {1e6 * results['own_seconds'] / results['readings']:.0f} µs"
-        " a reading",
+        f"{what}: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval {ends}),"
+        f" {found.median / 10 / step:+.2f} % of a step, {len(added)} pairs of blocks of {BLOCK} steps",
         highlight=False,
     )
-    return results | {"added_ms": added}
+    return added
 
 
 def hygiene(repeats: int, padding: list[str], console: Console) -> list[dict[str, Any]]:
@@ -145,6 +181,7 @@ def main() -> int:
         "machine": facts,
         "settings": {"pairs": options.pairs, "repeats": options.repeats, "padding": padding},
         "accounting": accounting(options.pairs, padding, console),
+        "forecast": forecast(options.pairs, padding, console),
         "hygiene": hygiene(options.repeats, padding, console),
     }
     machine.finish(console, result, options.json)

@@ -11,7 +11,7 @@
       held/                   links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
       plan_traces/            how much memory it would use with other memory plans
-      memory_forecast/        what each rank has measured of passes, and how it has split micro-batches
+      memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
 not here: they stay in the script's `output_dir`.

@@ -72,20 +72,24 @@ class TrainerPasses:
         if not given or pieces is None or not self._trainer.model.training:
             return original(*args, **kwargs)
         rows = rows_of_pieces(given, pieces)[0]
-        tokens = args[1] if len(args) > 1 else kwargs["input_ids"]
-        self._forecasts.passed("score", (min(rows, len(tokens)), int(tokens.shape[1])))
+        tokens = args[1] if len(args) > 1 else kwargs.get("input_ids")
+        if tokens is not None:
+            self._forecasts.passed("score", (min(rows, len(tokens)), int(tokens.shape[1])))
         with self._unless_raised():
             if len(args) > at:
                 return original(*args[:at], rows, *args[at + 1 :], **kwargs)
             return original(*args, **{**kwargs, "batch_size": rows})
 
-    def _compute_loss(self, original: Any, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> Any:
+    def _compute_loss(
+        self, original: Any, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         import torch
 
         trainer, forecasts = self._trainer, self._forecasts
-        if not trainer.model.training or not torch.is_grad_enabled():
-            return original(model, inputs, **kwargs)
-        rows, length = training_passes.size_of(inputs)
+        size = training_passes.size_of(inputs)
+        if size is None or args or not trainer.model.training or not torch.is_grad_enabled():
+            return original(model, inputs, *args, **kwargs)
+        rows, length = size
         if forecasts.pieces is None:  # resumed inside a rollout
             self._decide(length)
         pieces = min(forecasts.pieces or 1, rows)
@@ -95,7 +99,7 @@ class TrainerPasses:
             if pieces == 1:
                 return original(model, inputs, **kwargs)
             return split_loss(
-                trainer, original, model, inputs, pieces,
+                trainer, original, model, inputs, rows, pieces,
                 sums=self._sums, scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)), keywords=kwargs,
             )  # fmt: skip
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-MOST_SIZES = 48
+MOST_SIZES = 24
 """Measured sizes that are kept; the smallest leaves first, because predictions are about larger ones."""
+CLOSE = 0.98
+"""A peak that is lower than predicted, but not below this share of it, changes no fit."""
 LEAST_SPREAD = 1.1
 """Measured sizes that are closer to each other than this factor say nothing of a slope: it would be that of the noise."""
 _SINGULAR = 1e-12
@@ -46,12 +48,18 @@ class PeakFit:
         """Take a measured peak, and return whether it says anything new."""
         if peak_bytes <= self._own.get(size, -1):
             return False
+        predicted = self.predict(size) if not self._earlier and _are_spread(self._own) else None
+        if predicted is not None and CLOSE * predicted <= peak_bytes <= predicted:
+            if size[0] * size[1] <= self.most_tokens:
+                return False
+        else:
+            self._coefficients = None
         self._own[size] = peak_bytes
         if len(self._own) > MOST_SIZES:
             del self._own[min(self._own, key=lambda one: one[0] * one[1])]
-        if _are_spread(self._own):
+        if self._earlier and _are_spread(self._own):
             self._earlier.clear()
-        self._coefficients = None
+            self._coefficients = None
         return True
 
     def predict(self, size: Size) -> int | None:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from grpo_run.runtime.continuity.memory.forecast_file import (
     MOST_ROLLOUTS,
+    ForecastFile,
     ForecastRecord,
     SplitRollout,
     read_forecast,
-    write_forecast,
 )
 from grpo_run.trainers.forecast.decision import Agreement, Need, Needed, agree, decide, rows_of_pieces
 from grpo_run.trainers.forecast.fit import PeakFit, Size
@@ -94,7 +94,8 @@ class Forecasts:
         self._train_call = train_call
         self._reasons = reasons
         self._gradient_bytes = gradient_bytes
-        self._writes = True
+        self._file: ForecastFile | None = ForecastFile(session.config.run_directory, session.rank)
+        self._begun = False
         self._most_told = 1
         self._warned = False
         self._passed: dict[PassKind, tuple[Size, bool]] = {}
@@ -175,8 +176,10 @@ class Forecasts:
         self._measured(kind, size, max(0, above), peak_bytes)
 
     def _measured(self, kind: PassKind, size: Size, above_bytes: int, peak_bytes: int) -> None:
-        if self._fits[kind].add(size, above_bytes):
-            self._write()  # the next attempt may begin with the next rollout
+        if self._fits[kind].add(
+            size, above_bytes
+        ):  # kept at once: the next attempt may begin with the next rollout
+            self._append(**{"passes" if kind == "pass" else "scoring": [(*size, above_bytes)]})
         figures = self._session.slot.memory_area.forecast
         if peak_bytes > figures.observed_bytes and figures.rollouts:
             figures.observed_bytes = peak_bytes
@@ -250,31 +253,36 @@ class Forecasts:
         area.publish()
 
     def _keep(self, rollout: Rollout) -> None:
-        """Keep the decision, with what has been measured so far, for the next attempt."""
+        """Keep the decision for the next attempt."""
         assert self.pieces is not None
-        self._rollouts[rollout.number] = SplitRollout(
+        decision = SplitRollout(
             rollout=rollout.number, rows=rollout.rows, length=rollout.length, pieces=self.pieces
         )
+        self._rollouts[rollout.number] = decision
         self._rollouts.move_to_end(rollout.number)
         while len(self._rollouts) > MOST_ROLLOUTS:
             self._rollouts.popitem(last=False)
-        self._write()
+        self._append(rollouts=[decision])
 
-    def _write(self) -> None:
-        if not self._writes:
+    def _append(self, **entries: Any) -> None:
+        """Add to the file; begin it anew with what counts if this attempt has not begun it, or if it is long."""
+        if self._file is None:
             return
-        record = ForecastRecord(
-            train_call=self._train_call,
-            world_size=self._session.world_size,
-            plan=self._plan,
-            passes=_entries(self._fits["pass"]),
-            scoring=_entries(self._fits["score"]),
-            rollouts=tuple(self._rollouts.values()),
-        )
         try:
-            write_forecast(self._session.config.run_directory, self._session.rank, record)
+            if not self._begun or self._file.append(**entries):
+                self._begun = True
+                self._file.begin(
+                    ForecastRecord(
+                        train_call=self._train_call,
+                        world_size=self._session.world_size,
+                        plan=self._plan,
+                        passes=_entries(self._fits["pass"]),
+                        scoring=_entries(self._fits["score"]),
+                        rollouts=tuple(self._rollouts.values()),
+                    )
+                )
         except OSError as error:
-            self._writes = False
+            self._file = None
             self._session.warn_in_journal(f"forecasts of memory are not kept for the next attempt: {error}")
 
     def _earlier(self) -> ForecastRecord:

@@ -20,12 +20,11 @@ LOWEST, HIGHEST = ("_min", "/min"), ("_max", "/max")
 """Ends of the names of metrics that are no means."""
 
 
-def split_rows(inputs: Mapping[str, Any], pieces: int) -> list[tuple[dict[str, Any], float]]:
+def split_rows(inputs: Mapping[str, Any], rows: int, pieces: int) -> list[tuple[dict[str, Any], float]]:
     """Return the pieces of a micro-batch in order, each with its share of the rows.
 
     What has one entry per row is divided; a number of the whole rollout stays as it is in every piece.
     """
-    rows, _ = training_passes.size_of(inputs)
     parts, begin = [], 0
     for count in rows_of_pieces(rows, pieces):
         chosen = slice(begin, begin + count)
@@ -47,6 +46,7 @@ def split_loss(
     compute_loss: Callable[..., Any],
     model: Any,
     inputs: Mapping[str, Any],
+    rows: int,
     pieces: int,
     *,
     sums: bool,
@@ -57,11 +57,12 @@ def split_loss(
 
     Args:
         compute_loss: of the trainer.
+        rows: of the micro-batch.
         sums: the loss is a sum over tokens, divided by a number of the whole rollout; else a mean over rows.
         scaled: `compute_loss` divides by the number of accumulated micro-batches; else the caller does.
         keywords: further arguments of `compute_loss`.
     """
-    parts = split_rows(inputs, pieces)
+    parts = split_rows(inputs, rows, pieces)
     divisor = 1 if scaled else getattr(trainer, training_passes.ACCUMULATION)
     total: Any = 0.0
     with one_entry_each(trainer, [share for _, share in parts]):

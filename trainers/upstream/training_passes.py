@@ -5,7 +5,7 @@ Used by `forecast`. TRL has no documentation of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 PROMPTS, COMPLETIONS = 0, 1
@@ -26,18 +26,23 @@ SUMS = frozenset({"cispo", "dapo", "vespo"})
 rows of a micro-batch."""
 
 
-def padded_length(trainer: Any, generated: Sequence[Any]) -> int:
-    """Return the length to which the rows of a rollout will be padded.
+def padded_length(trainer: Any, generated: Any) -> int:
+    """Return the length to which the rows of a rollout will be padded; 0 if a subclass returns something else.
 
     Args:
         generated: what `_generate` has returned.
     """
     multiple = getattr(trainer, PAD_TO, None) or 1
-    longest = (max(map(len, generated[place]), default=0) for place in (PROMPTS, COMPLETIONS))
+    try:
+        longest = [max(map(len, generated[place]), default=0) for place in (PROMPTS, COMPLETIONS)]
+    except (TypeError, LookupError):
+        return 0
     return sum(-(-length // multiple) * multiple for length in longest)
 
 
-def size_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the rows of a micro-batch and their padded length."""
-    prompts, completions = inputs[PROMPT_IDS], inputs[COMPLETION_IDS]
+def size_of(inputs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the rows of a micro-batch and their padded length; None if a subclass has made it otherwise."""
+    prompts, completions = inputs.get(PROMPT_IDS), inputs.get(COMPLETION_IDS)
+    if prompts is None or completions is None:
+        return None
     return int(prompts.shape[0]), int(prompts.shape[1] + completions.shape[1])

@@ -1,30 +1,36 @@
-"""The files of the forecast: for each rank, `memory_forecast/rank-N.json` in the run directory.
+"""The files of the forecast: for each rank, `memory_forecast/rank-N.jsonl` in the run directory.
 
-A rank writes its file after each rollout, and reads it in the next attempt: what passes have needed, and how the micro-batches of
-the last rollouts were split. Does not predict (`trainers.forecast`).
+A rank appends what its passes have needed and how it has split the micro-batches of each rollout, and reads the file in the next
+attempt. The first line says what the others hold for. Appending does not wait for a disk, as replacing the file would; a line that was
+cut when the rank died is left out. Does not predict (`trainers.forecast`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pydantic
 
-from grpo_run.runtime.files import write_json
-
 FOLDER = "memory_forecast"
 """Name of the folder in the run directory."""
 MAX_BYTES = 1 << 18
-"""Far above the size of any such file. A larger one is not read."""
+"""A file that has grown to this size is written anew, with what still counts: after some thousand rollouts."""
 MOST_ROLLOUTS = 64
 """Rollouts that are kept; a recovery repeats a few."""
+MOST_SIZES = 24
+"""Sizes of passes that are kept of each kind, as many as a fit keeps."""
+
+Entry = tuple[int, int, int]
+"""Rows, padded length, and the peak in bytes."""
 
 
 class SplitRollout(pydantic.BaseModel):
     """How the micro-batches of one rollout were split."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     rollout: int
     """The number of the micro-step for which it was generated."""
     rows: int
@@ -34,39 +40,112 @@ class SplitRollout(pydantic.BaseModel):
     pieces: int = pydantic.Field(ge=1)
 
 
-class ForecastRecord(pydantic.BaseModel):
-    """What one rank keeps of its forecasts."""
+class Kept(pydantic.BaseModel):
+    """What one line of the file adds."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
-    train_call: int
-    world_size: int
-    plan: str
-    """The memory plan in effect, without the size of micro-batches: with another one, passes need something else."""
-    passes: tuple[tuple[int, int, int], ...] = ()
-    """Of forward and backward passes: rows, length, and the peak above what is allocated between passes, without gradients."""
-    scoring: tuple[tuple[int, int, int], ...] = ()
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    passes: tuple[Entry, ...] = ()
+    """Of forward and backward passes: the peaks above what is allocated between passes, without gradients."""
+    scoring: tuple[Entry, ...] = ()
     """Likewise of passes that score a rollout."""
     rollouts: tuple[SplitRollout, ...] = ()
     """The last ones, oldest first."""
 
 
-def write_forecast(run_directory: Path, rank: int, record: ForecastRecord) -> None:
-    """Write the file of a rank, atomically and with mode 0600.
+class ForecastRecord(Kept):
+    """What one rank keeps of its forecasts; the first line of the file."""
 
-    Raises:
-        OSError: the file cannot be written.
+    train_call: int
+    world_size: int
+    plan: str
+    """The memory plan in effect, without the size of micro-batches: with another one, passes need something else."""
+
+
+class ForecastFile:
+    """The file of one rank, as it writes it.
+
+    Args:
+        run_directory: of the run.
+        rank: whose file it is.
     """
-    folder = run_directory / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    write_json(folder / f"rank-{rank}.json", record.model_dump(mode="json"), indent=None, durable=False)
+
+    def __init__(self, run_directory: Path, rank: int) -> None:
+        self._path = _path(run_directory, rank)
+
+    def append(
+        self,
+        *,
+        passes: Iterable[Entry] = (),
+        scoring: Iterable[Entry] = (),
+        rollouts: Iterable[SplitRollout] = (),
+    ) -> bool:
+        """Add a line, and return whether the file is so long by now that it is to be begun anew.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        line = Kept(passes=tuple(passes), scoring=tuple(scoring), rollouts=tuple(rollouts))
+        text = line.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text)
+            return os.fstat(descriptor).st_size > MAX_BYTES
+        finally:
+            os.close(descriptor)
+
+    def begin(self, record: ForecastRecord) -> None:
+        """Replace the file by one that holds a record only.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(record.model_dump_json().encode() + b"\n")
+            os.replace(temporary, self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def read_forecast(run_directory: Path, rank: int) -> ForecastRecord | None:
     """Return what a rank has kept; None if there is nothing, or it cannot be read."""
-    path = run_directory / FOLDER / f"rank-{rank}.json"
+    path = _path(run_directory, rank)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if path.stat().st_size > 2 * MAX_BYTES:
             return None
-        return ForecastRecord.model_validate(json.loads(path.read_bytes()))
+        first, *lines = path.read_bytes().splitlines()
+        record = ForecastRecord.model_validate(json.loads(first))
+        parts: list[Kept] = [record]
+        for line in lines:
+            try:
+                parts.append(Kept.model_validate(json.loads(line)))
+            except (ValueError, RecursionError):
+                continue  # cut
     except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError
         return None
+    rollouts = {one.rollout: one for part in parts for one in part.rollouts}
+    return record.model_copy(
+        update={
+            "passes": _highest(entry for part in parts for entry in part.passes),
+            "scoring": _highest(entry for part in parts for entry in part.scoring),
+            "rollouts": tuple(rollouts[number] for number in sorted(rollouts)[-MOST_ROLLOUTS:]),
+        }
+    )
+
+
+def _path(run_directory: Path, rank: int) -> Path:
+    return run_directory / FOLDER / f"rank-{rank}.jsonl"
+
+
+def _highest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The highest peak of each size; of too many, those of the largest passes."""
+    peaks: dict[tuple[int, int], int] = {}
+    for rows, length, peak in entries:
+        if rows > 0 and length > 0:
+            peaks[rows, length] = max(peak, peaks.get((rows, length), 0))
+    largest = sorted(peaks, key=lambda size: size[0] * size[1])[-MOST_SIZES:]
+    return tuple((rows, length, peaks[rows, length]) for rows, length in largest)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_run.runtime.continuity.memory import forecast_file
 from grpo_run.trainers.forecast.fit import MOST_SIZES, PeakFit
 
 SIZES = st.tuples(st.integers(1, 64), st.integers(1, 8192))
@@ -71,5 +72,5 @@ def test_what_an_earlier_attempt_has_measured_counts_until_there_is_enough() -> 
 
 def test_few_sizes_are_kept_and_the_largest_stay() -> None:
     fit = fitted({(1, length): length for length in range(1, 3 * MOST_SIZES)})
-    assert len(fit.measured) == MOST_SIZES
+    assert len(fit.measured) == MOST_SIZES == forecast_file.MOST_SIZES
     assert fit.most_tokens == 3 * MOST_SIZES - 1

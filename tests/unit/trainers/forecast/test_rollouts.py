@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.continuity.memory.forecast_file import FOLDER, MOST_ROLLOUTS, read_forecast
+from grpo_run.runtime.continuity.memory.forecast_file import FOLDER, MOST_ROLLOUTS, MOST_SIZES, read_forecast
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.launch.injection import parse_all
 from grpo_run.runtime.launch.rank_settings import RankSettings
@@ -184,20 +184,40 @@ def test_passes_under_another_memory_plan_are_forgotten(
 def test_a_file_that_says_nothing_is_as_none(session: Any, text: str) -> None:
     folder = Path(session.config.run_directory) / FOLDER
     folder.mkdir(parents=True)
-    (folder / "rank-0.json").write_text(text)
+    (folder / "rank-0.jsonl").write_text(text)
     assert train(forecasts(session, Gpu()), rollout(0, 50)) == 1
 
 
-def test_the_file_stays_small(session: Any) -> None:
+def test_what_is_kept_is_bounded(session: Any) -> None:
     made = forecasts(session, Gpu())
     for number in range(3 * MOST_ROLLOUTS):
         train(made, rollout(number, 50 + number))
     kept = read_forecast(session.config.run_directory, 0)
     assert kept is not None
     assert [one.rollout for one in kept.rollouts] == list(range(2 * MOST_ROLLOUTS, 3 * MOST_ROLLOUTS))
-    path = Path(session.config.run_directory) / FOLDER / "rank-0.json"
+    path = Path(session.config.run_directory) / FOLDER / "rank-0.jsonl"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert path.stat().st_size < 10_000
+    assert len(kept.passes) <= MOST_SIZES
+
+
+def test_a_file_that_was_cut_or_has_grown_is_read_as_far_as_it_counts(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may die while it writes; a long run does not fill the disk."""
+    monkeypatch.setattr("grpo_run.runtime.continuity.memory.forecast_file.MAX_BYTES", 4000)
+    made = forecasts(session, Gpu())
+    path = Path(session.config.run_directory) / FOLDER / "rank-0.jsonl"
+    sizes = []
+    for number in range(300):
+        train(made, rollout(number, 50 + number))
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 10_000
+    whole = read_forecast(session.config.run_directory, 0)
+    with path.open("ab") as file:
+        file.write(b'{"passes":[[8,')
+    assert read_forecast(session.config.run_directory, 0) == whole
+    assert whole is not None
+    assert whole.rollouts[-1].rollout == 299
 
 
 def test_a_run_that_may_not_split_is_warned_once(session: Any) -> None:

@@ -85,7 +85,7 @@ def gradient_of(
         loss = trainer.compute_loss(trainer.model, inputs(algorithm))
     else:
         loss = split_loss(
-            trainer, trainer.compute_loss, trainer.model, inputs(algorithm), pieces,
+            trainer, trainer.compute_loss, trainer.model, inputs(algorithm), ROWS, pieces,
             sums=getattr(trainer, "loss_type", None) in ("dapo", "cispo", "vespo"),
             scaled=trainer.loss_is_scaled_for_ga, keywords={},
         )  # fmt: skip
@@ -144,7 +144,7 @@ def test_rloo_divides_by_the_accumulated_micro_batches_once(rloo: Any) -> None:
 
 def test_rows_are_divided_and_numbers_of_the_rollout_stay() -> None:
     batch = {**inputs("grpo"), "names": list("abcde"), "nothing": None}
-    parts = split_rows(batch, 2)
+    parts = split_rows(batch, ROWS, 2)
     assert [share for _, share in parts] == [3 / 5, 2 / 5]
     for name, value in batch.items():
         pieces = [part[name] for part, _ in parts]

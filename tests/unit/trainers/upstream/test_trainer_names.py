@@ -269,3 +269,9 @@ def test_rows_are_padded_to_the_longest_prompt_and_completion() -> None:
     assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
     batch = {"prompt_ids": torch.ones(3, 4), "completion_ids": torch.ones(3, 8)}
     assert training_passes.size_of(batch) == (3, 12)
+
+
+def test_what_a_subclass_makes_otherwise_is_left_alone() -> None:
+    assert training_passes.padded_length(SimpleNamespace(), {"completions": []}) == 0
+    assert training_passes.padded_length(SimpleNamespace(), None) == 0
+    assert training_passes.size_of({"input_ids": torch.ones(3, 4)}) is None
