@@ -198,22 +198,27 @@ def _plan(
 def _explain(
     options: argparse.Namespace, model: str, job: Job, observed_bytes: int, notes: Sequence[str]
 ) -> int:
-    from grpo_run.cli.planning.explained import explained_json, print_explained
+    from grpo_run.cli.planning.explained import accounted_for, explained_json, print_explained
     from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked
+    from grpo_run.trainers.planning.explaining.pairs import together
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.planning.prediction import Predictor
 
     predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
     prediction = predictor.predict(job)
     order = ranked(explanations(predictor, prediction, padded_to=options.pad_to), observed_bytes)
+    pairs = (
+        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, order, observed_bytes)
+    )
     if options.json:
         print(
             json.dumps(
-                {**explained_json(order, observed_bytes, floor(prediction)), "notes": list(notes)}, indent=2
+                {**explained_json(order, observed_bytes, floor(prediction), pairs), "notes": list(notes)},
+                indent=2,
             )
         )
     else:
         for note in notes:
             print_paragraph(f"Note: {note}")
-        print_explained(order, observed_bytes, floor(prediction))
+        print_explained(order, observed_bytes, floor(prediction), pairs)
     return 0

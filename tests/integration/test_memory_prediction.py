@@ -9,6 +9,7 @@ from support.measured_memory import job_fields, measure_in_process
 from support.memory_configurations import SHAPES, configurations
 
 from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked
+from grpo_run.trainers.planning.explaining.pairs import together
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
 from grpo_run.trainers.planning.prediction import Predictor
@@ -115,6 +116,10 @@ def test_a_reported_case_is_explained_by_padding_or_a_kept_graph() -> None:
     )
     job = Job(batch=8, prompt=46, completion=128, autocast=False, checkpointing=False, reference=True)
     prediction = predictor.predict(job)
-    order = ranked(explanations(predictor, prediction), 22_650_000_000)
+    alone = explanations(predictor, prediction)
+    order = ranked(alone, 22_650_000_000)
     assert {one.name for one in order[:2]} == {"padding", "kept-graph"}
     assert floor(prediction)[0] > 2_000_000_000
+    best = together(predictor, prediction, alone, 22_650_000_000)[0]
+    assert set(best.name.split("+")) == {"padding", "kept-graph"}
+    assert best.allocated_bytes == pytest.approx(22_650_000_000, rel=0.05)

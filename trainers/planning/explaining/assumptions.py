@@ -6,8 +6,9 @@ Called by `cli.planning`. Says what an observation is consistent with; it proves
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpo_run.trainers.planning.explaining import own_code
 from grpo_run.trainers.planning.job import Job
@@ -25,12 +26,16 @@ class Explanation:
         assumption: what would have to be true.
         arithmetic: how its figure comes about.
         allocated_bytes: peak of torch's allocator that follows from it.
+        changes: fields of the job that it changes; empty for what comes on top of the job.
+        combines: it can be taken together with another one.
     """
 
     name: str
     assumption: str
     arithmetic: str
     allocated_bytes: float
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    combines: bool = False
 
     def distance(self, observed_bytes: float) -> float:
         """How far it is from an observation: the logarithm of their ratio, without its sign."""
@@ -68,39 +73,43 @@ def explanations(
             allocated_bytes=prediction.allocated_bytes,
         )
     ]
-    for name, assumption, job in _other_jobs(prediction.job, padded_to or predictor.shape.positions):
-        other = predictor.predict(job)
-        held = other.phases[_highest(other)].traced
-        found.append(
-            Explanation(
-                name=name,
-                assumption=assumption,
-                arithmetic=f"peak in {_highest(other)}: "
-                + " + ".join(f"{kind} {_gib(size)}" for kind, size in held.items() if size > _GIB / 200),
-                allocated_bytes=other.allocated_bytes,
-            )
-        )
+    for name, assumption, changes in _other_jobs(prediction.job, padded_to or predictor.shape.positions):
+        other = explained_by_trace(predictor.predict(replace(prediction.job, **changes)), name, assumption)
+        found.append(replace(other, changes=changes, combines=True))
     return [*found, *_additions(predictor, prediction)]
 
 
-def _other_jobs(job: Job, padded_to: int | None) -> Iterator[tuple[str, str, Job]]:
+def explained_by_trace(prediction: Prediction, name: str, assumption: str) -> Explanation:
+    """Return an explanation from the prediction of the job that an assumption makes of it."""
+    highest = max(prediction.phases, key=lambda phase: prediction.phases[phase].allocated_bytes)
+    held = prediction.phases[highest].traced
+    return Explanation(
+        name=name,
+        assumption=assumption,
+        arithmetic=f"peak in {highest}: "
+        + " + ".join(f"{kind} {_gib(size)}" for kind, size in held.items() if size > _GIB / 200),
+        allocated_bytes=prediction.allocated_bytes,
+    )
+
+
+def _other_jobs(job: Job, padded_to: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if padded_to is not None and padded_to > job.prompt + job.completion:
         real = job.prompt + job.completion
-        padded = replace(job, completion=padded_to - job.prompt)
+        padded = {"completion": padded_to - job.prompt}
         yield "padding", f"rows are padded to {padded_to} tokens, not {real}", padded
     if job.weights != "float32":
-        yield "float32", "weights, gradients and optimizer are float32", replace(job, weights="float32")
+        yield "float32", "weights, gradients and optimizer are float32", {"weights": "float32"}
     if job.autocast:
-        yield "no-autocast", "the forward pass runs in the weights' type", replace(job, autocast=False)
+        yield "no-autocast", "the forward pass runs in the weights' type", {"autocast": False}
     if job.checkpointing:
-        yield "no-checkpointing", "gradient checkpointing is off", replace(job, checkpointing=False)
+        yield "no-checkpointing", "gradient checkpointing is off", {"checkpointing": False}
     if job.attention != "eager":
-        yield "eager-attention", "attention matrices are stored (eager)", replace(job, attention="eager")
+        yield "eager-attention", "attention matrices are stored (eager)", {"attention": "eager"}
     if not job.reference:
-        yield "reference", "a reference model is kept", replace(job, reference=True)
+        yield "reference", "a reference model is kept", {"reference": True}
     if job.accumulation > 1:
-        whole = replace(job, batch=job.batch * job.accumulation, accumulation=1)
-        yield "no-accumulation", f"all {whole.batch} rows are one micro-batch", whole
+        whole = {"batch": job.batch * job.accumulation, "accumulation": 1}
+        yield "no-accumulation", f"all {whole['batch']} rows are one micro-batch", whole
 
 
 def _additions(predictor: Predictor, prediction: Prediction) -> Iterator[Explanation]:
@@ -114,6 +123,7 @@ def _additions(predictor: Predictor, prediction: Prediction) -> Iterator[Explana
             assumption=assumption,
             arithmetic=f"as described {_gib(base)} + {what} {_gib(size)}",
             allocated_bytes=base + size,
+            combines=True,
         )
 
     yield added("second-optimizer", "a second optimizer has state", "its state", traced.get("optimizer", 0.0))
@@ -132,10 +142,6 @@ def _additions(predictor: Predictor, prediction: Prediction) -> Iterator[Explana
         f" = {_gib(row)}; several are alive at once",
         allocated_bytes=logits,
     )
-
-
-def _highest(prediction: Prediction) -> str:
-    return max(prediction.phases, key=lambda phase: prediction.phases[phase].allocated_bytes)
 
 
 def _gib(size: float) -> str:

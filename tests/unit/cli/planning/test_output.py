@@ -62,7 +62,7 @@ def test_an_observation_far_from_every_assumption_is_not_called_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The assumptions are printed all the same, with their arithmetic."""
-    print_explained(ORDER, 100 * GIB, (4.0 * GIB, "weights 4 GiB"))
+    print_explained(ORDER, 100 * GIB, (4.0 * GIB, "weights 4 GiB"), [])
     text = capsys.readouterr().out
     assert "No single assumption accounts for it" in text
     assert "2 + 2" in text
@@ -71,5 +71,14 @@ def test_an_observation_far_from_every_assumption_is_not_called_explained(
 
 def test_an_observation_close_to_an_assumption_names_it_first() -> None:
     """Nearness is that of ratios: 9 is nearer to 10 than 20 is."""
-    found = explained_json(ORDER, 10 * GIB, (4.0 * GIB, "weights 4 GiB"))
+    found = explained_json(ORDER, 10 * GIB, (4.0 * GIB, "weights 4 GiB"), [])
     assert [one["name"] for one in found["explanations"]] == ["b", "a"]
+
+
+def test_two_together_are_listed_after_the_single_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the text says that they account for it."""
+    pair = Explanation(name="a+b", assumption="both", arithmetic="3 + 3", allocated_bytes=28.0 * GIB)
+    print_explained(ORDER, 30 * GIB, (4.0 * GIB, "weights 4 GiB"), [pair])
+    text = capsys.readouterr().out
+    assert "two together do" in text
+    assert text.index("2 + 2") < text.index("3 + 3")
