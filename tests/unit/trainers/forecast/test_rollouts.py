@@ -109,6 +109,16 @@ def test_what_was_predicted_and_observed_is_published(session: Any, board: Board
     assert memory.as_json()["forecast"]["pieces"] == 2
 
 
+def test_the_line_says_if_single_rows_may_not_fit_either(session: Any) -> None:
+    gpu = Gpu()
+    gpu.limit = BASE + 1000
+    made = forecasts(session, gpu)
+    train(made, rollout(0, 50))
+    assert train(made, rollout(1, 90)) == ROWS
+    (line,) = session.notified
+    assert line.endswith(" predicted on rank 0, 2.0 KiB available; even so 2.1 KiB are predicted")
+
+
 def test_what_does_not_belong_to_a_pass_is_not_measured(session: Any) -> None:
     """Phases without passes, and other phases."""
     made = forecasts(session, Gpu())
