@@ -108,6 +108,8 @@ class MemoryFacts(_Facts):
     vllm_sleep: bool = False
     gradient_checkpointing: bool = False
     """Whether the script has turned it on."""
+    checkpointing_set_later: bool = False
+    """Whether the script sets it after its configuration was built, so that a plan would not take effect."""
     supports_gradient_checkpointing: bool = False
     optimizer_offload: bool = False
     """Whether the script already keeps the optimizer's state in host memory."""

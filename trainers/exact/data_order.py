@@ -78,8 +78,11 @@ def keep_remainder(trainer: Any) -> None:
         return
     if getattr(full, "_drop_last", True) or not hasattr(full, "total_batch_size"):
         return
-    if hasattr(full.dataset, "__len__"):
-        skipping.remainder = len(full.dataset) % full.total_batch_size
+    try:
+        samples = len(full.dataset)
+    except TypeError:  # a stream; accelerate's shard of one has a `__len__` that raises, too
+        return
+    skipping.remainder = samples % full.total_batch_size
 
 
 class DataOrder:

@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.caps import configuration as caps
 from grpo_run.trainers.caps.settings import own_caps
-from grpo_run.trainers.memory_plan import configuration, deepspeed
+from grpo_run.trainers.memory_plan import configuration, deepspeed, later
 from grpo_run.trainers.memory_plan.record import Record
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
@@ -42,6 +42,9 @@ def install_guard(session: Session) -> None:
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
+    wrapt.register_post_import_hook(
+        lambda module: later.install(module.TrainingArguments), "transformers.training_args"
+    )
     if session.settings.memory_plan.changed:
         wrapt.register_post_import_hook(
             functools.partial(_plan_memory, session=session), "transformers.training_args"

@@ -98,6 +98,8 @@ def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: Surrou
 def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
     if facts.gradient_checkpointing or plan.gradient_checkpointing:
         return "gradient checkpointing is on already"
+    if facts.checkpointing_set_later:
+        return "gradient checkpointing is also set by an assignment after the configuration was built"
     if not facts.supports_gradient_checkpointing:
         return "the model does not support gradient checkpointing"
     return _with(plan, gradient_checkpointing=True)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import IterableDatasetShard
+from datasets import Dataset
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 from grpo_run.runtime.errors import CheckpointError
@@ -209,3 +211,21 @@ def test_a_skipping_loader_gets_the_remainder_of_the_full_loader(drops_last: boo
     )
     data_order.keep_remainder(trainer)
     assert skipping.remainder == expected
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_stream_has_no_remainder(shard: bool) -> None:
+    """accelerate's shard of a stream, which more than one rank gets, has a length that raises."""
+    stream: Any = Dataset.from_dict({"text": ["a"] * 9}).to_iterable_dataset()
+    if shard:
+        stream = IterableDatasetShard(stream, batch_size=4, num_processes=2, process_index=0)
+        with pytest.raises(TypeError):
+            len(stream)
+    full = SimpleNamespace(dataset=stream, total_batch_size=8, _drop_last=False)
+    skipping = SimpleNamespace(remainder=-1)
+    trainer = SimpleNamespace(
+        callback_handler=SimpleNamespace(train_dataloader=full),
+        accelerator=SimpleNamespace(gradient_state=SimpleNamespace(active_dataloader=skipping)),
+    )
+    data_order.keep_remainder(trainer)
+    assert skipping.remainder == -1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from grpo_run.runtime.continuity.memory.facts_file import read_facts
 from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
+from grpo_run.trainers.memory_plan import later
 from grpo_run.trainers.memory_plan.facts import collect_facts, publish_facts
 from grpo_run.trainers.memory_plan.record import Record
 
@@ -73,6 +77,59 @@ def test_a_size_that_is_set_after_the_configuration_was_built_is_not_split(tiny:
     trainer.args.per_device_train_batch_size = 16
     (refusal,) = split_refusals(facts(trainer))
     assert refusal == "the batch is also set by an assignment after GRPOConfig was built"
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch assignments for the length of the test."""
+    import transformers
+
+    monkeypatch.setattr(
+        transformers.TrainingArguments,
+        "__setattr__",
+        transformers.TrainingArguments.__setattr__,
+        raising=False,
+    )
+    later.install(transformers.TrainingArguments)
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("kind", ["GRPO", "SFT"])
+def test_a_size_that_is_set_again_to_the_same_value_is_not_split(
+    kind: str, tiny: Any, tmp_path: Path
+) -> None:
+    """By an assignment, or by transformers' own method; the value does not show it, and a plan would end the run."""
+    import transformers
+
+    made = trainer_of(tiny, kind, tmp_path)
+    assert split_refusals(facts(made)) == ()
+    made.args.set_dataloader(train_batch_size=8)
+    (refusal,) = split_refusals(facts(made))
+    assert refusal == f"the batch is also set by an assignment after {kind}Config was built"
+    pickled = pickle.loads(pickle.dumps(made.args))
+    assert isinstance(pickled, transformers.TrainingArguments)
+    other = trainer_of(tiny, kind, tmp_path)
+    other.args.set_training(learning_rate=1e-4, batch_size=8, max_steps=4)
+    assert len(split_refusals(facts(other))) == 1
+    assert facts(other).checkpointing_set_later
+    assert not facts(made).checkpointing_set_later
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_configuration_that_is_built_with_a_plan_or_from_another_was_not_set_later(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """A plain `TrainingArguments`, from which `SFTTrainer` builds its own."""
+    import transformers
+    import trl
+
+    plain = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    built = trl.SFTTrainer(
+        model=tiny.model(43, 11), args=plain, processing_class=tiny.tokenizer(), train_dataset=tiny.texts(20)
+    )
+    assert not later.size_is_set_later(built.args)
+    assert not later.size_is_set_later(dataclasses.replace(plain, per_device_train_batch_size=2))
+    assert not later.size_is_set_later(copy.deepcopy(plain))
 
 
 def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:

@@ -119,6 +119,15 @@ def test_each_refusal_of_a_split_is_named_and_the_next_rung_is_climbed(
     assert words in change.skipped[0].text
 
 
+def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
+    """A plan would not take effect, and the run would end."""
+    change = climb(
+        MemoryPhase.backward, facts(explicit_sizes=("an assignment",), checkpointing_set_later=True)
+    )
+    assert isinstance(change, PlanChange)
+    assert change.rung is Rung.expandable_segments
+
+
 def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
     assert plans(MemoryPhase.generate, GRPO)[:3] == [f"sub-batches={parts}" for parts in (2, 4, 8)]
     sampled, greedy = climb(MemoryPhase.generate), climb(MemoryPhase.generate, facts(greedy=True))
