@@ -19,7 +19,10 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nCont
 
 
 class NoAnswer(str):
-    """The reason of a failure that a loaded machine may cause: the server did not answer in time."""
+    """The reason of a failure that passes or ends with the rank: the server did not answer in time, or has just been reset.
+
+    The kernel resets the connections of a process that exits, before its exit is seen.
+    """
 
     __slots__ = ()
 
@@ -57,6 +60,10 @@ def fetch(
                 connection.close()
                 failures[rank] = NoAnswer(f"no connection within {_CONNECT_SECONDS:g} s")
                 continue
+            except ConnectionError as error:
+                connection.close()
+                failures[rank] = NoAnswer(f"{path}: {error.strerror or error}")
+                continue
             except OSError as error:
                 connection.close()
                 failures[rank] = f"{path}: {error.strerror or error}"
@@ -85,7 +92,7 @@ def _receive(
     try:
         data = connection.recv(1 << 17)
     except OSError as error:
-        failures[rank] = str(error)
+        failures[rank] = NoAnswer(error) if isinstance(error, ConnectionError) else str(error)
         data = b""
     if data and sum(map(len, chunks)) < MAX_ANSWER_BYTES:
         chunks.append(data)
@@ -98,6 +105,7 @@ def _receive(
     if data:
         failures[rank] = f"answer longer than {MAX_ANSWER_BYTES} bytes"
     elif b" 200 " not in head.partition(b"\r\n")[0]:
-        failures[rank] = f"answered {head[:60]!r}"
+        reason = f"answered {head[:60]!r}"
+        failures[rank] = reason if head else NoAnswer(reason)
     else:
         answers[rank] = body

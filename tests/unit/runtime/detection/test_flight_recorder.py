@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.runtime.detection import flight_recorder
-from grpo_run.runtime.detection.flight_recorder import MAX_ANSWER_BYTES, fetch
+from grpo_run.runtime.detection.flight_recorder import MAX_ANSWER_BYTES, NoAnswer, fetch
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 PATIENT = 20.0
@@ -161,10 +161,10 @@ def test_a_missing_server_is_named_by_its_path(folder: str) -> None:
 
 
 def test_a_server_that_resets_is_a_failure(serve: Serve) -> None:
-    """It closed the connection without reading the request."""
+    """It closed the connection without reading the request, as the kernel does for a rank that exits: not yet blindness."""
     answers, failures = fetch({0: serve(lambda connection: None)}, PATIENT)
     assert answers == {}
-    assert set(failures) == {0}
+    assert isinstance(failures[0], NoAnswer)
 
 
 def test_no_connection_outlives_the_fetch(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
