@@ -43,7 +43,7 @@ def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Callable[..., Run],
     assert run.wait(150) == 0, run.tail()
     recoveries = run.status()["recoveries"]
     assert len(recoveries) == 1 + FAILED_STARTS, run.tail()
-    assert "which is tried for 10 min" in run.tail()
+    assert "which is tried for 10 min" in run.printed()
     assert run.events("resume_chosen")[-1]["step"] >= 2
 
 
@@ -55,5 +55,5 @@ def test_a_script_without_a_trainer_that_raises_once_finishes(
     run = runs("loop.py", cold=True).start()
     assert run.wait(60) == 0, run.tail()
     assert (tmp_path / "finished").exists()
-    assert "step 0" not in run.tail(), run.tail()
-    assert "from the start of the script" in run.tail()
+    assert "step 0" not in run.printed(), run.tail()
+    assert "from the start of the script" in run.printed()

@@ -67,7 +67,7 @@ def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
     (reseeded,) = run.events("reseeded")
     assert (reseeded["attempt"], reseeded["step"]) == (2, 6)
     assert max(manifests(tmp_path / "out")) < 6
-    assert "fresh sampling seeds" in run.tail()
+    assert "fresh sampling seeds" in run.printed()
 
 
 @pytest.mark.full

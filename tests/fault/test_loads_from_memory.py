@@ -34,4 +34,4 @@ def test_a_kill_and_a_damaged_slot_during_loading_lose_nothing_that_was_on_disk(
     attempt, step, in_memory = chosen[3]
     assert (attempt, in_memory) == (3, False)
     assert step < 9
-    assert "the snapshot in memory cannot be used" in run.tail()
+    assert "the snapshot in memory cannot be used" in run.printed()

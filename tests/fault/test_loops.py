@@ -84,7 +84,7 @@ def test_a_kill_behind_a_loop_that_was_left_by_break_repeats_no_further_step(
     assert run.wait(120) == 0, run.tail()
     assert len(run.events("incident")) == 1, run.tail()
     assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 6]
-    assert "loop 1 ends after step 7: the script left it there before the restart" in run.tail()
+    assert "loop 1 ends after step 7: the script left it there before the restart" in run.printed()
     assert run.status()["state"] == "finished"
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
 
@@ -108,7 +108,7 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
     stopped_at = run.status()["checkpoint"]["step"]
     other = launched(runs, tmp_path, *slow, ranks=1, options=("--run-dir", str(run.directory))).start()
     assert other.wait() == 2, other.tail()
-    assert "start 2 ranks" in other.tail()
+    assert "start 2 ranks" in other.printed()
     run.start()
     run.until_step(stopped_at + 3)
     assert run.process is not None

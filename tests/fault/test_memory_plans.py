@@ -198,7 +198,7 @@ def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
     assert run.wait(240) == 0, run.tail()
     check(case, run, tmp_path / "out", expected)
     assert any(words in why for why in refused_by(run))
-    assert words in run.tail()
+    assert words in run.printed()
 
 
 @pytest.mark.full
@@ -232,7 +232,7 @@ def test_a_run_with_no_change_left_ends_and_proposes_what_would_change_the_exper
     assert run.wait(240) == 93, run.tail()
     assert plans_of(run) == [SEGMENTS], run.tail()
     for words in ("bnpo", "gradient checkpointing is on already", "shorter completions", "--allow-degrade"):
-        assert words in run.tail()
+        assert words in run.printed()
 
 
 @pytest.mark.full
@@ -241,7 +241,7 @@ def test_a_user_who_allows_it_gets_shorter_completions(runs: Callable[..., Run],
     run = short_of_memory(case, runs, tmp_path / "out", "--allow-degrade").start()
     assert run.wait(240) == 0, run.tail()
     assert plans_of(run) == list(case.plans), run.tail()
-    assert "completions are shorter than the script asks for" in run.tail()
+    assert "completions are shorter than the script asks for" in run.printed()
 
 
 @pytest.mark.full
@@ -264,4 +264,4 @@ def test_an_update_that_is_not_exactly_the_same_is_said(
     assert run.wait(240) == 0, run.tail()
     (event,) = run.events("plan_changed")
     assert any(words in reason for reason in event["inexact"]), event
-    assert words in run.tail()
+    assert words in run.printed()

@@ -21,8 +21,8 @@ def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
         "--inject", "kill@rank0:step4", "--snapshot-every", "1", SCRIPT, "--output-dir", "out", *STEPS, "--end", "inner"
     ).start()  # fmt: skip
     assert run.wait(120) == 0, run.tail()
-    assert "Finished at step 4 of 4, 1 fault recovered." in run.tail()
-    assert "belongs to the step of the outer call" in run.tail()
+    assert "Finished at step 4 of 4, 1 fault recovered." in run.printed()
+    assert "belongs to the step of the outer call" in run.printed()
     probes = [line.split() for line in (tmp_path / "out" / "probes.txt").read_text().splitlines()]
     assert {step for step, _ in probes} == {"2", "4"}
     assert len({tuple(probe) for probe in probes}) == 2, (
@@ -35,9 +35,10 @@ def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callab
     """With a warning, because nobody saw its last line."""
     run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "os-exit").start()
     assert run.wait(120) == 0, run.tail()
-    assert "Finished at step 4 of 4, no faults." in run.tail()
+    assert "Finished at step 4 of 4, no faults." in run.printed()
     assert (
-        "exited with code 0 after its last train() call, without running the script's last line" in run.tail()
+        "exited with code 0 after its last train() call, without running the script's last line"
+        in run.printed()
     )
 
 
@@ -46,7 +47,7 @@ def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Calla
     """torch's destructor of the group would run while it holds the GIL; the group is kept until the process exits."""
     run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed").start()
     assert run.wait(120) == 0, run.tail()
-    assert "Finished at step 4 of 4, no faults." in run.tail()
+    assert "Finished at step 4 of 4, no faults." in run.printed()
 
 
 @pytest.mark.full
@@ -62,5 +63,5 @@ def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(
                "--save-inside-rollouts", "--kill-at-step", "3")  # fmt: skip
     run = runs("--require-resume", *options).start()
     assert run.wait(120) == 93, run.tail()
-    assert "was interrupted at step" in run.tail()
+    assert "was interrupted at step" in run.printed()
     assert "the script ended without continuing it" in run.events("run_ended")[-1]["sentence"]

@@ -61,4 +61,4 @@ def test_a_loop_in_another_thread_is_refused(runs: Callable[..., Run], tmp_path:
     (tmp_path / "train.py").write_text(IN_A_THREAD)
     run = runs("train.py").start()
     assert run.wait() == 2, run.tail()
-    assert "a loop begins in thread 'training': loops work in the main thread only" in run.tail()
+    assert "a loop begins in thread 'training': loops work in the main thread only" in run.printed()

@@ -41,7 +41,7 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
     assert last["step"] >= 2, run.tail()
     assert not any(record["mismatch"] for record in run.events("resume_chosen")), run.tail()
     if start == "clears":
-        assert "the script has removed checkpoint-" in run.tail()
+        assert "the script has removed checkpoint-" in run.printed()
     (recovery,) = run.status()["recoveries"]
     assert recovery["lost_steps"] <= 2
     assert not (run.directory / "held").exists()
@@ -73,6 +73,6 @@ def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(
         "--require-resume", SCRIPT, "--output-dir", "out", *STEPS, "--start", "random-name", "--kill-at-step", "4"
     ).start()  # fmt: skip
     assert run.wait(150) == 93, run.tail()
-    assert "starts from step 0, although train() call 1 (SFTTrainer" in run.tail()
+    assert "starts from step 0, although train() call 1 (SFTTrainer" in run.printed()
     assert run.events("run_ended")[-1]["sentence"]
     assert [path.name for path in (tmp_path / "out").glob("grpo-*/checkpoint-*")]

@@ -52,7 +52,7 @@ def test_a_prompt_on_which_generation_fails_twice_is_replaced(
     assert [(one["preview"], one["from_step"]) for one in listed] == [("pxesgx", 4)]
     (excluded,) = run.events("sample_excluded")
     assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
-    assert "1 prompt is replaced from step 4 on" in run.tail()
+    assert "1 prompt is replaced from step 4 on" in run.printed()
 
 
 @pytest.mark.full
@@ -89,7 +89,7 @@ def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Callable[..., Ru
     (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
     run.start()
     assert run.wait(60) == 2
-    assert "quarantine.json: 0.sha256: String should match pattern" in run.tail()
+    assert "quarantine.json: 0.sha256: String should match pattern" in run.printed()
 
 
 def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable[..., Run]) -> None:
@@ -100,10 +100,10 @@ def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable
     assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
     (moved,) = run.events("reward_moved")
     assert moved["function"] == "reward"
-    assert "reward function reward has raised 2 times at one step" in run.tail(100_000)
+    assert "reward function reward has raised 2 times at one step" in run.printed()
     (excluded,) = run.events("sample_excluded")
     assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
-    assert "1 prompt is replaced from step 4 on, because rewards failed twice" in run.tail(100_000)
+    assert "1 prompt is replaced from step 4 on, because rewards failed twice" in run.printed()
 
 
 @pytest.mark.full

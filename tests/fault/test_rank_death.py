@@ -138,7 +138,7 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     )
     run = runs("--nproc-per-node", "2", "broken.py", cold=True).start()
     assert run.wait() == 93
-    text = run.tail()
+    text = run.printed()
     assert "no such column: prompt" in text
     assert 'broken.py", line 2, in setup' in text
     assert "runpy" not in text.split("Traceback")[-1]
@@ -186,7 +186,7 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
     status = run.status()
     assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
     assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
-    assert "poisoned batch" in run.tail()
+    assert "poisoned batch" in run.printed()
     assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
 
 

@@ -45,7 +45,7 @@ def test_a_run_survives_5000_silent_connections_with_256_descriptors(
         program=(sys.executable, "-c", LIMITED, str(BIN / "grpo-run")), cold=True,
     ).start()  # fmt: skip
     run.until(lambda events: [event for event in events if event["event"] == "rank_started"], 120.0)
-    (line,) = [line for line in run.tail().splitlines() if "metrics on http://" in line]
+    (line,) = [line for line in run.printed().splitlines() if "metrics on http://" in line]
     address = line.partition("http://")[2].partition("/metrics")[0]
     host, port = address.split(":")
     silent: list[socket.socket] = []
@@ -69,4 +69,4 @@ def test_a_run_survives_5000_silent_connections_with_256_descriptors(
             client.close()
     printed = [line.partition(" ")[2] for line in run.output.read_text().splitlines()]
     assert len(printed) == len(set(printed)), run.tail()
-    assert "Traceback" not in run.tail()
+    assert "Traceback" not in run.printed()

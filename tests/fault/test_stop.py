@@ -190,8 +190,8 @@ def test_a_stop_before_the_first_step_does_not_wait(
     assert run.wait(20) == code, run.tail()
     assert alive([pid]) == []
     assert run.events("incident") == []
-    assert end in run.tail()
-    assert "SIGTERM: stopping at once, because no step has been finished" in run.tail()
+    assert end in run.printed()
+    assert "SIGTERM: stopping at once, because no step has been finished" in run.printed()
 
 
 @pytest.mark.full
@@ -266,7 +266,7 @@ def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_p
     assert run.status()["recoveries"] == []
     crashes = [event["rank"] for event in run.events("warning") if "SIGABRT" in event["text"]]
     assert sorted(crashes) == [0, 1]
-    assert "SIGABRT" in run.tail()
+    assert "SIGABRT" in run.printed()
 
 
 def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_second_live_launch_into_one_output_directory_is_refused(
         first.start().until_step(3)
         second = runs(*words, name="second").start()
         assert second.wait() == 2, second.tail()
-    assert f"is live in {first.directory}" in second.tail()
+    assert f"is live in {first.directory}" in second.printed()
     assert first.wait() == 0, first.tail()
     assert first.status()["recoveries"] == []
     assert (tmp_path / "out" / f"checkpoint-{LAST_STEP}" / "MANIFEST.json").is_file()

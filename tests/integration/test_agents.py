@@ -19,7 +19,7 @@ def test_a_late_asynchronous_tool_is_cancelled_and_the_run_goes_on(runs: Callabl
     assert run.wait(120) == 0, run.tail()
     (cancelled,) = run.events("tool_cancelled")
     assert (cancelled["tool"], cancelled["seconds"]) == ("tool look_up", 2.0)
-    assert "tool look_up was cancelled after 2 s (--tool-timeout)" in run.tail()
+    assert "tool look_up was cancelled after 2 s (--tool-timeout)" in run.printed()
     assert run.status()["recoveries"] == []
 
 

@@ -65,7 +65,7 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
     steps = [event["step"] for event in cleaned]
     assert steps
     assert {(event["rank"], event["garbage"], event["caches"]) for event in cleaned} == {(0, True, False)}
-    assert all(0 < event["seconds"] < 5 for event in cleaned)
+    assert all(0 < event["seconds"] < 60 for event in cleaned)
     board = Board.open(run.directory / "board.mmap")
     for rank, record in enumerate(recorded(tmp_path / "out")):
         assert [step for step in record["full"] if step] == steps

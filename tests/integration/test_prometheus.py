@@ -36,7 +36,7 @@ from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMe
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 20.0
 RULES = FOLDER / "prometheus" / "alerts.yml"
 
 
@@ -330,14 +330,23 @@ def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Clien
     """Every query is valid PromQL, and the timeline distinguishes the unobservable rank from the working one."""
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
     queries = queries_of(dashboard())
-    silent = [expression for expression in queries if not query(prometheus, for_the_run(expression))]
     # This run has no values for these: its counters do not increase, memory was never short, rank 0 reports only a loss, and no time is
     # left while a rank is waited for.
     without_values = re.compile(
         r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step|grpo_eta_seconds"
         r"|grpo_host_memory_(short|restarts)_total"
     )
-    assert [expression for expression in silent if not without_values.search(expression)] == []
+    expected = [expression for expression in queries if not without_values.search(expression)]
+    silent: list[str] = []
+
+    def all_answered() -> bool:
+        silent[:] = [expression for expression in expected if not query(prometheus, for_the_run(expression))]
+        return not silent
+
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not all_answered() and time.monotonic() < deadline:  # a scrape that takes too long leaves a gap
+        time.sleep(0.1)
+    assert silent == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
     assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}
 
@@ -389,7 +398,7 @@ def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
     try:
         run.until(lambda events: any(event["event"] == "step_logged" for event in events))
         run.until_step(12)
-        address = re.search(r"http://[\d.]+:\d+/metrics", run.tail())
+        address = re.search(r"http://[\d.]+:\d+/metrics", run.printed())
         assert address is not None, run.tail()
         with urllib.request.urlopen(address[0], timeout=10) as answer:
             text = answer.read().decode()
@@ -432,7 +441,7 @@ def test_a_regular_scraper_learns_how_a_run_ended(
     (tmp_path / "script.py").write_text(f"import sys, time\n\ntime.sleep(1.5)\nsys.exit({code})\n")
     run = runs.Run(tmp_path, ["--nproc-per-node", "1", "script.py"], metrics="127.0.0.1:0").start()
     try:
-        address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.tail()), "address")[0]
+        address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.printed()), "address")[0]
         states: list[str] = []
         assert run.process is not None
         while run.process.poll() is None:
@@ -467,7 +476,7 @@ def test_alerts_tell_a_run_that_finished_from_one_that_failed(
     ]
     try:
         addresses = [
-            eventually(lambda run=run: re.search(r"http://([\d.]+:\d+)/metrics", run.tail()), "address")[1]
+            eventually(lambda run=run: re.search(r"http://([\d.]+:\d+)/metrics", run.printed()), "address")[1]
             for run in launched
         ]
         written = folder / "launched.new"

@@ -193,11 +193,13 @@ class Run:
         value: dict[str, Any] = json.loads(printed.getvalue())
         return value
 
+    def printed(self) -> str:
+        """Return the run's output, to look for something in it."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
     def tail(self, characters: int = 6000) -> str:
-        """Return the end of the run's output."""
-        return (
-            self.output.read_text(errors="replace")[-characters:] if self.output.exists() else "(no output)"
-        )
+        """Return the end of the run's output, for the message of a failure."""
+        return self.printed()[-characters:] or "(no output)"
 
 
 def digest(output_dir: Path) -> str:
