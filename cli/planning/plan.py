@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +102,9 @@ def job_of(options: argparse.Namespace, source: Source) -> Job:
     if share is None and vllm and _setting(settings, "vllm_mode", "colocate") == "colocate":
         share = _setting(settings, "vllm_gpu_memory_utilization", TRL_VLLM_SHARE)
     fp16 = _setting(settings, "fp16", default=False)
+    beta = value("beta", "beta", TRL_BETA[algorithm])
+    if not math.isfinite(beta):
+        raise ConfigError(f"beta is {beta}, expected a number")
     targets = source.lora_targets if options.lora_targets is None else _words(options.lora_targets)
     rank = source.lora_rank if options.lora_rank is None else options.lora_rank
     if options.lora_targets is not None and not rank:
@@ -113,7 +117,7 @@ def job_of(options: argparse.Namespace, source: Source) -> Job:
         autocast=value("bf16", "bf16", True) or fp16,
         checkpointing=value("gradient_checkpointing", "gradient_checkpointing", True),
         optimizer=value("optim", "optim", "adamw_torch_fused"),
-        reference=value("beta", "beta", TRL_BETA[algorithm]) != 0.0,
+        reference=beta != 0.0,
         rescored=algorithm == "rloo"
         or vllm
         or share is not None
@@ -155,6 +159,13 @@ def _words(text: str) -> tuple[str, ...]:
     return words
 
 
+def _check_length(job: Job, positions: int | None) -> None:
+    if positions is not None and job.prompt + job.completion > positions:
+        raise ConfigError(
+            f"{job.prompt} + {job.completion} tokens are more than the model's longest context of {positions}"
+        )
+
+
 def _plan(
     options: argparse.Namespace, model: str, job: Job, gpu_bytes: int | None, notes: Sequence[str]
 ) -> int:
@@ -165,6 +176,7 @@ def _plan(
     from grpo_run.trainers.planning.presets import choose
 
     predictor = Predictor(load_model_config(model), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
+    _check_length(job, predictor.shape.positions)
     changes, batch, completion, choice = [], None, None, None
     if options.preset is not None:
         choice = choose(predictor, job, options.preset)
@@ -205,6 +217,7 @@ def _explain(
     from grpo_run.trainers.planning.prediction import Predictor
 
     predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
+    _check_length(job, predictor.shape.positions)
     prediction = predictor.predict(job)
     order = ranked(explanations(predictor, prediction, padded_to=options.pad_to), observed_bytes)
     pairs = (

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning import plan
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
 from grpo_run.trainers.planning.prediction import Predictor
@@ -114,6 +115,13 @@ def test_other_jobs_grow_linearly_with_their_layers_too(changes: dict[str, Any])
     assert shallow.trained_parameters == whole.trained_parameters
     for phase, memory in whole.phases.items():
         assert shallow.phases[phase].allocated_bytes == pytest.approx(memory.allocated_bytes, rel=1e-6)
+
+
+def test_a_job_that_the_libraries_refuse_is_one_line() -> None:
+    """Here peft, which finds no such module."""
+    job = replace(JOB, lora_rank=4, lora_targets=("no_such_module",))
+    with pytest.raises(ConfigError, match=r"cannot be traced: .*no_such_module"):
+        Predictor(load_model_config(SHALLOW)).predict(job)
 
 
 @pytest.mark.full

@@ -116,7 +116,10 @@ def count_parameters(config: Any) -> int:
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises for impossible sizes
         text = " ".join(str(error).split())[:200]
         raise ConfigError(f"no causal language model can be built from this configuration: {text}") from None
-    return sum(parameter.numel() for parameter in model.parameters())
+    count = int(sum(parameter.numel() for parameter in model.parameters()))
+    if count > MAX_PARAMETERS:
+        raise ConfigError(f"the model has {count:.1e} parameters, expected at most {MAX_PARAMETERS:.0e}")
+    return count
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -216,8 +219,10 @@ def _checked(config: Any, origin: str) -> Any:
             f"{origin}: quantized weights are not covered by plan; take the model that it was made from"
         )
     text = config.get_text_config()
-    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"):
         size = getattr(text, key, None)
+        if key == "num_attention_heads" and size is None:  # models without attention
+            continue
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
             raise ConfigError(f"{origin}: {key} is {size!r}, expected a whole number from 1 to {MAX_SIZE}")
     return config

@@ -13,11 +13,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import with_layers
 from grpo_run.trainers.planning.timeline import Timeline
 from grpo_run.trainers.planning.traces.trainer import arguments_of, build, set_checkpointing
 from grpo_run.trainers.upstream import memory_names
+
+MAX_REASON = 200
+"""Characters of another library's message that are passed on."""
 
 
 class Trace:
@@ -143,6 +147,9 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
         job: sizes and settings.
         config: of the model.
         layers: how many of its layers are traced.
+
+    Raises:
+        ConfigError: the model, TRL or peft cannot run this job, or not without data.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -158,8 +165,14 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
         opened.enter_context(memory_names.traced_head(tracker.holding, on_gpu=job.device == "cuda"))
         opened.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         opened.enter_context(tracker)
-        trainer, reference = build(job, with_layers(config, layers), arguments)
-        yield Trace(trainer, reference, tracker, job)
+        try:
+            trainer, reference = build(job, with_layers(config, layers), arguments)
+            yield Trace(trainer, reference, tracker, job)
+        except (AssertionError, ConfigError):
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:MAX_REASON]
+            raise ConfigError(f"this job cannot be traced: {type(error).__name__}: {text}") from error
 
 
 @contextlib.contextmanager

@@ -28,6 +28,13 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--batch", "4", "--gpu", "0GiB"], "expected a size"),
         (["--model", "layers=2,hidden=65,heads=4,vocabulary=100"], "not a multiple"),
         (["--model", "type=nothing,layers=2,hidden=64,heads=4,vocabulary=100"], "nothing"),
+        (["--model", SHAPE, "--beta", "nan"], "beta is nan"),
+        (["--model", SHAPE, "--preset", "balanced"], "needs --gpu"),
+        (["--model", SHAPE, "--preset", "balanced", "--gpu", "8GiB", "--batch", "3"], "--batch"),
+        (["--model", SHAPE, "--plot", "plan.png"], "ends in .svg"),
+        (["--model", SHAPE, "--lora-targets", "q_proj"], "--lora-rank"),
+        (["--model", "layers=9,hidden=16777216,heads=4,vocabulary=16777216"], "parameters"),
+        (["--model", SHAPE + ",positions=256"], "longest context"),
         ([], "needs --model"),
         (["missing.py"], "cannot read"),
         (["no-such-recipe"], "unknown recipe"),
@@ -46,7 +53,15 @@ def test_bad_input_is_one_line_and_code_2(
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"hidden_size": 4}', '{"model_type": "qwen2", "hidden_size": -1}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"hidden_size": 4}',
+        '{"model_type": "qwen2", "hidden_size": -1}',
+        '{"model_type": "qwen2", "num_attention_heads": 0}',
+        '{"model_type": "qwen2", "quantization_config": {"quant_method": "gptq", "bits": 4}}',
+    ],
 )
 def test_an_unreadable_configuration_is_one_line(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
