@@ -15,6 +15,7 @@ import pytest
 from xdist.scheduler import EachScheduling, LoadScopeScheduling
 
 UNIT = Path(__file__).parents[1] / "unit"
+LARGEST = UNIT / "trainers"
 SESSION = pytest.StashKey[pytest.Session]()
 
 TOGETHER = (
@@ -83,16 +84,27 @@ def shares(count: int) -> list[set[Path]]:
     """Divide the folders and files in `tests/unit` into `count` shares of about equal size.
 
     The sizes in bytes are about proportional to the durations. A package stays together, because its tests import the
-    same libraries.
+    same libraries; the largest one, in which most tests need torch, is divided into two parts.
     """
-    sizes = {
-        entry: sum(file.stat().st_size for file in [entry, *entry.rglob("test_*.py")] if file.is_file())
-        for entry in UNIT.iterdir()
-    }
+    parts = [{entry} for entry in sorted(UNIT.iterdir()) if entry != LARGEST]
+    first, second = set[Path](), set(LARGEST.iterdir())
+    for entry in sorted(second):
+        if 2 * _size(first) < _size({LARGEST}):
+            first.add(entry)
+            second.remove(entry)
     made: list[set[Path]] = [set() for _ in range(count)]
-    for entry in sorted(sizes, key=lambda entry: (-sizes[entry], entry)):
-        min(made, key=lambda share: sum(sizes[other] for other in share)).add(entry)
+    for part in sorted([first, second, *parts], key=_size, reverse=True):
+        min(made, key=_size).update(part)
     return made
+
+
+def _size(entries: set[Path]) -> int:
+    return sum(
+        file.stat().st_size
+        for entry in entries
+        for file in [entry, *entry.rglob("test_*.py")]
+        if file.is_file()
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -103,7 +115,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip what is in the share of another worker."""
     worker = getattr(config, "workerinput", None)
-    if worker is None or collection_path.parent != UNIT or not all_unit_tests(config):
+    if (
+        worker is None
+        or collection_path.parent not in (UNIT, LARGEST)
+        or collection_path == LARGEST
+        or not all_unit_tests(config)
+    ):
         return None
     own = shares(worker["workercount"])[int(worker["workerid"].removeprefix("gw")) % worker["workercount"]]
     return None if collection_path in own else True
