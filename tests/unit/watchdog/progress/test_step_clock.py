@@ -98,7 +98,7 @@ def test_forty_minutes_of_honest_generation_are_reported_once_and_not_ended(run:
     assert sentence is not None
     assert sentence.startswith("step 1 is slow, but moves: it has taken 15 min")
     assert "at 1 tokens per second and completion, its generation ends within 53 min" in sentence
-    run.passes(10 * SETTINGS.startup_seconds, run.works)
+    run.passes(2 * SETTINGS.startup_seconds, run.works)
     assert run.clock.stall() is None
 
 
@@ -280,3 +280,110 @@ def test_an_estimate_needs_a_limit_and_a_pace(run: Run) -> None:
     sentence = run.clock.slow_sentence()
     assert sentence is not None
     assert "generation ends within 7 min" in sentence
+
+
+class Generating:
+    """Ranks that generate, each at a pace and with a limit of its own; time passes in polls. The clock starts at 10 s."""
+
+    def __init__(self, make_slot: MakeSlot, *, every: dict[int, int], limits: dict[int, float]) -> None:
+        self._make_slot, self._every, self._limits = make_slot, every, limits
+        self.now, self.since = 10.0, 10.0
+        self.passes = dict.fromkeys(every, 100)  # those of an earlier generation
+        self.clock = StepClock(SETTINGS, self.now)
+
+    def runs(self, seconds: int) -> str | None:
+        """Return what users are told after this time."""
+        for _ in range(seconds):
+            self.now += POLL
+            slots = {}
+            for rank, every in self._every.items():
+                self.passes[rank] += every > 0 and int(self.now - 10) % every == 0
+                slots[rank] = self._make_slot(
+                    rank, voted_step=0, last_work_seconds=self.now, generation_passes=self.passes[rank],
+                    generation_limit=self._limits[rank], phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
+                )  # fmt: skip
+            self.clock.record(slots, self.now)
+        return self.clock.slow_sentence()
+
+
+def test_an_estimate_is_the_latest_end_of_the_ranks_that_have_a_limit(make_slot: MakeSlot) -> None:
+    """The slowest pace is said; a rank without a limit is passed over."""
+    ranks = Generating(make_slot, every={0: 1, 1: 1, 2: 2}, limits={0: float("nan"), 1: 1000.0, 2: 900.0})
+    assert ranks.runs(600) is None
+    sentence = ranks.runs(20)
+    assert sentence is not None
+    assert sentence.endswith("at 0.5 tokens per second and completion, its generation ends within 20 min")
+
+
+def test_each_generation_has_its_own_pace(make_slot: MakeSlot) -> None:
+    """The second of a step is not estimated from the first, which had no limit."""
+    ranks = Generating(make_slot, every={0: 5}, limits={0: 100.0})
+    ranks.runs(500)
+    ranks.since = ranks.now
+    sentence = ranks.runs(200)
+    assert sentence is not None
+    assert sentence.endswith("at 0.2 tokens per second and completion, its generation ends within 5 min")
+
+
+def test_a_generation_beyond_its_limit_ends_at_once(make_slot: MakeSlot) -> None:
+    """An estimate is never negative."""
+    sentence = Generating(make_slot, every={0: 1}, limits={0: 500.0}).runs(700)
+    assert sentence is not None
+    assert sentence.endswith("its generation ends within 0.0 s")
+
+
+def test_a_generation_without_a_pass_has_no_pace(make_slot: MakeSlot) -> None:
+    """The model runs, as for a long prompt, and no token has come."""
+    sentence = Generating(make_slot, every={0: 0}, limits={0: 500.0}).runs(700)
+    assert sentence is not None
+    assert sentence.endswith("when it ends cannot be estimated")
+
+
+def test_a_step_is_slow_after_ten_minutes(make_slot: MakeSlot) -> None:
+    """Not a second sooner. The step begins when the clock first sees it."""
+    ranks = Generating(make_slot, every={0: 1}, limits={0: 5000.0})
+    assert ranks.runs(int(SLOW_SECONDS)) is None
+    assert ranks.runs(1) is not None
+
+
+def test_ranks_in_two_calls_have_no_step(make_slot: MakeSlot) -> None:
+    """One has begun its next call."""
+    run = Run(make_slot)
+    run.clock.record(
+        {rank: make_slot(rank, phases=run.phases, train_call=1 + rank) for rank in (0, 1)}, run.now
+    )
+    assert run.clock.position is None
+
+
+@pytest.mark.parametrize("state", [state for state in RankState if state is not RankState.training])
+def test_only_ranks_that_train_have_a_step(make_slot: MakeSlot, state: RankState) -> None:
+    """In every other state, nothing is late."""
+    run = Run(make_slot)
+    run.fields["state"] = state
+    run.passes(2.0)
+    assert run.clock.position is None
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_another_call_teaches_nothing(run: Run, call: int) -> None:
+    """The step in which a call ends, or is left, was not committed. A repeated call may have a lower number."""
+    run.fields["train_call"] = 2
+    run.passes(3000, run.works)
+    run.fields["train_call"] = call
+    run.passes(10, run.works)
+    assert run.clock.deadline_seconds == SETTINGS.startup_seconds
+
+
+def test_the_three_longest_phases_are_shown(run: Run) -> None:
+    """And no more."""
+    for phase, polls in (
+        (Phase.generate, 1500),
+        (Phase.reward, 1000),
+        (Phase.score, 900),
+        (Phase.optimizer, 800),
+    ):
+        run.enters(Phase.forward_backward, phase)
+        run.passes(polls)
+    stall = run.clock.stall()
+    assert stall is not None
+    assert stall.sentence.endswith("; of rank 0: generate 25 min, reward 17 min and score 15 min.")
