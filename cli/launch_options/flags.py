@@ -160,6 +160,12 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         " a rank runs out of memory)",
     )
     group.add_argument(
+        "--memory-trace",
+        action="store_true",
+        help="name what keeps memory that grows from step to step: the line that made it and the object that holds it; steps take"
+        " up to twice as long",
+    )
+    group.add_argument(
         "--generation",
         action="append",
         default=[],

@@ -110,6 +110,7 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
+        memory_trace=options.memory_trace,
         memory_plan=memory_plan,
         reward_workers=options.reward_workers,
         reward_timeout_seconds=options.reward_timeout,

@@ -149,6 +149,8 @@ class RunConfig:
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
+    memory_trace: bool = False
+    """Whether ranks trace what keeps their memory alive (`--memory-trace`)."""
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)
     """What is changed from the first attempt on so that less memory is needed (`--memory-plan`)."""
     memory_forecast: bool = True

@@ -80,6 +80,7 @@ EVENTS = frozenset(
         "memory_freed",
         "memory_restart",
         "memory_oom_suspected",
+        "memory_finding",
         "reward_moved",
         "reward_failed",
         "reward_latency",

@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),
-        ("hooks", "loops"), ("forecast",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting", "planning"),
+        ("hooks", "loops"), ("forecast",), ("calls",), ("exclusion", "quarantine", "unguarded", "saving", "rewards"), ("resuming",), ("loading",), ("capture",), ("exact",), ("caps", "learning", "memory_plan"), ("rank",), ("hygiene",), ("accounting", "planning", "memory_trace"),
         ("async_functions", "inherited", "patches", "upstream"),
     ),
     "dashboards": (

@@ -42,6 +42,7 @@ class CallSteps:
         self._saver = saver
         self._hygiene = self._make_hygiene(session.config.hygiene_every)
         self._host_caches = HostCaches(session.board)
+        self._tokens = 0
 
     def begin(
         self,
@@ -113,6 +114,8 @@ class CallSteps:
         slot.step = step
         slot.replace(Phase.data)
         self._hygiene.observe(step, session.accounting.step_ended())
+        if session.memory_trace is not None:
+            self._trace_memory(step)
         slot.publish()
         if learning.tripped:  # before the next rollout, which may fail with such weights
             self._step_vote.collect()
@@ -126,6 +129,12 @@ class CallSteps:
         )
         if result is not None and result.flags.timed_out and session.is_main:
             session.journal.write("rollout_timed_out", rank=session.rank, step=result.step)
+
+    def _trace_memory(self, step: int) -> None:
+        session, tokens = self._session, self._session.slot.tokens_generated
+        assert session.memory_trace is not None
+        session.memory_trace.step_ended(step, generated=tokens != self._tokens)
+        self._tokens = tokens
 
     def _make_hygiene(self, every: int) -> StepHygiene:
         session = self._session

@@ -13,7 +13,7 @@ import faulthandler
 import os
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 
@@ -36,6 +36,9 @@ from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import Phase, RankState
+
+if TYPE_CHECKING:
+    from grpo_run.trainers.memory_trace.tracer import MemoryTrace
 
 CONNECT_SECONDS = 300.0
 """Time limit for all ranks to connect to the vote group."""
@@ -71,6 +74,8 @@ class Session:
             self.slot.memory_area, self.device_memory, self.host_memory, warn=self.warn_in_journal
         )
         self._automatic_collection = AutomaticCollection()
+        self.memory_trace: MemoryTrace | None = None
+        """Under `--memory-trace`."""
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
@@ -103,6 +108,8 @@ class Session:
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
         self.slot.on_change = self._phase_changes
+        if self.config.memory_trace:
+            self._trace_memory()
         wrapt.register_post_import_hook(self.device_memory.connect, "torch.cuda.memory")
         wrapt.register_post_import_hook(self.device_memory.connect_accelerator, "torch.accelerator.memory")
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
@@ -188,8 +195,21 @@ class Session:
         if self.config.hygiene_every:
             self._automatic_collection.changed(begun)
 
+    def _trace_memory(self) -> None:
+        from grpo_run.trainers.memory_trace.attach import trace_memory
+
+        self.memory_trace = trace_memory(
+            lambda **fields: self.journal.write(
+                "memory_finding", rank=self.rank, step=self.slot.step, **fields
+            ),
+            self.notify,
+            lambda: None if self.slot.state is RankState.training else self.own_steps or None,
+        )
+
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""
+        if self.memory_trace is not None:
+            self.memory_trace.end()
         self.slot.detach()
         self._automatic_collection.restore()
         for group in self._vote_groups:

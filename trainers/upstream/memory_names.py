@@ -2,6 +2,8 @@
 
 Used by `planning.traces`. The head's Triton kernels cannot run without a GPU. Their torch counterparts allocate temporaries that
 the kernels do not, so a trace for a GPU replaces them by functions that allocate nothing.
+
+`memory_trace` reads what autograd has saved: tensors that only a graph holds are objects of C++, which `gc` cannot see.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -91,3 +93,33 @@ def _yes(device: Any) -> bool:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
+
+
+RAW_SAVED = "_raw_saved_"
+"""Prefix of a node's attributes that hold what it has saved. Their `data` is read without unpacking: hooks that recompute or load
+do not run."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(kind: Hashable) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith(RAW_SAVED))
+
+
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield what a node of the graph has saved; nothing that a backward pass has freed, or that hooks have replaced."""
+    for name in _names(type(node)):  # type: ignore[arg-type, unused-ignore]
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # a custom function whose tensors were freed
+            continue
+        for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+            data = getattr(one, "data", None)
+            if data is not None:
+                yield data
+
+
+def current_dispatch_mode() -> Any:
+    """Return the innermost dispatch mode of this thread; None without one."""
+    from torch.utils import _python_dispatch
+
+    return _python_dispatch._get_current_dispatch_mode()

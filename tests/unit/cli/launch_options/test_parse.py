@@ -23,7 +23,7 @@ from grpo_run.runtime.record.run_directory import RunDirectory
 OUR_FLAGS = {
     "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
     "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--hygiene-every", "--inject",
-    "--keep", "--mask-capped", "--memory-plan", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
+    "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
     "--repeat-rewards-above",
     "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
     "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-drills", "--tool-timeout",

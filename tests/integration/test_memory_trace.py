@@ -1,0 +1,97 @@
+"""`--memory-trace`: what scripts keep without need is named by line and holder, and nothing is said of scripts that keep nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS, Run
+
+SCRIPT = "kept_memory.py"
+FOUND: dict[str, tuple[str, str, str, str]] = {
+    "graph": ("graph", "log_probabilities.append(logits.log", "list `old_log_probabilities` in main()", "old_log_probabilities = []"),
+    "padding": ("padding", "wide = tokenizer.pad(", "", ""),
+    "rollouts": ("growth", '"tokens": tokens.clone()', "list `history` of Collector", "self.history: list"),
+    "logits": ("growth", "logits.detach().clone()", "list `kept_logits` of Collector", "self.kept_logits: list"),
+    "traceback": ("traceback", "", "the traceback of ValueError that list `errors` keeps", "raise ValueError("),
+    "last_error": ("traceback", "", "the traceback of ValueError that ValueError `last_error` in main() keeps", "raise ValueError("),
+}  # fmt: skip
+"""By way of keeping: the kind of the finding, the line that makes it, the holder, and the line that it is from. The tensors of a graph are
+made in several lines of the generation."""
+
+
+def lines_of(text: str) -> list[int]:
+    """The lines of the script with a text."""
+    lines = (SCRIPTS / SCRIPT).read_text().splitlines()
+    return [number for number, line in enumerate(lines, 1) if text in line]
+
+
+def check(finding: dict[str, Any], way: str) -> None:
+    """A finding names the line that makes what is kept, and the holder with its line."""
+    kind, made, holder, held = FOUND[way]
+    assert finding["kind"] == kind
+    assert holder in (finding["holder"] or "")
+    if way == "graph":
+        assert finding["made_at"]["function"] == "generate"
+    elif made:
+        assert finding["made_at"]["line"] in lines_of(made)
+    if held:
+        assert finding["held_at"]["line"] in lines_of(held)
+    for place in (finding["made_at"], finding["held_at"]):
+        assert place is None or place["file"].endswith(SCRIPT)
+    assert finding["steps"] >= 5
+
+
+def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
+    """Run the script to its end, and return what was found."""
+    run.arguments = [
+        "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", str(steps), *(("--keep", *ways) if ways else ()),
+    ]  # fmt: skip
+    assert run.start().wait(300) == 0, run.tail()
+    return run.events("memory_finding")
+
+
+def test_each_of_several_ways_is_found_in_one_run(runs: Callable[..., Run]) -> None:
+    """Five mistakes, five findings; the terminal says them, and the replay buffer is none."""
+    ways = ("graph", "padding", "rollouts", "logits", "traceback")
+    run = runs()
+    found = findings(run, *ways, steps=20)
+    assert len(found) == len(ways), [finding["sentence"] for finding in found]
+    for way in ways:
+        kind, _made, holder, _held = FOUND[way]
+        (finding,) = [one for one in found if one["kind"] == kind and holder in (one["holder"] or "")]
+        check(finding, way)
+        assert f"memory: {finding['sentence']}" in run.output.read_text()
+
+
+def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Callable[..., Run]) -> None:
+    """Nothing grows in it."""
+    assert findings(runs(), steps=24) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", FOUND)
+def test_each_way_is_found_alone(way: str, runs: Callable[..., Run]) -> None:
+    """And nothing else."""
+    found = findings(runs(), way)
+    assert len(found) == 1, [finding["sentence"] for finding in found]
+    check(found[0], way)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "grpo_loop.py"])
+def test_nothing_is_found_in_clean_scripts(script: str, runs: Callable[..., Run]) -> None:
+    """Trainers and a loop of our own keep nothing without need."""
+    run = runs(
+        "--memory-trace",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "20",
+        "--save-steps",
+        "6",
+    ).start()
+    assert run.wait(300) == 0, run.tail()
+    assert run.events("memory_finding") == []

@@ -1,0 +1,52 @@
+"""Attaches a memory trace to a rank: to optimizer steps of a script without a Trainer and loop, and to the calls of models.
+
+Called by the session under `--memory-trace`, before the script runs. Imports no library: the hooks wait until the script does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from grpo_run.trainers.memory_trace.findings.finding import Finding
+from grpo_run.trainers.memory_trace.findings.sentences import sentence
+from grpo_run.trainers.memory_trace.tracer import MemoryTrace
+
+
+def trace_memory(
+    journal: Callable[..., object], tell: Callable[[str], None], trains_alone: Callable[[], int | None]
+) -> MemoryTrace:
+    """Begin to trace the memory of this process.
+
+    Args:
+        journal: takes the fields of a `memory_finding` event.
+        tell: takes its sentence, for the terminal.
+        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
+    """
+    directory = os.getcwd()
+
+    def report(finding: Finding) -> None:
+        text = sentence(finding, directory)
+        journal(sentence=text, **finding.as_json())
+        tell(f"memory: {text}")
+
+    trace = MemoryTrace(report)
+    trace.begin()
+
+    def watch_steps(module: Any) -> None:
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            steps = trains_alone()
+            if steps is not None and not sys.modules["torch"].compiler.is_compiling():
+                trace.step_ended(steps)
+
+        module.register_optimizer_step_post_hook(after_step)
+
+    wrapt.register_post_import_hook(watch_steps, "torch.optim.optimizer")
+    wrapt.register_post_import_hook(
+        lambda module: trace.padding.watch(module.PreTrainedModel), "transformers.modeling_utils"
+    )
+    return trace

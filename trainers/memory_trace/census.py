@@ -1,0 +1,155 @@
+"""What is alive in this process now: tensors, what their autograd graphs have saved, and the frames of old tracebacks.
+
+Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that Python holds. Objects
+that existed before the fork are frozen, so a pass takes milliseconds. Holds nothing once the caller has dropped the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from grpo_run.trainers.memory_trace.graph import GraphWalk
+
+SMALLEST_BYTES = 128
+"""Storages below are not followed: numbers, and the losses of a script that keeps a list of them."""
+
+
+class Group(NamedTuple):
+    """Storages that are looked at together until their holder is known."""
+
+    dtype: str
+    dimensions: int
+
+
+@dataclass(kw_only=True)
+class Census:
+    """What is alive now. Holds it, so drop it before the next step.
+
+    Attributes:
+        tensors: by storage, the tensors that Python holds.
+        storages: by key.
+        graphs: tensors with a graph, each with what the graph has saved, by storage. Each node belongs to one of them. Looking
+            at what is saved makes Python objects of it, which later censuses find among the tensors.
+        tracebacks: of exceptions that were kept.
+    """
+
+    tensors: dict[int, list[Any]] = field(default_factory=dict)
+    storages: dict[int, Any] = field(default_factory=dict)
+    graphs: list[tuple[Any, dict[int, Any]]] = field(default_factory=list)
+    tracebacks: list[TracebackType] = field(default_factory=list)
+
+    def identities(self) -> set[int]:
+        """Return the ids of the objects of this census that refer to what is alive."""
+        own = {
+            id(self),
+            id(self.__dict__),
+            id(self.tensors),
+            id(self.storages),
+            id(self.graphs),
+            id(self.tracebacks),
+        }
+        own.update(map(id, self.tensors.values()))
+        for pair in self.graphs:
+            own.update((id(pair), id(pair[1])))
+        return own
+
+
+def tensor_types(torch: Any) -> frozenset[type]:
+    """Return the classes of tensors that have memory of their own: not those that wrap others, nor those without data."""
+    found: set[type] = set()
+    waiting: list[type] = [torch.Tensor]
+    while waiting:
+        kind = waiting.pop()
+        if kind not in found:
+            found.add(kind)
+            waiting.extend(type.__subclasses__(kind))
+    without_data = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
+    return frozenset(
+        kind
+        for kind in found
+        if not hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith(without_data)
+    )
+
+
+def take_census(torch: Any, *, with_graphs: bool = True) -> Census:
+    """Find what is alive.
+
+    Args:
+        torch: the module.
+        with_graphs: also walk the graphs of tensors.
+    """
+    census = Census()
+    kinds = tensor_types(torch)
+    with_graph: list[Any] = []
+    for candidate in gc.get_objects():
+        kind = type(candidate)
+        if kind in kinds:
+            storage = storage_of(candidate)
+            if storage is not None:
+                key = storage._cdata
+                if key not in census.storages:
+                    census.storages[key] = storage
+                    census.tensors[key] = []
+                census.tensors[key].append(candidate)
+            if with_graphs and candidate.grad_fn is not None:
+                with_graph.append(candidate)
+        elif kind is TracebackType:
+            census.tracebacks.append(candidate)
+    census.graphs = _graphs_of(with_graph, kinds, census.storages)
+    return census
+
+
+def _graphs_of(
+    roots: list[Any], kinds: frozenset[type], storages: dict[int, Any]
+) -> list[tuple[Any, dict[int, Any]]]:
+    """Return what the graphs of tensors have saved, and add the storages to those that are known.
+
+    A root that another one's graph has saved is no holder: what its graph has saved belongs to the other one.
+    """
+    walk = GraphWalk()
+    kept = {id(root): dict[int, Any]() for root in roots}
+    saved_by: dict[int, int] = {}
+    for root in roots:
+        for saved in walk.saved(root.grad_fn):
+            if type(saved) not in kinds:
+                continue
+            if id(saved) in kept and saved is not root:
+                saved_by.setdefault(id(saved), id(root))
+            storage = storage_of(saved)
+            if storage is not None and not (saved.is_leaf and saved.requires_grad):
+                storages.setdefault(storage._cdata, storage)
+                kept[id(root)][storage._cdata] = saved
+    for inner in saved_by:
+        outermost, passed = inner, {inner}
+        while (outer := saved_by.get(outermost)) is not None and outer not in passed:
+            passed.add(outer)
+            outermost = outer
+        if outermost != inner:
+            kept[outermost].update(kept[inner])
+            kept[inner] = {}
+    return [(root, kept[id(root)]) for root in roots if kept[id(root)]]
+
+
+def storage_of(tensor: Any) -> Any:
+    """Return the storage of a tensor if it has data worth following; None otherwise."""
+    try:
+        if tensor.is_meta or tensor.is_sparse:
+            return None
+        storage = tensor.untyped_storage()
+        return storage if storage.nbytes() >= SMALLEST_BYTES else None
+    except (RuntimeError, NotImplementedError):  # no storage, as of a functional or an opaque tensor
+        return None
+
+
+def group_of(tensor: Any) -> Group:
+    """Return the group of a tensor."""
+    return Group(_name(tensor.dtype), tensor.dim())
+
+
+@functools.lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,81 @@
+"""The sentence that says a finding of a memory trace. Pure.
+
+Used by `tracer.py` for the terminal, the journal and the status.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from grpo_run.trainers.memory_trace.findings.finding import Finding, Place
+from grpo_run.watchdog.size_text import size_text
+
+ADVICE = {
+    "growth": "it has kept tensors of {steps} steps",
+    "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
+    "cycle": "Python frees it when it collects garbage only; break the cycle, or hold one side by a weak reference",
+    "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
+}
+
+
+def sentence(finding: Finding, working_directory: str) -> str:
+    """Return one line: what, since when, made where, held by whom, and what follows.
+
+    Args:
+        working_directory: paths below it are shown relative to it.
+    """
+    if finding.kind == "padding":
+        return _padding(finding, working_directory)
+    alive = (
+        f"{count(finding.tensors, 'tensor')} {_shape(finding.shape)} {finding.dtype} ({size_text(finding.bytes)})"
+        f"{' that were freed as garbage only' if finding.details.get('collected') else ' alive'} since step {finding.since_step}"
+    )
+    parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
+    return f"{', '.join(filter(None, parts))}: {ADVICE[finding.kind].format(steps=finding.steps)}"
+
+
+def _held(finding: Finding, working_directory: str) -> str:
+    holder = finding.holder or "something that has no name in the script"
+    at = f" ({place(finding.held_at, working_directory)})" if finding.held_at is not None else ""
+    if finding.kind == "graph":
+        return f"saved by the autograd graph of a tensor that is held by {holder}{at}"
+    return f"held by {holder}{at}"
+
+
+def _made(finding: Finding, working_directory: str) -> str:
+    if finding.made_at is None:
+        return ""
+    inside = f" (in {place(finding.made_in, working_directory)})" if finding.made_in is not None else ""
+    return f"made at {place(finding.made_at, working_directory)}{inside}"
+
+
+def _padding(finding: Finding, working_directory: str) -> str:
+    figures = finding.details
+    made = _made(finding, working_directory)
+    return (
+        f"batches {_shape(finding.shape)} are padded to {figures['width']} tokens, of which the longest row of"
+        f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses {figures['longest']} and"
+        f" {figures['share']:.0%} are real{', ' + made if made else ''}: pad to the longest row of a batch"
+    )
+
+
+def place(one: Place, working_directory: str) -> str:
+    """Return a place as `file.py:12`."""
+    file = (
+        os.path.relpath(one.file, working_directory)
+        if one.file.startswith(f"{working_directory}/")
+        else one.file
+    )
+    for folder in ("/site-packages/", "/dist-packages/"):
+        file = file.rpartition(folder)[2]
+    return file if one.line is None else f"{file}:{one.line}"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

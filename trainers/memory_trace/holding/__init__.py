@@ -1,0 +1,7 @@
+"""Who holds a tensor: objects that refer to it, directly or through others, and the name that the script has for them.
+
+Start with `holders.py`, which finds the object that accumulates tensors. `referrers.py` goes from a tensor to its owners through
+`gc`, `names.py` names an object as the script does, `sources.py` reads where it is assigned and whether its code bounds it,
+`cycles.py` proves that only a reference cycle holds something, and `tracebacks.py` finds what kept exceptions hold. Imports
+`memory_trace.census` and `watchdog.evidence` only.
+"""

@@ -1,0 +1,305 @@
+"""The memory trace of one rank: looks at what is alive after each step, and reports what is kept without need.
+
+Made by `attach.py` under `--memory-trace`. `calls/steps.py` calls `step_ended` after the steps of a Trainer or loop; in a script
+with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay alive, where
+such tensors are made is recorded in the next steps, and then their holder is looked for. Everything is held weakly. Decides with
+`growth.py` and `padding.py`; changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from grpo_run.trainers.memory_trace import growth
+from grpo_run.trainers.memory_trace.census import (
+    Census,
+    Group,
+    storage_of,
+    take_census,
+    tensor_types,
+)
+from grpo_run.trainers.memory_trace.collected import CollectedTensors
+from grpo_run.trainers.memory_trace.findings import making
+from grpo_run.trainers.memory_trace.findings.finding import Finding
+from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
+from grpo_run.trainers.memory_trace.holding.holders import find_holder
+from grpo_run.trainers.memory_trace.holding.tracebacks import Kept, exception_of, kept_frames
+from grpo_run.trainers.memory_trace.ledger import Entry, Ledger
+from grpo_run.trainers.memory_trace.padding import PaddingWatch
+from grpo_run.trainers.memory_trace.sites import Site, SiteRecorder
+
+SHARE = 0.7
+"""What censuses may take in addition to the time of the steps; if they take more, steps are left out."""
+TRACED_STEPS = 3
+"""Steps in which sites are recorded for a suspicion."""
+TRIED = 18
+"""Storages whose holder is looked for, until one is found: a group may also have storages of holders that do not grow."""
+TRIED_OF_STEP = 6
+MOST_IN_CYCLES = 64
+"""Storages of a group that are counted as held by cycles."""
+HOLDERS_A_STEP = 3
+"""Holders that are looked for after one step."""
+MOST_FINDINGS = 20
+"""Findings of one rank that are reported."""
+NOT_AGAIN = 2
+"""After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
+
+
+class MemoryTrace:
+    """The trace of one rank. Used by the thread that trains.
+
+    Args:
+        report: called with each finding, once.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, report: Callable[[Finding], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self._ledger = Ledger()
+        self._collected = CollectedTensors(lambda: self._step + 1, self._note_cycle)
+        self._cycle_sites: dict[Group, Site] = {}
+        self.padding = PaddingWatch(lambda: self._step + 1, self._site_of)
+        self._step = 0
+        self._rollouts = 0
+        self._recorder: SiteRecorder | None = None
+        self._wanted: set[Group] = set()
+        self._traced: dict[Group, int] = defaultdict(int)
+        self._needed: dict[Group, int] = {}
+        self._kept_in: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._reported: set[Any] = set()
+        self._ended_at: float | None = None
+        self._debt = 0.0
+        """Seconds of the last census that its share of the time has not covered yet."""
+        self._active = True
+
+    def begin(self) -> None:
+        """Watch collections from now on."""
+        self._collected.begin()
+
+    def end(self) -> None:
+        """Trace no longer; called in a process that was forked from the rank."""
+        self._active = False
+        self._collected.end()
+        if self._recorder is not None:
+            self._recorder.end()
+
+    def step_ended(self, step: int, *, generated: bool = False) -> None:
+        """Look at the memory after a step.
+
+        Args:
+            step: its number.
+            generated: the trainer has generated a rollout in it.
+        """
+        if not self._active or "torch" not in sys.modules:
+            return
+        began = self._clock()
+        self._step = step
+        self._rollouts += generated
+        if self._ended_at is not None:
+            self._debt -= SHARE * (began - self._ended_at)
+        if self._debt <= 0:
+            self._look(step)
+        self._ended_at = self._clock()
+
+    def _look(self, step: int) -> None:
+        if self._recorder is not None and not self._recorder.end():
+            return  # inside a mode of the script's own
+        sites = self._recorder.sites if self._recorder is not None else {}
+        began, torch = self._clock(), sys.modules["torch"]
+        self._collected.kinds = tensor_types(torch)
+        census = take_census(torch)
+        self._ledger.observe(step, census, sites)
+        self._debt = self._clock() - began
+        self._recorder = None
+        self._wanted = set()
+        self._look_at_tracebacks(step, census)
+        self._look_at_collected()
+        self._look_at_growth(step, census)
+        self._look_at_padding()
+        del census
+        if self._wanted:
+            for group in self._wanted:
+                self._traced[group] += 1
+            recorder = SiteRecorder(self._wanted)
+            if recorder.begin():
+                self._recorder = recorder
+
+    def _want_sites(self, group: Group) -> bool:
+        """Record sites in the next step, unless that was done often enough. Returns whether it will be."""
+        if self._traced[group] >= TRACED_STEPS:
+            return False
+        self._wanted.add(group)
+        return True
+
+    def _site_of(self, key: int, group: Group) -> Site | None:
+        return self._recorder.sites.get(key) if self._recorder is not None else None
+
+    def _look_at_growth(self, step: int, census: Census) -> None:
+        first = self._ledger.first
+        assert first is not None
+        looked = 0
+        for group, entries in self._ledger.groups():
+            births = growth.steady_births((one.born for one in entries), first=first, now=step)
+            if len(births) < self._needed.get(group, growth.SUSPICIOUS):
+                continue
+            waiting = self._want_sites(group) and all(one.site is None for one in entries)
+            while len(births) >= growth.ENOUGH and not waiting and looked < HOLDERS_A_STEP:
+                looked += 1
+                if not self._judge(entries, births, step, census):
+                    break
+                entries = [one for one in entries if not one.settled]
+                births = growth.steady_births((one.born for one in entries), first=first, now=step)
+            else:
+                continue
+            self._needed[group] = max(growth.ENOUGH, NOT_AGAIN * len(births))
+            self._traced[group] = 0
+
+    def _judge(self, entries: list[Entry], births: list[int], step: int, census: Census) -> bool:
+        """Find who holds one of some storages, and report it if it grows. Returns whether a holder was found.
+
+        The oldest after the first steps are tried: what was only passing through has been freed since.
+        """
+        tried: list[Entry] = []
+        starts: set[int] = set()
+        for one in sorted(entries, key=lambda one: one.born):
+            if one.born < births[0]:
+                continue
+            start = self._tensors_of(one, census)
+            alike = sum(other.born == one.born for other in tried)
+            if start and id(start[0]) not in starts and alike < TRIED_OF_STEP and len(tried) < TRIED:
+                starts.add(id(start[0]))
+                tried.append(one)
+        return any(self._judge_holder_of(one, step, census) for one in tried) or any(
+            self._judge_cycle_of(one, entries, census) for one in tried
+        )
+
+    def _judge_holder_of(self, newest: Entry, step: int, census: Census) -> bool:
+        first = self._ledger.first
+        assert first is not None
+        graphs = {id(root): kept for root, kept in census.graphs}
+
+        def entries_of(tensors: Iterable[Any]) -> list[Entry]:
+            keys: set[int] = set()
+            for tensor in tensors:
+                keys.update(graphs.get(id(tensor), ()))
+                storage = storage_of(tensor)
+                if storage is not None:
+                    keys.add(storage._cdata)
+            return self._ledger.of(keys)
+
+        def holds_enough(tensors: list[Any]) -> bool:
+            births = {one.born for one in entries_of(tensors) if one.group == newest.group}
+            return len(growth.steady_births(births, first=first, now=step)) >= growth.ENOUGH
+
+        start = self._tensors_of(newest, census)
+        kinds = tensor_types(sys.modules["torch"])
+        holder = find_holder(start, holds_enough, kinds, {*census.identities(), id(graphs)})
+        if holder is None:
+            return False
+        held = entries_of(holder.tensors)
+        births = {one.born for one in held}
+        if holder.identity not in self._reported and growth.grows(
+            births, first=first, now=step, bounded=holder.bounded
+        ):
+            self._reported.add(holder.identity)
+            direct = {
+                storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None
+            }
+            self._emit(making.of_holder(holder, held, direct))
+        for one in held:
+            one.settled = True
+        newest.settled = True
+        return True
+
+    def _tensors_of(self, entry: Entry, census: Census) -> list[Any]:
+        """Return the tensors through which a storage is held: its own, and that whose graph has saved it."""
+        roots = [root for root, kept in census.graphs if entry.key in kept]
+        return roots + [
+            one for one in census.tensors.get(entry.key, ()) if all(one is not root for root in roots)
+        ]
+
+    def _judge_cycle_of(self, newest: Entry, entries: list[Entry], census: Census) -> bool:
+        cycle = self._cycle_of(newest, census)
+        if cycle is None:
+            return False
+        alike = [one for one in entries[:MOST_IN_CYCLES] if self._cycle_of(one, census) == cycle]
+        for one in alike:
+            one.settled = True
+        self._emit_once(("cycle", cycle.kind, cycle.file), making.of_cycle(cycle, alike))
+        return True
+
+    def _cycle_of(self, entry: Entry, census: Census) -> Cycle | None:
+        start = self._tensors_of(entry, census)
+        return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
+
+    def _look_at_collected(self) -> None:
+        for group, collected in list(self._collected.groups.items()):
+            if len(collected.steps) < growth.SUSPICIOUS:
+                continue
+            self._want_sites(group)
+            for cycle, steps in collected.cycles.items():
+                if len(collected.steps) >= growth.ENOUGH and len(steps) >= 2:
+                    finding = making.of_collected(cycle, group, collected, self._cycle_sites.get(group))
+                    self._emit_once(("cycle", cycle.kind, cycle.file), finding)
+
+    def _note_cycle(self, group: Group, key: int) -> None:
+        site = self._site_of(key, group)
+        if site is not None:
+            self._cycle_sites[group] = site
+
+    def _look_at_tracebacks(self, step: int, census: Census) -> None:
+        kept = kept_frames(census.tracebacks, tensor_types(sys.modules["torch"]))
+        by_place: dict[tuple[str, int], list[Kept]] = defaultdict(list)
+        for one in kept:
+            by_place[one.file, one.line].append(one)
+        for place, frames in by_place.items():
+            entries = self._ledger.of(
+                {
+                    storage._cdata
+                    for frame in frames
+                    for tensor in frame.tensors
+                    if not tensor.requires_grad or tensor.grad_fn is not None
+                    if (storage := storage_of(tensor)) is not None
+                }
+            )
+            if not entries:
+                continue
+            self._kept_in[place].add(step)
+            if len(self._kept_in[place]) < growth.SUSPICIOUS:
+                continue
+            for group in {one.group for one in entries}:
+                self._want_sites(group)
+            if len(self._kept_in[place]) >= growth.ENOUGH and ("traceback", place) not in self._reported:
+                error, name = exception_of(
+                    frames[0].traceback, {*census.identities(), *map(id, (frames, kept))}
+                )
+                steps = len(self._kept_in[place])
+                self._emit_once(
+                    ("traceback", place), making.of_traceback(frames[0], error, name, entries, steps)
+                )
+            for entry in entries:
+                entry.settled = True
+
+    def _look_at_padding(self) -> None:
+        found = self.padding.found(self._rollouts)
+        if found is None:
+            return
+        if found.made is None and self._want_sites(found.group):
+            return
+        self._emit_once(("padding", found.width), making.of_padding(found))
+
+    def _emit_once(self, key: Any, finding: Finding) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            self._emit(finding)
+
+    def _emit(self, finding: Finding) -> None:
+        if len(self._reported) <= MOST_FINDINGS:
+            self._report(finding)
