@@ -39,9 +39,10 @@ def checkpoints(folder: Path) -> set[str]:
 
 
 def refused(run: Run) -> str:
-    """Start the run, which must be refused with exit code 2; return the last line."""
+    """Start the run, which must be refused with exit code 2; return what it prints, which may include its progress."""
+    before = len(run.printed())
     assert run.start().wait() == 2, run.tail()
-    return run.output.read_text().rstrip().splitlines()[-1]
+    return run.printed()[before:]
 
 
 def test_options_of_supervision_continue_the_run_and_changes_of_training_are_asked_about(
