@@ -14,6 +14,7 @@ FOUND: dict[str, tuple[str, str, str, str]] = {
     "padding": ("padding", "wide = tokenizer.pad(", "", ""),
     "rollouts": ("growth", '"tokens": tokens.clone()', "list `history` of Collector", "self.history: list"),
     "logits": ("growth", "logits.detach().clone()", "list `kept_logits` of Collector", "self.kept_logits: list"),
+    "cycle": ("cycle", "", "a reference cycle of Rollout through its attribute `whole`", "self.whole = self"),
     "traceback": ("traceback", "", "the traceback of ValueError that list `errors` keeps", "raise ValueError("),
     "last_error": ("traceback", "", "the traceback of ValueError that ValueError `last_error` in main() keeps", "raise ValueError("),
 }  # fmt: skip
@@ -53,8 +54,8 @@ def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
 
 
 def test_each_of_several_ways_is_found_in_one_run(runs: Callable[..., Run]) -> None:
-    """Five mistakes, five findings; the terminal says them, and the replay buffer is none."""
-    ways = ("graph", "padding", "rollouts", "logits", "traceback")
+    """Six mistakes, six findings; the terminal says them, and the replay buffer is none."""
+    ways = ("graph", "padding", "rollouts", "logits", "cycle", "traceback")
     run = runs()
     found = findings(run, *ways, steps=20)
     assert len(found) == len(ways), [finding["sentence"] for finding in found]

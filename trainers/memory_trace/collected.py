@@ -29,7 +29,7 @@ class Collected:
     """What collections have freed of one group.
 
     Attributes:
-        steps: in which something was freed.
+        steps: in which something was made that was freed.
         tensors, bytes: how many storages, and how large they were.
         shape: of the last.
         cycles: by what was found to hold such tensors, in which steps.
@@ -52,25 +52,25 @@ class CollectedTensors:
         groups: what was freed so far.
 
     Args:
-        step: returns the step in progress.
+        step_of: returns the step in which a storage was made, by its key.
         note: called with the storages whose cycle was proved, before they are freed.
         clock: seconds.
     """
 
     def __init__(
         self,
-        step: Callable[[], int],
+        step_of: Callable[[int], int],
         note: Callable[[Group, int], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.kinds: Collection[type] = ()
         self.groups: dict[Group, Collected] = defaultdict(Collected)
-        self._step = step
+        self._step_of = step_of
         self._note = note
         self._clock = clock
         self._began = clock()
         self._spent = 0.0
-        self._watched: list[tuple[weakref.ref[Any], Group, int, tuple[int, ...]]] = []
+        self._watched: list[tuple[weakref.ref[Any], Group, int, int, tuple[int, ...]]] = []
 
     def begin(self) -> None:
         """Watch from now on."""
@@ -107,19 +107,20 @@ class CollectedTensors:
                 continue
             group = group_of(tensor)
             size, shape = int(storage.nbytes()), tuple(tensor.shape)
-            self._watched.append((weakref.ref(storage), group, size, shape))
+            step = self._step_of(storage._cdata)
+            self._watched.append((weakref.ref(storage), group, step, size, shape))
             if group in self.groups and len(self.groups[group].steps) >= SUSPICIOUS and examined < EXAMINED:
                 cycle = find_cycle(tensor, {id(tensors)})
                 if cycle is not None:
                     examined += 1
-                    self.groups[group].cycles[cycle].add(self._step())
+                    self.groups[group].cycles[cycle].add(step)
                     self._note(group, storage._cdata)
 
     def _look_after(self) -> None:
-        for reference, group, size, shape in self._watched:
+        for reference, group, step, size, shape in self._watched:
             if reference() is None:
                 collected = self.groups[group]
-                collected.steps.add(self._step())
+                collected.steps.add(step)
                 collected.tensors += 1
                 collected.bytes += size
                 collected.shape = shape

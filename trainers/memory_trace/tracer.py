@@ -8,10 +8,12 @@ such tensors are made is recorded in the next steps, and then their holder is lo
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from grpo_run.trainers.memory_trace import growth
@@ -49,6 +51,18 @@ NOT_AGAIN = 2
 """After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
 
 
+@contextlib.contextmanager
+def collections_postponed() -> Iterator[None]:
+    """Let Python collect no garbage on its own within the context."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class MemoryTrace:
     """The trace of one rank. Used by the thread that trains.
 
@@ -63,7 +77,7 @@ class MemoryTrace:
         self._report = report
         self._clock = clock
         self._ledger = Ledger()
-        self._collected = CollectedTensors(lambda: self._step + 1, self._note_cycle)
+        self._collected = CollectedTensors(self._step_of, self._note_cycle)
         self._cycle_sites: dict[Group, Site] = {}
         self.padding = PaddingWatch(lambda: self._step + 1, self._site_of)
         self._step = 0
@@ -105,7 +119,9 @@ class MemoryTrace:
         if self._ended_at is not None:
             self._debt -= SHARE * (began - self._ended_at)
         if self._debt <= 0:
-            self._look(step)
+            # a census allocates enough to make Python collect, and would free a cycle while it holds the tensors of it
+            with collections_postponed():
+                self._look(step)
         self._ended_at = self._clock()
 
     def _look(self, step: int) -> None:
@@ -137,6 +153,11 @@ class MemoryTrace:
             return False
         self._wanted.add(group)
         return True
+
+    def _step_of(self, key: int) -> int:
+        """Return the step in which a storage was made; the one in progress if it is new."""
+        entries = self._ledger.of([key])
+        return entries[0].born if entries else self._step + 1
 
     def _site_of(self, key: int, group: Group) -> Site | None:
         return self._recorder.sites.get(key) if self._recorder is not None else None

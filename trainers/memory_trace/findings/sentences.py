@@ -14,7 +14,7 @@ from grpo_run.watchdog.size_text import size_text
 ADVICE = {
     "growth": "it has kept tensors of {steps} steps",
     "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
-    "cycle": "Python frees it when it collects garbage only; break the cycle, or hold one side by a weak reference",
+    "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
     "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
 }
 
@@ -29,7 +29,7 @@ def sentence(finding: Finding, working_directory: str) -> str:
         return _padding(finding, working_directory)
     alive = (
         f"{count(finding.tensors, 'tensor')} {_shape(finding.shape)} {finding.dtype} ({size_text(finding.bytes)})"
-        f"{' that were freed as garbage only' if finding.details.get('collected') else ' alive'} since step {finding.since_step}"
+        f"{' that only garbage collections have freed' if finding.details.get('collected') else ' alive'} since step {finding.since_step}"
     )
     parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
     return f"{', '.join(filter(None, parts))}: {ADVICE[finding.kind].format(steps=finding.steps)}"

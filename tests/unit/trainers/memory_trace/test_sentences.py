@@ -37,7 +37,7 @@ def finding(**fields: Any) -> Finding:
         ({"holder": None, "held_at": None}, "held by something that has no name in the script: "),
         (
             {"kind": "cycle", "details": {"collected": True}},
-            "(16.7 GiB) that were freed as garbage only since step 3, made at policy.py:133",
+            "(16.7 GiB) that only garbage collections have freed since step 3, made at policy.py:133",
         ),
         (
             {"kind": "padding", "shape": (8, 1024), "tensors": 20, "details": {"width": 1024, "longest": 174, "share": 0.17}},
