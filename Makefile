@@ -65,6 +65,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/consensus.py
 	$(BIN)/python -P benchmarks/loops.py
 	$(BIN)/python -P benchmarks/memory.py
+	$(BIN)/python -P benchmarks/memory_trace.py
 	$(BIN)/python -P benchmarks/checkpoint.py
 
 $(STAMP): pyproject.toml constraints.txt
