@@ -13,28 +13,38 @@ from typing import Any
 import wrapt
 
 from grpo_run.trainers.memory_trace.findings.finding import Finding
-from grpo_run.trainers.memory_trace.findings.sentences import sentence
+from grpo_run.trainers.memory_trace.findings.sentences import sentence, subject
+from grpo_run.trainers.memory_trace.snapshots.history import AllocatorHistory
 from grpo_run.trainers.memory_trace.tracer import MemoryTrace
 
 
 def trace_memory(
-    journal: Callable[..., object], tell: Callable[[str], None], trains_alone: Callable[[], int | None]
+    write: Callable[..., object],
+    trains_alone: Callable[[], int | None],
+    *,
+    history: AllocatorHistory,
+    warn: Callable[[str], None],
 ) -> MemoryTrace:
     """Begin to trace the memory of this process.
 
     Args:
-        journal: takes the fields of a `memory_finding` event.
-        tell: takes its sentence, for the terminal.
+        write: takes the fields of a `memory_finding` event.
         trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
+        history: of the CUDA allocator.
+        warn: called with one line if the trace itself fails, and ends.
     """
     directory = os.getcwd()
 
     def report(finding: Finding) -> None:
-        text = sentence(finding, directory)
-        journal(sentence=text, **finding.as_json())
-        tell(f"memory: {text}")
+        write(
+            key=finding.key,
+            subject=subject(finding, directory),
+            sentence=sentence(finding, directory),
+            **finding.as_json(),
+        )
+        history.found()
 
-    trace = MemoryTrace(report)
+    trace = MemoryTrace(report, history, warn)
     trace.begin()
 
     def watch_steps(module: Any) -> None:

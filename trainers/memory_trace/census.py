@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from grpo_run.trainers.memory_trace.graph import GraphWalk
+from grpo_run.trainers.memory_trace.graph import GraphWalk, inner_nodes
 
 SMALLEST_BYTES = 128
 """Storages below are not followed: numbers, and the losses of a script that keeps a list of them."""
@@ -108,9 +108,12 @@ def _graphs_of(
 ) -> list[tuple[Any, dict[int, Any]]]:
     """Return what the graphs of tensors have saved, and add the storages to those that are known.
 
-    A root that another one's graph has saved is no holder: what its graph has saved belongs to the other one.
+    A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs to the other one. Looking
+    at what is saved makes Python objects of it and of what it is a view of, which nothing in Python may hold.
     """
     walk = GraphWalk()
+    inner = inner_nodes(root.grad_fn for root in roots)
+    roots = [root for root in roots if root.grad_fn not in inner]
     kept = {id(root): dict[int, Any]() for root in roots}
     saved_by: dict[int, int] = {}
     for root in roots:
@@ -123,14 +126,14 @@ def _graphs_of(
             if storage is not None and not (saved.is_leaf and saved.requires_grad):
                 storages.setdefault(storage._cdata, storage)
                 kept[id(root)][storage._cdata] = saved
-    for inner in saved_by:
-        outermost, passed = inner, {inner}
+    for saved_one in saved_by:
+        outermost, passed = saved_one, {saved_one}
         while (outer := saved_by.get(outermost)) is not None and outer not in passed:
             passed.add(outer)
             outermost = outer
-        if outermost != inner:
-            kept[outermost].update(kept[inner])
-            kept[inner] = {}
+        if outermost != saved_one:
+            kept[outermost].update(kept[saved_one])
+            kept[saved_one] = {}
     return [(root, kept[id(root)]) for root in roots if kept[id(root)]]
 
 

@@ -18,11 +18,13 @@ from grpo_run.trainers.memory_trace.sites import Site
 class Entry(weakref.ref[Any]):
     """One storage."""
 
-    __slots__ = ("born", "bytes", "group", "key", "settled", "shape", "site")
+    __slots__ = ("born", "bytes", "group", "key", "reported", "settled", "shape", "site")
     born: int
     bytes: int
     group: Group
     key: int
+    reported: bool
+    """Whether a holder was reported that holds it."""
     settled: bool
     """Whether it is known what holds it, and judged."""
     shape: tuple[int, ...]
@@ -62,13 +64,21 @@ class Ledger:
             entry = Entry(storage, self._freed)
             entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
             entry.shape, entry.settled = tuple(shown.shape), False
-            entry.group = group_of(shown)
+            entry.group, entry.reported = group_of(shown), False
             entry.site = sites.get(key)
             entries[key] = entry
 
     def of(self, keys: Iterable[int]) -> list[Entry]:
         """Return the entries of storages that are in the ledger."""
         return [self._entries[key] for key in keys if key in self._entries]
+
+    def get(self, key: int) -> Entry | None:
+        """Return the entry of a storage; None if it is new."""
+        return self._entries.get(key)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries."""
+        return list(self._entries.values())
 
     def groups(self) -> Iterator[tuple[Group, list[Entry]]]:
         """Yield entries that no judged holder holds, by group."""

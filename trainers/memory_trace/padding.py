@@ -97,9 +97,22 @@ class PaddingWatch:
     Args:
         step: returns the step in progress.
         site_of: returns where a storage was made, if that is recorded at present.
+        observe: calls a function with arguments, such that its errors do not reach the script.
+        begun: called before the outermost call of a model.
+        returned: called with the model and what it has returned.
     """
 
-    def __init__(self, step: Callable[[], int], site_of: Callable[[int, Group], Site | None]) -> None:
+    def __init__(
+        self,
+        step: Callable[[], int],
+        site_of: Callable[[int, Group], Site | None],
+        observe: Callable[..., object] = lambda look, *arguments: look(*arguments),
+        begun: Callable[[], None] = lambda: None,
+        returned: Callable[[Any, Any], None] = lambda model, output: None,
+    ) -> None:
+        self._returned = returned
+        self._begun = begun
+        self._observe = observe
         self._site_of = site_of
         self._padded: dict[tuple[int, bool], Padded] = {}
         self._without_grad = -1
@@ -116,14 +129,18 @@ class PaddingWatch:
         @functools.wraps(original)
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
+                self._observe(self._begun)
                 mask = kwargs.get("attention_mask")
                 if mask is not None:
-                    self._count(mask, args[0] if args else kwargs.get("input_ids"))
+                    self._observe(self._count, mask, args[0] if args else kwargs.get("input_ids"))
             self._depth += 1
             try:
-                return original(model, *args, **kwargs)
+                output = original(model, *args, **kwargs)
             finally:
                 self._depth -= 1
+            if self._depth == 0:
+                self._observe(self._returned, model, output)
+            return output
 
         model_class.__call__ = call
 

@@ -8,12 +8,12 @@ such tensors are made is recorded in the next steps, and then their holder is lo
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import os
 import sys
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from grpo_run.trainers.memory_trace import growth
@@ -25,14 +25,23 @@ from grpo_run.trainers.memory_trace.census import (
     tensor_types,
 )
 from grpo_run.trainers.memory_trace.collected import CollectedTensors
+from grpo_run.trainers.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.trainers.memory_trace.findings import making
 from grpo_run.trainers.memory_trace.findings.finding import Finding
+from grpo_run.trainers.memory_trace.growing_tensors import GrowingTensors, Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
+from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding.holders import find_holder
+from grpo_run.trainers.memory_trace.holding.names import name_of
+from grpo_run.trainers.memory_trace.holding.referrers import running_locals
+from grpo_run.trainers.memory_trace.holding.script_files import user_files
+from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_length_bounded
 from grpo_run.trainers.memory_trace.holding.tracebacks import Kept, exception_of, kept_frames
 from grpo_run.trainers.memory_trace.ledger import Entry, Ledger
 from grpo_run.trainers.memory_trace.padding import PaddingWatch
 from grpo_run.trainers.memory_trace.sites import Site, SiteRecorder
+from grpo_run.trainers.memory_trace.snapshots.history import AllocatorHistory
+from grpo_run.watchdog.evidence.source import is_user_file
 
 SHARE = 0.7
 """What censuses may take in addition to the time of the steps; if they take more, steps are left out."""
@@ -51,35 +60,35 @@ NOT_AGAIN = 2
 """After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
 
 
-@contextlib.contextmanager
-def collections_postponed() -> Iterator[None]:
-    """Let Python collect no garbage on its own within the context."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class MemoryTrace:
     """The trace of one rank. Used by the thread that trains.
 
     Args:
         report: called with each finding, once.
+        history: of the CUDA allocator; begins with the first call of a model, or at the end of the first step.
+        warn: called with one line if the trace itself fails, and ends.
         clock: seconds.
     """
 
     def __init__(
-        self, report: Callable[[Finding], None], clock: Callable[[], float] = time.perf_counter
+        self,
+        report: Callable[[Finding], None],
+        history: AllocatorHistory,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._report = report
+        self._warn = warn
+        self.history = history
         self._clock = clock
         self._ledger = Ledger()
         self._collected = CollectedTensors(self._step_of, self._note_cycle)
         self._cycle_sites: dict[Group, Site] = {}
-        self.padding = PaddingWatch(lambda: self._step + 1, self._site_of)
+        self._dropped = DroppedGraphs()
+        self._growing = GrowingTensors()
+        self.padding = PaddingWatch(
+            lambda: self._step + 1, self._site_of, self.observe, history.begin, self._dropped.called
+        )
         self._step = 0
         self._rollouts = 0
         self._recorder: SiteRecorder | None = None
@@ -88,6 +97,7 @@ class MemoryTrace:
         self._needed: dict[Group, int] = {}
         self._kept_in: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._reported: set[Any] = set()
+        self._emitted: set[str] = set()
         self._ended_at: float | None = None
         self._debt = 0.0
         """Seconds of the last census that its share of the time has not covered yet."""
@@ -98,11 +108,25 @@ class MemoryTrace:
         self._collected.begin()
 
     def end(self) -> None:
-        """Trace no longer; called in a process that was forked from the rank."""
+        """Trace no longer: the trace has failed, or this process was forked from the rank."""
         self._active = False
+        self.history.end()
         self._collected.end()
-        if self._recorder is not None:
-            self._recorder.end()
+        self._end_recorder()
+
+    def observe(self, look: Callable[..., object], *arguments: Any) -> None:
+        """Call a function that only looks. If it raises, the trace ends with a warning, and the script goes on."""
+        if not self._active:
+            return
+        try:
+            look(*arguments)
+        except Exception as error:  # noqa: BLE001 - the script's run is worth more than its trace
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            self._warn(
+                f"--memory-trace has failed and ends; the run goes on: {type(error).__name__}: {error} ({where})"
+            )
+            self.end()
 
     def step_ended(self, step: int, *, generated: bool = False) -> None:
         """Look at the memory after a step.
@@ -111,8 +135,20 @@ class MemoryTrace:
             step: its number.
             generated: the trainer has generated a rollout in it.
         """
-        if not self._active or "torch" not in sys.modules:
-            return
+        if not self._active:
+            self._end_recorder()  # that was not possible in the operator in which the trace has failed
+        elif "torch" in sys.modules:
+            self.observe(self._look_at_step, step, generated)
+
+    def _end_recorder(self) -> None:
+        if self._recorder is not None and self._recorder.end():
+            self._recorder = None
+
+    def _look_at_step(self, step: int, generated: bool) -> None:
+        self.history.begin()
+        dropped = self._dropped.step_ended(step)
+        if dropped is not None:
+            self._emit(making.of_dropped(dropped))
         began = self._clock()
         self._step = step
         self._rollouts += generated
@@ -127,7 +163,8 @@ class MemoryTrace:
     def _look(self, step: int) -> None:
         if self._recorder is not None and not self._recorder.end():
             return  # inside a mode of the script's own
-        sites = self._recorder.sites if self._recorder is not None else {}
+        recorded = self._recorder
+        sites = recorded.sites if recorded is not None else {}
         began, torch = self._clock(), sys.modules["torch"]
         self._collected.kinds = tensor_types(torch)
         census = take_census(torch)
@@ -138,12 +175,14 @@ class MemoryTrace:
         self._look_at_tracebacks(step, census)
         self._look_at_collected()
         self._look_at_growth(step, census)
+        self._look_at_growing_tensors(step, census, recorded)
         self._look_at_padding()
         del census
+        for group in self._wanted:
+            self._traced[group] += 1
+        self._wanted |= self._growing.wanted
         if self._wanted:
-            for group in self._wanted:
-                self._traced[group] += 1
-            recorder = SiteRecorder(self._wanted)
+            recorder = SiteRecorder(self._wanted, self._ledger.get, self.observe)
             if recorder.begin():
                 self._recorder = recorder
 
@@ -192,10 +231,11 @@ class MemoryTrace:
         for one in sorted(entries, key=lambda one: one.born):
             if one.born < births[0]:
                 continue
-            start = self._tensors_of(one, census)
+            # no list of them may stay: it would be found among their referrers
+            start = next(map(id, self._tensors_of(one, census)), None)
             alike = sum(other.born == one.born for other in tried)
-            if start and id(start[0]) not in starts and alike < TRIED_OF_STEP and len(tried) < TRIED:
-                starts.add(id(start[0]))
+            if start is not None and start not in starts and alike < TRIED_OF_STEP and len(tried) < TRIED:
+                starts.add(start)
                 tried.append(one)
         return any(self._judge_holder_of(one, step, census) for one in tried) or any(
             self._judge_cycle_of(one, entries, census) for one in tried
@@ -226,16 +266,21 @@ class MemoryTrace:
             return False
         held = entries_of(holder.tensors)
         births = {one.born for one in held}
-        if holder.identity not in self._reported and growth.grows(
-            births, first=first, now=step, bounded=holder.bounded
-        ):
-            self._reported.add(holder.identity)
+        # a list in a dictionary of lists has grown enough later than the dictionary, and is the same variable
+        same = {holder.identity, holder.name.variable if holder.name is not None else None} - {None}
+        grows = growth.grows(births, first=first, now=step, bounded=holder.bounded)
+        # links of a chain that has grown since
+        longer = holder.name is None and any(one.reported for one in held)
+        if grows and not longer and not holder.limited and self._reported.isdisjoint(same):
+            self._reported |= same
             direct = {
                 storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None
             }
             self._emit(making.of_holder(holder, held, direct))
+        told = longer or not self._reported.isdisjoint(same)
         for one in held:
             one.settled = True
+            one.reported = one.reported or told
         newest.settled = True
         return True
 
@@ -259,6 +304,30 @@ class MemoryTrace:
     def _cycle_of(self, entry: Entry, census: Census) -> Cycle | None:
         start = self._tensors_of(entry, census)
         return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
+
+    def _look_at_growing_tensors(self, step: int, census: Census, recorded: SiteRecorder | None) -> None:
+        first = self._ledger.first
+        assert first is not None
+        origins = recorded.origins if recorded is not None else {}
+        for grown in self._growing.step_ended(
+            step, first, self._ledger.entries(), origins, recorded=recorded is not None
+        ):
+            self._judge_growing(grown, census)
+
+    def _judge_growing(self, grown: Grown, census: Census) -> None:
+        """Report a tensor that has a name in the script, unless code bounds it that has not had the time to."""
+        for tensor in census.tensors.get(grown.entry.key, ()):
+            name = name_of(tensor, running_locals(), census.identities())
+            if name is None:
+                continue
+            variable = name.variable
+            bounded = not is_user_file(variable.file) or is_length_bounded(variable, user_files())
+            if not bounded or self._growing.has_grown(grown) >= growth.ENOUGH_IF_BOUNDED:
+                key = ("growing_tensor", name.variable)
+                self._emit_once(key, making.of_growing_tensor(grown, name, type(tensor).__name__))
+            self._growing.judged(grown, bounded=bounded)
+            return
+        self._growing.judged(grown, bounded=True)
 
     def _look_at_collected(self) -> None:
         for group, collected in list(self._collected.groups.items()):
@@ -322,5 +391,7 @@ class MemoryTrace:
             self._emit(finding)
 
     def _emit(self, finding: Finding) -> None:
-        if len(self._reported) <= MOST_FINDINGS:
+        """Report a finding, unless one of another object with the same holder and line was reported."""
+        if finding.key not in self._emitted and len(self._emitted) < MOST_FINDINGS:
+            self._emitted.add(finding.key)
             self._report(finding)

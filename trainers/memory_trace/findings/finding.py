@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KINDS = ("growth", "graph", "cycle", "traceback", "padding")
+KINDS = ("growth", "graph", "cycle", "traceback", "padding", "dropped_graph", "growing_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,13 @@ class Finding:
     holder: str | None = None
     held_at: Place | None = None
     details: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Equal for the same finding of another rank or attempt: kind, holder, and the line where that is or what it holds is made."""
+        place = self.held_at or self.made_at
+        where = [place.file, str(place.line)] if place is not None else list(map(str, self.shape[1:]))
+        return "|".join([self.kind, self.holder or "", *where])
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

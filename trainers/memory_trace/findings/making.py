@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterable
 
 from grpo_run.trainers.memory_trace.census import Group
 from grpo_run.trainers.memory_trace.collected import Collected
+from grpo_run.trainers.memory_trace.dropped_graphs import Dropped
 from grpo_run.trainers.memory_trace.findings.finding import Finding, Place
+from grpo_run.trainers.memory_trace.growing_tensors import Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle
 from grpo_run.trainers.memory_trace.holding.holders import Holder
+from grpo_run.trainers.memory_trace.holding.length_arguments import length_arguments
 from grpo_run.trainers.memory_trace.holding.names import Name
 from grpo_run.trainers.memory_trace.holding.tracebacks import Kept
 from grpo_run.trainers.memory_trace.ledger import Entry
@@ -35,7 +38,23 @@ def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int]) 
         if holder.name is not None
         else f"{_article(holder.kind)} without a name",
         held_at=_place_of(holder.name),
-        details={"all_tensors": len(held), "all_bytes": sum(one.bytes for one in held)},
+        details={
+            "all_tensors": len(held),
+            "all_bytes": sum(one.bytes for one in held),
+            "ends_graph": holder.ends_graph,
+        },
+    )
+
+
+def of_growing_tensor(grown: Grown, name: Name, kind: str) -> Finding:
+    """Return a tensor that is replaced by a longer one step after step."""
+    return _finding(
+        "growing_tensor",
+        [grown.entry],
+        steps=grown.steps,
+        holder=named(name, kind),
+        held_at=_place_of(name),
+        details={"first_step": grown.first_step, "first_bytes": grown.first_bytes},
     )
 
 
@@ -86,6 +105,22 @@ def of_traceback(
     )
 
 
+def of_dropped(dropped: Dropped) -> Finding:
+    """Return graphs of calls that were kept within a step and dropped without a backward pass."""
+    return Finding(
+        kind="dropped_graph",
+        tensors=dropped.calls,
+        bytes=dropped.bytes,
+        shape=dropped.shape,
+        dtype=dropped.dtype,
+        since_step=dropped.step,
+        steps=dropped.steps,
+        made_at=_made_at(dropped.site),
+        made_in=_made_in(dropped.site),
+        details={},
+    )
+
+
 def of_padding(padded: Padded) -> Finding:
     """Return calls that are padded to the longest possible."""
     site = padded.made or padded.site
@@ -99,7 +134,14 @@ def of_padding(padded: Padded) -> Finding:
         steps=padded.steps,
         made_at=_made_at(site),
         made_in=_made_in(site),
-        details={"width": padded.width, "longest": padded.longest, "share": round(padded.share, 4)},
+        details={
+            "width": padded.width,
+            "longest": padded.longest,
+            "share": round(padded.share, 4),
+            "length_by": length_arguments(padded.made.file, padded.made.line)
+            if padded.made is not None
+            else None,
+        },
     )
 
 
@@ -112,11 +154,16 @@ def named(name: Name, kind: str | None = None) -> str:
         where = f" in {variable.function}()"
     else:
         where = ""
-    text = f"{name.kind} `{variable.name}`{where}"
+    text = f"{_lower(name.kind)} `{variable.name}`{where}"
     return f"{_article(kind)} in {text}" if name.inside and kind is not None else text
 
 
+def _lower(kind: str) -> str:
+    return "tensor" if kind == "Tensor" else kind
+
+
 def _article(kind: str) -> str:
+    kind = _lower(kind)
     return f"{'an' if kind[:1].lower() in 'aeio' else 'a'} {kind}"
 
 

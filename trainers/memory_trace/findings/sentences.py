@@ -1,6 +1,6 @@
 """The sentence that says a finding of a memory trace. Pure.
 
-Used by `tracer.py` for the terminal, the journal and the status.
+Used by `attach.py` for the journal, from which the terminal, the status and reports have it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ ADVICE = {
     "growth": "it has kept tensors of {steps} steps",
     "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
     "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
+    "graph_end": "each of {steps} steps has added its graph; detach what is added",
     "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
 }
 
@@ -27,17 +28,31 @@ def sentence(finding: Finding, working_directory: str) -> str:
     """
     if finding.kind == "padding":
         return _padding(finding, working_directory)
+    if finding.kind == "dropped_graph":
+        return _dropped(finding, working_directory)
+    if finding.kind == "growing_tensor":
+        return _growing(finding, working_directory)
     alive = (
         f"{count(finding.tensors, 'tensor')} {_shape(finding.shape)} {finding.dtype} ({size_text(finding.bytes)})"
         f"{' that only garbage collections have freed' if finding.details.get('collected') else ' alive'} since step {finding.since_step}"
     )
     parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
-    return f"{', '.join(filter(None, parts))}: {ADVICE[finding.kind].format(steps=finding.steps)}"
+    advice = ADVICE["graph_end" if finding.details.get("ends_graph") else finding.kind]
+    return f"{', '.join(filter(None, parts))}: {advice.format(steps=finding.steps)}"
+
+
+def subject(finding: Finding, working_directory: str) -> str:
+    """Return what tells one finding from another for a reader: the holder, or else the line that has made it."""
+    if finding.holder is not None:
+        return _held(finding, working_directory)
+    return _made(finding, working_directory) or f"batches {_shape(finding.shape)}"
 
 
 def _held(finding: Finding, working_directory: str) -> str:
     holder = finding.holder or "something that has no name in the script"
     at = f" ({place(finding.held_at, working_directory)})" if finding.held_at is not None else ""
+    if finding.details.get("ends_graph"):
+        return f"saved by the autograd graph that ends in {holder}{at}"
     if finding.kind == "graph":
         return f"saved by the autograd graph of a tensor that is held by {holder}{at}"
     return f"held by {holder}{at}"
@@ -53,11 +68,32 @@ def _made(finding: Finding, working_directory: str) -> str:
 def _padding(finding: Finding, working_directory: str) -> str:
     figures = finding.details
     made = _made(finding, working_directory)
+    if figures.get("length_by"):
+        made += f" by `{figures['length_by']}`"
     return (
         f"batches {_shape(finding.shape)} are padded to {figures['width']} tokens, of which the longest row of"
         f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses {figures['longest']} and"
         f" {figures['share']:.0%} are real{', ' + made if made else ''}: pad to the longest row of a batch"
     )
+
+
+def _dropped(finding: Finding, working_directory: str) -> str:
+    made = _made(finding, working_directory)
+    return (
+        f"autograd graphs of at least {count(finding.tensors, 'call')} of the model ({size_text(finding.bytes)}) were kept at once"
+        f" in {count(finding.steps, 'step')}{', ' + made if made else ''}, and dropped without a backward pass:"
+        " call it under torch.no_grad()"
+    )
+
+
+def _growing(finding: Finding, working_directory: str) -> str:
+    figures = finding.details
+    grown = (
+        f"a tensor {_shape(finding.shape)} {finding.dtype} has grown from {size_text(figures['first_bytes'])} in step"
+        f" {figures['first_step']} to {size_text(finding.bytes)} in step {finding.since_step}"
+    )
+    parts = [grown, _made(finding, working_directory), _held(finding, working_directory)]
+    return f"{', '.join(filter(None, parts))}: it was replaced by a longer one in {finding.steps} of these steps; keep only what is needed of it"
 
 
 def place(one: Place, working_directory: str) -> str:

@@ -32,13 +32,23 @@ class Cycle(NamedTuple):
         kind: class of an object in it, or the name of a function.
         attribute: of that object, through which it refers to itself or to the next object; None if there is none.
         file: where the class or function is from; empty if that is not known.
-        line: where the attribute is assigned, or of the function; None if the source cannot be read.
+        first_line: of the function; None for an object.
     """
 
     kind: str
     attribute: str | None
     file: str
-    line: int | None
+    first_line: int | None
+
+    @property
+    def line(self) -> int | None:
+        """Where the attribute is assigned, or of the function; None if the source cannot be read.
+
+        Reads the source, which must not be done while Python collects garbage: that may be within `ast.parse`.
+        """
+        if self.first_line is not None:
+            return self.first_line
+        return assigned_at(Variable(self.file, self.attribute or "", owner=self.kind))
 
 
 def find_cycle(start: Any, ignored: Iterable[int]) -> Cycle | None:
@@ -118,4 +128,4 @@ def _describe(candidate: Any, in_cycle: list[Any]) -> Cycle:
     inside = {id(one) for one in in_cycle}
     kind = type(candidate).__name__
     attribute = next((name for name, value in attributes(candidate).items() if id(value) in inside), None)
-    return Cycle(kind, attribute, file, assigned_at(Variable(file, attribute or "", owner=kind)))
+    return Cycle(kind, attribute, file, None)

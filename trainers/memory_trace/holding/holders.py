@@ -6,15 +6,17 @@ referrers, and the tensors of the other steps are reached from it.
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections import UserDict, UserList, deque
+import gc
+from collections import Counter, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded, is_chain_cut, is_set_anew
 from grpo_run.trainers.memory_trace.holding.names import Name, name_of
 from grpo_run.trainers.memory_trace.holding.referrers import (
+    Local,
     attributes,
     is_namespace,
     levels,
@@ -22,14 +24,17 @@ from grpo_run.trainers.memory_trace.holding.referrers import (
     referrers,
     running_locals,
 )
-from grpo_run.trainers.memory_trace.holding.sources import is_bounded
+from grpo_run.trainers.memory_trace.holding.script_files import user_files
+from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut
 from grpo_run.watchdog.evidence.source import is_outside_frameworks, is_user_file
 
 MOST_HELD = 50_000
 """Objects that are looked at below a possible holder."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict, UserList)
-MOST_FILES = 64
-"""Files of the script in which the use of an attribute is looked for."""
+MOST_ENDS = 3
+"""Ends of a chain whose name is looked for."""
+MOST_LINKED = 20_000
+"""Objects of one class among which the first of a chain is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +42,13 @@ class Holder:
     """An object that holds tensors.
 
     Attributes:
-        identity: the object's id.
+        identity: the object's id; of objects that are linked to each other, that of their class.
         name: None if the script has none for it.
         kind: its class.
         tensors: what it holds.
-        bounded: whether it has a bound, or its code removes, replaces or looks up what it holds.
+        bounded: whether its code removes, replaces or looks up what it holds.
+        limited: whether it cannot hold more than a number that it was made with.
+        ends_graph: whether it is a tensor, whose own autograd graph has saved the others.
     """
 
     identity: int
@@ -49,6 +56,8 @@ class Holder:
     kind: str
     tensors: list[Any]
     bounded: bool
+    limited: bool
+    ends_graph: bool = False
 
 
 def find_holder(
@@ -66,6 +75,10 @@ def find_holder(
         ignored: ids of objects that are no holders.
     """
     left_out = {*ignored, id(tensors)}
+    for one in tensors:
+        alone = [one]
+        if holds_enough(alone):
+            return _graph_end(one, alone, left_out)
     for level in levels(tensors, left_out):
         for candidate in level:
             if not _can_hold(candidate, {*left_out, id(level)}):
@@ -74,15 +87,49 @@ def find_holder(
             if holds_enough(held):
                 variables = running_locals()
                 ours = (*left_out, id(level), id(held))
-                name = name_of(candidate, variables, ours)
+                linked = not isinstance(candidate, CONTAINERS)
+                name = (
+                    _name_of_chain(candidate, variables, ours)
+                    if linked
+                    else name_of(candidate, variables, ours)
+                )
                 return Holder(
-                    identity=id(candidate),
+                    identity=id(type(candidate) if linked else candidate),
                     name=name,
                     kind=type(candidate).__name__,
                     tensors=held,
-                    bounded=has_bound(candidate, name),
+                    bounded=is_chain_cut(_links(candidate), user_files())
+                    if linked
+                    else is_bounded_by_code(name),
+                    limited=isinstance(candidate, deque) and candidate.maxlen is not None,
                 )
+            del held  # which would be among the referrers of the next level
     return None
+
+
+def _graph_end(tensor: Any, alone: list[Any], ignored: set[int]) -> Holder:
+    """Return a tensor as the holder of what its graph has saved."""
+    name = name_of(tensor, running_locals(), {*ignored, id(alone)})
+    return Holder(
+        identity=id(tensor),
+        name=name,
+        kind=type(tensor).__name__,
+        tensors=alone,
+        bounded=name is not None and is_graph_cut(name.variable, user_files()),
+        limited=False,
+        ends_graph=True,
+    )
+
+
+def _name_of_chain(linked: Any, local_variables: dict[int, Local], ignored: Iterable[int]) -> Name | None:
+    """Return the name of a chain of objects of one class: that of its first or last one, before that of a link in it."""
+    kind = type(linked)
+    chain = [one for one in gc.get_objects() if type(one) is kind][:MOST_LINKED]
+    links = Counter(id(value) for one in chain for value in attributes(one).values() if type(value) is kind)
+    ends = sorted(chain, key=lambda one: links[id(one)])[:MOST_ENDS]
+    ours = {*ignored, id(chain), id(ends)}
+    names = (name_of(one, local_variables, ours, not_of=kind.__name__) for one in (*ends, linked))
+    return next((name for name in names if name is not None), None) or name_of(linked, local_variables, ours)
 
 
 def _can_hold(candidate: Any, ignored: set[int]) -> bool:
@@ -97,26 +144,20 @@ def _can_hold(candidate: Any, ignored: set[int]) -> bool:
         return not any(getattr(owner, "__dict__", None) is candidate for owner in owners)
     if isinstance(candidate, CONTAINERS):
         return True
-    return any(type(value) is type(candidate) for value in attributes(candidate).values())
+    return bool(_links(candidate))
 
 
-def has_bound(candidate: Any, name: Name | None) -> bool:
-    """Whether a holder has a bound, or its code removes, replaces or looks up what it holds."""
-    if isinstance(candidate, deque) and candidate.maxlen is not None:
-        return True
+def _links(candidate: Any) -> frozenset[str]:
+    """Return the attributes through which an object refers to others of its class."""
+    return frozenset(name for name, value in attributes(candidate).items() if type(value) is type(candidate))
+
+
+def is_bounded_by_code(name: Name | None) -> bool:
+    """Whether the code of a holder removes, replaces or looks up what it holds."""
     if name is None:
         return False
+    if name.kind == ContextVar.__name__:
+        return is_set_anew(name.variable)  # `get` removes nothing
     if not is_user_file(name.variable.file) and not is_outside_frameworks(name.variable.file):
         return True  # of torch: state of an optimizer that sees a parameter for the first time
     return is_bounded(name.variable, user_files())
-
-
-def user_files() -> tuple[str, ...]:
-    """Return the files of the script that are imported."""
-    return _user_files(len(sys.modules))
-
-
-@functools.lru_cache(maxsize=1)
-def _user_files(modules: int) -> tuple[str, ...]:
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return tuple(dict.fromkeys(file for file in files if file and is_user_file(file)))[:MOST_FILES]

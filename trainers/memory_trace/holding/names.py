@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar, copy_context
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from grpo_run.trainers.memory_trace.holding.referrers import (
     levels,
     referrers,
 )
-from grpo_run.trainers.memory_trace.holding.sources import Variable, assigned_at
+from grpo_run.trainers.memory_trace.holding.script_files import where_set
+from grpo_run.trainers.memory_trace.holding.sources import Variable, assigned_at, is_assigned
 from grpo_run.watchdog.evidence.source import is_user_file
 
 NAMED_WITHIN = 5
@@ -40,12 +42,15 @@ class Name(NamedTuple):
     inside: bool = False
 
 
-def name_of(named: Any, local_variables: dict[int, Local], ignored: Iterable[int]) -> Name | None:
+def name_of(
+    named: Any, local_variables: dict[int, Local], ignored: Iterable[int], *, not_of: str | None = None
+) -> Name | None:
     """Return the best name of an object: one in the script before one in a library, and the nearest of these.
 
     Args:
         local_variables: of the running functions, by id.
         ignored: ids of objects that are no holders.
+        not_of: a class whose attributes are no names.
     """
     left_out = {*ignored, id(local_variables)}
     best: Name | None = None
@@ -54,15 +59,23 @@ def name_of(named: Any, local_variables: dict[int, Local], ignored: Iterable[int
     for depth in range(NAMED_WITHIN):
         for candidate in level:
             for variable in _variables(candidate, local_variables, {*left_out, id(level)}):
+                if not_of is not None and variable.owner == not_of:
+                    continue
                 name = Name(_kind(candidate), variable, assigned_at(variable), depth > 0)
                 if is_user_file(variable.file):
                     return name
                 best = best or name
-        following = next(above, None)
-        if following is None:
+        holding = _context_variables(level)
+        level = [*holding, *(one for one in next(above, ()) if not is_namespace(one))]
+        if not level:
             break
-        level = [one for one in following if not is_namespace(one)]
     return best
+
+
+def _context_variables(values: list[Any]) -> list[ContextVar[Any]]:
+    """Return the context variables of this thread whose value is one of some objects."""
+    wanted = set(map(id, values))
+    return [variable for variable, value in copy_context().items() if id(value) in wanted]
 
 
 def _kind(named: Any) -> str:
@@ -82,7 +95,7 @@ def _variables(named: Any, local_variables: dict[int, Local], ignored: set[int])
         if is_namespace(parent):
             for name, value in list(parent.items()):
                 if value is named:
-                    yield Variable(str(parent.get("__file__") or ""), str(name))
+                    yield _variable_of_module(parent, str(name))
         elif isinstance(parent, CellType):
             yield from _closure(parent, {*ignored, id(parents)})
     if local is not None and local.name != "self":
@@ -94,8 +107,13 @@ def _attribute(owner: Any, named: Any) -> Iterator[Variable]:
         return
     for name, value in attributes(owner).items():
         if value is named:
-            kind = owner if isinstance(owner, type) else type(owner)
-            yield Variable(_file_of(kind), name, owner=kind.__name__)
+            yield _attribute_of(owner if isinstance(owner, type) else type(owner), name)
+
+
+def _attribute_of(kind: type, name: str) -> Variable:
+    """Return an attribute of a class, in the file of the class; in the script's, if that sets it on a library's object."""
+    variable = Variable(_file_of(kind), name, owner=kind.__name__)
+    return variable if is_user_file(variable.file) else where_set(variable, *map(_file_of, kind.__mro__))
 
 
 def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]) -> Iterator[Variable]:
@@ -106,9 +124,22 @@ def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]
     for owner in referrers([dictionary], {*ignored}):
         if isinstance(owner, type):
             if owner.__dict__.get(names[0]) is named:
-                yield Variable(_file_of(owner), names[0], owner=owner.__name__)
+                yield _attribute_of(owner, names[0])
+        elif isinstance(owner, FunctionType):
+            yield where_set(Variable(owner.__code__.co_filename, names[0], owner=f"{owner.__qualname__}()"))
+        elif isinstance(owner, ModuleType):  # made by the script
+            yield where_set(Variable("", names[0], owner=owner.__name__))
         elif attributes(owner).get(names[0]) is named and type(owner) is not dict:
-            yield Variable(_file_of(type(owner)), names[0], owner=type(owner).__name__)
+            yield _attribute_of(type(owner), names[0])
+
+
+def _variable_of_module(namespace: dict[str, Any], name: str) -> Variable:
+    """Return a variable of a module; if another file of the script has set it, as an attribute of the module."""
+    own = Variable(str(namespace.get("__file__") or ""), name)
+    if is_assigned(own):
+        return own
+    outside = where_set(Variable("", name, owner=str(namespace["__name__"])))
+    return outside if outside.file else own
 
 
 def _closure(cell: CellType, ignored: set[int]) -> Iterator[Variable]:

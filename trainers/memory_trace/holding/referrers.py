@@ -6,11 +6,12 @@ up in the frames of all threads. Holds nothing after a call.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 from grpo_run.watchdog.evidence.source import OUR_FOLDERS
@@ -49,6 +50,11 @@ def running_frames() -> set[int]:
     return found
 
 
+OWN_REFERENCES = 3
+"""References to the copy of a frame's variables before Python 3.13: the frame's, ours, and the argument of `getrefcount`.
+With more of them the script has called `locals()` and keeps the copy."""
+
+
 def running_locals() -> dict[int, Local]:
     """Return the local variables of the script's and libraries' running functions, by the object's id."""
     found: dict[int, Local] = {}
@@ -59,7 +65,7 @@ def running_locals() -> dict[int, Local]:
                 values = frame.f_locals
                 for name, value in list(values.items()):
                     found.setdefault(id(value), Local(name, code))
-                if sys.version_info < (3, 13):
+                if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
                     values.clear()  # a copy, which would keep them alive until the function returns
             frame = frame.f_back
     return found
@@ -103,7 +109,8 @@ def is_namespace(candidate: Any) -> bool:
 def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     """Return the objects of some classes that an object holds, directly or through others.
 
-    Does not enter modules, classes, functions, and objects with parameters such as models and optimizers.
+    Does not enter modules, classes, and objects with parameters such as models and optimizers. Of functions that it holds itself,
+    such as registered hooks, what they have captured counts, as far as that is of the classes.
 
     Args:
         most: how many objects are looked at.
@@ -111,6 +118,13 @@ def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     seen = {id(start)}
     waiting = [start]
     found: list[Any] = []
+    for function in gc.get_referents(start):
+        if isinstance(function, FunctionType):
+            new = {
+                id(part): part for part in _captured(function) if type(part) in kinds and id(part) not in seen
+            }
+            seen.update(new)
+            found.extend(new.values())
     while waiting and len(seen) < most:
         for part in gc.get_referents(waiting.pop()):
             if id(part) in seen:
@@ -121,6 +135,15 @@ def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
             elif gc.is_tracked(part) and not _is_closed(part):
                 waiting.append(part)
     return found
+
+
+def _captured(function: FunctionType) -> Iterator[Any]:
+    """Yield the values of a function's closure, and those of its arguments' defaults."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
 
 
 def _is_closed(part: Any) -> bool:
@@ -153,4 +176,8 @@ def attributes(holder: Any) -> Mapping[str, Any]:
 def _is_ours(candidate: Any) -> bool:
     if isinstance(candidate, FrameType):
         return candidate.f_code.co_filename.startswith(OUR_FOLDERS)
+    if isinstance(
+        candidate, GeneratorType
+    ):  # of this package, while it looks: what it holds would hold it in turn
+        return candidate.gi_code.co_filename.startswith(OUR_FOLDERS)
     return str(type(candidate).__module__).startswith(("grpo_run.trainers.memory_trace", "weakref"))

@@ -1,6 +1,6 @@
-"""What the script's sources say of a variable or attribute: where it is assigned, and whether its code bounds what it holds.
+"""What the script's sources say of a variable or attribute: where it is assigned, and what mentions it.
 
-Used by `names.py` and `holders.py`. Reads sources as syntax; executes nothing.
+Used by the other modules of this package that read sources. Reads them as syntax; executes nothing.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 
 MOST_BYTES = 2 * 1024 * 1024
 """Longest source that is read."""
-REMOVING = frozenset({"pop", "popleft", "popitem", "clear", "remove", "discard", "get", "setdefault"})
-"""Methods that remove something, or look it up as a cache does."""
-HEAPS = frozenset({"heappop", "heapreplace", "heappushpop"})
 
 
 class Variable(NamedTuple):
@@ -35,62 +34,99 @@ class Variable(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(file: str) -> ast.Module | None:
+def parsed(file: str) -> ast.Module | None:
+    """Return the syntax of a source; None if it cannot be read."""
     try:
         with tokenize.open(file) as source:
-            return ast.parse(source.read(MOST_BYTES))
+            text = source.read(MOST_BYTES)
+        # a collection in the midst of it may run code that parses too, which CPython refuses
+        with collections_postponed():
+            return ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
 
 def assigned_at(variable: Variable) -> int | None:
-    """Return the line of the first assignment, or else of the class or function; None if the source cannot be read."""
-    tree = _parsed(variable.file)
+    """Return the line of the first assignment or definition, or else of the class or function around it.
+
+    None if the source cannot be read.
+    """
+    tree = parsed(variable.file)
     if tree is None:
         return None
-    scope = _scope(tree, variable)
-    lines = [node.lineno for node, target, _ in _assignments(scope, variable) if _is(target, variable)]
+    scope = scope_of(tree, variable)
+    lines = [
+        node.lineno for node, target, _ in assignments_of(scope, variable) if is_variable(target, variable)
+    ]
     if not lines and isinstance(scope, ast.ClassDef):
         own = variable._replace(owner=None)
-        lines = [node.lineno for node, target, _ in _assignments(scope, own) if _is(target, own)]
+        lines = [node.lineno for node, target, _ in assignments_of(scope, own) if is_variable(target, own)]
+    if not lines and variable.owner is None:  # a function, as one with a cache
+        lines = [
+            node.lineno
+            for node in ast.walk(scope)
+            if node is not scope and isinstance(node, _DEFINITIONS) and node.name == variable.name
+        ]
     return min(lines) if lines else getattr(scope, "lineno", None)
 
 
-def is_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
-    """Whether code removes, replaces or looks up what the variable holds, so that it may stop growing.
+def first_assignments(scope: ast.AST, variable: Variable) -> set[int]:
+    """Return the ids of statements that run where the variable has no value yet, as in `if kept is None: kept = new`."""
+    return {
+        id(inside)
+        for node in nodes_of(scope, variable)
+        if isinstance(node, ast.If)
+        for statement in _branch_without_value(node, variable)
+        for inside in ast.walk(statement)
+    }
 
-    Args:
-        also: other files, where an attribute may be used through another name than `self`.
-    """
-    tree = _parsed(variable.file)
+
+def _branch_without_value(node: ast.If, variable: Variable) -> list[ast.stmt]:
+    """Return what runs if a variable has no value, or an object not the attribute; nothing if the condition asks something else."""
+    test, has_value = node.test, True
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, has_value = test.operand, False
+    asks = is_variable(test, variable)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        asks = any(mentions(part, variable) for part in (test.left, *test.comparators))
+        if isinstance(test.ops[0], (ast.Is, ast.NotIn)):
+            has_value = not has_value
+        elif not isinstance(test.ops[0], (ast.IsNot, ast.In)):
+            return []
+    elif isinstance(test, ast.Call) and last_name(test.func) == "hasattr" and len(test.args) == 2:
+        asks = isinstance(test.args[1], ast.Constant) and test.args[1].value == variable.name
+    if not asks:
+        return []
+    return node.orelse if has_value else node.body
+
+
+def mentions(node: ast.AST, variable: Variable) -> bool:
+    """Whether a variable is anywhere in a part of a source."""
+    return any(isinstance(one, ast.expr) and is_variable(one, variable) for one in ast.walk(node))
+
+
+def is_assigned(variable: Variable) -> bool:
+    """Whether a source defines or assigns a variable in the scope that has it; True if it cannot be read."""
+    tree = parsed(variable.file)
     if tree is None:
-        return False
-    assigned = 0
-    for scope in _scopes(tree, variable):
-        for _, target, in_loop in _assignments(scope, variable):
-            if _is(target, variable):
-                assigned += 1
-                if in_loop:
-                    return True
-        if any(_bounds(node, variable) for node in _nodes(scope, variable)):
-            return True
-    if assigned > 1:
         return True
-    others = (_parsed(file) for file in also if variable.owner is not None and file != variable.file)
-    return any(_bounds(node, variable) for other in others if other is not None for node in ast.walk(other))
+    scope = scope_of(tree, variable)
+    return any(is_variable(target, variable) for _, target, _ in assignments_of(scope, variable)) or any(
+        isinstance(node, _DEFINITIONS) and node.name == variable.name for node in ast.walk(scope)
+    )
 
 
-def _scopes(tree: ast.Module, variable: Variable) -> Iterator[ast.AST]:
+def scopes_of(tree: ast.Module, variable: Variable) -> Iterator[ast.AST]:
     """The class, function or module that has the variable, and the classes of the file that inherit an attribute."""
-    scope = _scope(tree, variable)
+    scope = scope_of(tree, variable)
     yield scope
     if variable.owner is not None and scope is not tree:
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and variable.owner in {_last_name(base) for base in node.bases}:
+            if isinstance(node, ast.ClassDef) and variable.owner in {last_name(base) for base in node.bases}:
                 yield node
 
 
-def _scope(tree: ast.Module, variable: Variable) -> ast.AST:
+def scope_of(tree: ast.Module, variable: Variable) -> ast.AST:
     wanted = variable.owner or variable.function
     kinds = (ast.ClassDef,) if variable.owner else (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
@@ -99,7 +135,7 @@ def _scope(tree: ast.Module, variable: Variable) -> ast.AST:
     return tree
 
 
-def _nodes(scope: ast.AST, variable: Variable) -> Iterator[ast.AST]:
+def nodes_of(scope: ast.AST, variable: Variable) -> Iterator[ast.AST]:
     """Everything in a scope, without functions that have a variable of their own by the same name."""
     waiting: list[ast.AST] = [scope]
     while waiting:
@@ -128,18 +164,20 @@ def _shadows(node: ast.AST, variable: Variable) -> bool:
     )
 
 
+NAMED_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*NAMED_FUNCTIONS, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def _assignments(scope: ast.AST, variable: Variable) -> Iterator[tuple[ast.stmt, ast.expr, bool]]:
+def assignments_of(scope: ast.AST, variable: Variable) -> Iterator[tuple[ast.stmt, ast.expr, bool]]:
     """Yield statement, target, and whether the statement is in a loop of the scope."""
     in_loops = {
         id(inside)
-        for loop in _nodes(scope, variable)
+        for loop in nodes_of(scope, variable)
         if isinstance(loop, (ast.For, ast.AsyncFor, ast.While))
-        for inside in _nodes(loop, variable)
+        for inside in nodes_of(loop, variable)
     }
-    for node in _nodes(scope, variable):
+    for node in nodes_of(scope, variable):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 for part in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
@@ -148,40 +186,13 @@ def _assignments(scope: ast.AST, variable: Variable) -> Iterator[tuple[ast.stmt,
             yield node, node.target, id(node) in in_loops
 
 
-def _bounds(node: ast.AST, variable: Variable) -> bool:
-    """Whether a node removes, replaces or looks up what the variable holds, or compares how much it is."""
-    if isinstance(node, ast.Call):
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in REMOVING:
-            return _is(function.value, variable)
-        return _last_name(function) in HEAPS and any(_is(argument, variable) for argument in node.args)
-    if isinstance(node, (ast.Delete, ast.Assign)):
-        subscripts = [target for target in node.targets if isinstance(target, ast.Subscript)]
-        return any(
-            _is(target.value, variable)
-            and (isinstance(node, ast.Delete) or isinstance(target.slice, (ast.Slice, ast.BinOp)))
-            for target in subscripts
-        )
-    if isinstance(node, ast.Compare):
-        parts = [node.left, *node.comparators]
-        if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
-            return any(_is(part, variable) for part in parts[1:])
-        return any(
-            isinstance(part, ast.Call)
-            and _last_name(part.func) == "len"
-            and any(_is(argument, variable) for argument in part.args)
-            for part in parts
-        )
-    return False
-
-
-def _is(node: ast.expr, variable: Variable) -> bool:
+def is_variable(node: ast.expr, variable: Variable) -> bool:
     if variable.owner is not None:
         return isinstance(node, ast.Attribute) and node.attr == variable.name
     return isinstance(node, ast.Name) and node.id == variable.name
 
 
-def _last_name(node: ast.expr) -> str | None:
+def last_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None

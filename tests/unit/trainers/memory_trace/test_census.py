@@ -113,3 +113,20 @@ def groups(tensor: torch.Tensor) -> set[object]:
     from grpo_run.trainers.memory_trace.census import group_of
 
     return {group_of(tensor)}
+
+
+def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:
+    """The first makes Python objects of saved views and of their bases, which have graphs that are parts of this one."""
+    layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16))
+    hidden = torch.ones(2, 5, 16)
+    for layer in layers:
+        hidden = layer(hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1))
+    result = hidden.sum()
+    del hidden
+    sizes = []
+    for _ in range(3):
+        census = take_census(torch)
+        assert [holder for holder, _ in census.graphs] == [result]
+        sizes.append(len(census.graphs[0][1]))
+        del census
+    assert sizes[0] == sizes[1] == sizes[2] > 5

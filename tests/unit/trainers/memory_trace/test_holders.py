@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib.util
 import sys
@@ -15,10 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_run.trainers.memory_trace.holding import sources
+from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded
 from grpo_run.trainers.memory_trace.holding.cycles import find_cycle
+from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding.holders import Holder, find_holder
+from grpo_run.trainers.memory_trace.holding.names import name_of
 from grpo_run.trainers.memory_trace.holding.referrers import running_frames, running_locals
-from grpo_run.trainers.memory_trace.holding.sources import Variable, assigned_at, is_bounded
+from grpo_run.trainers.memory_trace.holding.sources import Variable, assigned_at
 from grpo_run.trainers.memory_trace.holding.tracebacks import exception_of, kept_frames
 
 MANY = 5
@@ -104,10 +109,35 @@ def test_a_local_variable_of_a_running_function_is_named() -> None:
     assert (found.kind, found.variable.name) == ("dict", "kept")
 
 
-def test_a_deque_with_a_bound_is_bounded() -> None:
-    """It cannot grow forever."""
+def test_a_deque_with_a_bound_is_limited() -> None:
+    """It cannot grow forever, however large it is."""
     collector = Collector()
-    assert holder_of(fill(collector.last.append)).bounded
+    assert holder_of(fill(collector.last.append)).limited
+    assert not holder_of(fill(collector.history.append)).limited
+
+
+def test_functions_in_a_list_hold_what_they_have_captured() -> None:
+    """By a default of an argument, and by a closure."""
+    hooks: list[Callable[[], Any]] = []
+
+    def capture(tensor: torch.Tensor) -> Callable[[], Any]:
+        return lambda: tensor.sum()
+
+    for add in (
+        lambda tensor: hooks.append(lambda kept=tensor: kept.sum()),  # type: ignore[misc]
+        lambda tensor: hooks.append(capture(tensor)),
+    ):
+        hooks.clear()
+        found = holder_of(fill(add)).name
+        assert found is not None
+        assert (found.kind, found.variable.name) == ("list", "hooks")
+
+
+def test_a_function_that_keeps_something_is_named_with_its_line(tmp_path: Path) -> None:
+    """As one with a cache."""
+    file = tmp_path / "cached.py"
+    file.write_text("import functools\n\n@functools.cache\ndef embed(step):\n    return step\n")
+    assert assigned_at(Variable(str(file), "embed")) == 4
 
 
 @pytest.mark.parametrize(
@@ -119,6 +149,14 @@ def test_a_deque_with_a_bound_is_bounded() -> None:
         ("self.items = [*self.items, one][-8:]", True),
         ("self.items[one % 8] = one", True),
         ("if one not in self.items: self.items[one] = one", True),
+        ("self.items[0] = (self.items[0] + [one])[-8:]", True),
+        ("items = self.items\n        if len(items) > 8: items.pop(0)", True),
+        ("self.items = self.items + [one]", False),
+        ("if self.items: self.items = []", True),
+        ("if self.items is not None: self.items = []", True),
+        ("if self.items is None: self.items = []", False),
+        ("if not hasattr(self, 'items'): self.items = []", False),
+        ("if one is None: buffer.items = []", True),
         ("self.other.pop()", False),
         ("self.items.append(one)\n        print(len(self.items))", False),
     ],
@@ -133,6 +171,25 @@ def test_code_that_bounds_what_is_held_is_found(tmp_path: Path, use: str, bounde
     variable = Variable(str(file), "items", owner="Buffer")
     assert is_bounded(variable) is bounded
     assert assigned_at(variable) == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "bounded"),
+    [
+        ("def keep_last(items, most):\n    del items[:-most]\n", True),
+        ("def keep_last(most, *, items):\n    if len(items) > most:\n        items.pop(0)\n", True),
+        ("def keep_last(items, most):\n    print(len(items), most)\n", False),
+        ("def keep_last(items, most):\n    most.pop()\n", False),
+    ],
+)
+def test_a_function_that_bounds_what_it_is_given_is_found(
+    tmp_path: Path, function: str, bounded: bool
+) -> None:
+    """The script gives it the variable, by place or by name."""
+    file = tmp_path / "train.py"
+    call = "keep_last(8, items=kept)" if "*, items" in function else "keep_last(kept, 8)"
+    file.write_text(f"kept = []\n{function}\ndef step(one):\n    kept.append(one)\n    {call}\n")
+    assert is_bounded(Variable(str(file), "kept")) is bounded
 
 
 def test_a_variable_that_each_round_of_a_loop_makes_anew_is_bounded(tmp_path: Path) -> None:
@@ -219,3 +276,75 @@ def test_looking_at_frames_keeps_nothing_alive() -> None:
         gc.enable()
         done.set()
         other.join()
+
+
+def test_a_copy_of_the_variables_that_the_script_keeps_stays() -> None:
+    """`locals()` gives that of the frame before Python 3.13. A script may keep it as its settings."""
+
+    def main(learning_rate: float = 1e-6) -> dict[str, Any]:
+        settings = locals()
+        running_locals()
+        return settings
+
+    assert main()["learning_rate"] == 1e-6
+
+
+def test_looking_for_a_name_keeps_nothing_alive() -> None:
+    """What looks is no part of a cycle: the tensor is freed as soon as its last name is gone."""
+    mask = torch.ones(64)
+    reference = weakref.ref(mask)
+    with collections_postponed():
+        assert name_of(mask, running_locals(), ()) is not None
+        del mask
+        assert reference() is None
+
+
+def test_a_cycle_may_be_looked_for_in_the_midst_of_a_parse() -> None:
+    """CPython refuses a parse within a parse, and a collection within one runs our callback."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.tensor = torch.zeros(64)
+            self.me = self
+
+    looked: list[Any] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            looked.append(find_cycle(Node().tensor, ()))
+
+    text = "x = f(a, [b, (c, d)], e=1)\n" * 2000
+    threshold = gc.get_threshold()
+    sources.parsed.cache_clear()
+    gc.callbacks.append(look)
+    gc.set_threshold(50)
+    try:
+        ast.parse(text)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(look)
+    (found,) = {one for one in looked if one is not None}
+    assert found.line == line_of("self.me = self")
+
+
+def test_a_source_is_parsed_without_a_collection_in_it(tmp_path: Path) -> None:
+    """Collections run code of anybody."""
+    file = tmp_path / "script.py"
+    file.write_text("x = f(a, [b, (c, d)], e=1)\n" * 2000)
+    collected: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            collected.append(frame.f_code.co_name)
+            frame = frame.f_back
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(50)
+    try:
+        assert sources.parsed(str(file)) is not None
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(note)
+    assert "parse" not in collected

@@ -40,8 +40,18 @@ def finding(**fields: Any) -> Finding:
             "(16.7 GiB) that only garbage collections have freed since step 3, made at policy.py:133",
         ),
         (
-            {"kind": "padding", "shape": (8, 1024), "tensors": 20, "details": {"width": 1024, "longest": 174, "share": 0.17}},
+            {
+                "kind": "padding", "shape": (8, 1024), "tensors": 20, "holder": None, "held_at": None,
+                "details": {"width": 1024, "longest": 174, "share": 0.17},
+            },
             "to 1024 tokens, of which the longest row of 20 batches in 5 steps uses 174 and 17% are real, made at policy.py:133: pad",
+        ),
+        (
+            {
+                "kind": "padding", "holder": None, "held_at": None,
+                "details": {"width": 1024, "longest": 174, "share": 0.17, "length_by": "tokenizer.pad(max_length=1024)"},
+            },
+            "made at policy.py:133 by `tokenizer.pad(max_length=1024)`: pad to",
         ),
     ],
 )  # fmt: skip
