@@ -1,4 +1,4 @@
-"""`grpo-run plan`: options, what recipes and scripts say of a job, and the output of a prediction.
+"""`grpo-run plan`: options, the job that is asked for, and the output of a prediction.
 
-Imports `trainers.planning`, `trainers.recipes` and `cli.text`. Start at `plan.py`.
+Imports `reading`, `trainers.planning` and `cli.text`. Start at `plan.py`.
 """

@@ -3,45 +3,100 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from grpo_run.cli.planning.unit import GIB, Unit, unit_of
 from grpo_run.cli.text.paragraph import print_paragraph
-from grpo_run.trainers.planning.explaining.assumptions import Explanation
+from grpo_run.trainers.planning.explaining.assumptions import DESCRIBED, Arithmetic, Explanation
 from grpo_run.trainers.planning.explaining.pairs import CLOSE
 
-_GIB = 1 << 30
+ALIKE = 0.01
+"""Share by which two figures differ at least that an observation tells apart."""
 
 
-def print_explained(
-    order: Sequence[Explanation], observed_bytes: int, floor: tuple[float, str], pairs: Sequence[Explanation]
-) -> None:
-    """Print explanations, the best fit first, with their arithmetic.
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """What an observation is compared with.
 
-    Args:
-        order: single assumptions.
+    Attributes:
+        order: single assumptions, the best fit first; the job as it is described is among them.
         observed_bytes: what was observed.
         floor: what the job cannot do without, in bytes, and how it comes about.
-        pairs: two assumptions together.
+        pairs: two assumptions together, likewise.
+        same: assumptions that make no difference to the peak.
     """
-    least, parts = floor
+
+    order: Sequence[Explanation]
+    observed_bytes: int
+    floor: tuple[float, Arithmetic]
+    pairs: Sequence[Explanation] = ()
+    same: Sequence[Explanation] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """The unit in which `plan` prints the job as it is described."""
+        return unit_of(next(one.allocated_bytes for one in self.order if one.name == DESCRIBED))
+
+    @property
+    def accounted_for(self) -> bool:
+        """Whether a single assumption comes close to the observation."""
+        return accounted_for(self.order, self.observed_bytes)
+
+
+def print_explained(found: Explained) -> None:
+    """Print explanations, the best fit first, with their arithmetic."""
+    unit, (least, parts) = found.unit, found.floor
+    print_paragraph(f"Observed: {_both(found.observed_bytes, unit)}.")
     print_paragraph(
-        f"Observed: {observed_bytes / _GIB:.2f} GiB. No implementation of this job needs less than {least / _GIB:.2f} GiB"
-        f" ({parts}), so a smaller figure was never right."
+        f"No implementation of this job needs less than {_both(least, unit)}, before any activation: {_text(parts, unit)}. A smaller"
+        " figure was never right."
     )
-    if not accounted_for(order, observed_bytes):
-        print_paragraph(
-            f"No single assumption accounts for it; {'two together do' if pairs else 'several together may'}."
-        )
-    print("\nWhat one wrong assumption would need, the best fit first:\n")
-    _print_list(order, observed_bytes)
-    if pairs:
+    for sentence in _verdict(found):
+        print_paragraph(sentence)
+    print("\nWhat one wrong assumption would need (the peak of torch's allocator), the best\nfit first:\n")
+    _print_list(found.order, found.observed_bytes, unit)
+    if found.pairs:
         print(f"\nTwo of them together that come within {100 * (CLOSE - 1):.0f} %, the best fit first:\n")
-        _print_list(pairs, observed_bytes)
+        _print_list(found.pairs, found.observed_bytes, unit)
     print()
+    if found.same:
+        print_paragraph(
+            f"Not listed, since the peak of this job is the same with them: {'; '.join(one.assumption for one in found.same)}."
+        )
     print_paragraph(
         "On top of the job as described. A fit is no proof. Compared with real runs on a CPU only, never with a GPU."
     )
+
+
+def _both(size: float, unit: Unit) -> str:
+    """Return a size in decimal and binary units."""
+    large = unit_of(size) is GIB
+    return f"{size / 1e9:.2f} GB ({unit.said(size)})" if large else f"{size / 1e6:.1f} MB ({unit.said(size)})"
+
+
+def _text(arithmetic: Arithmetic, unit: Unit) -> str:
+    return "".join(part if isinstance(part, str) else unit.said(part) for part in arithmetic)
+
+
+def _verdict(found: Explained) -> Iterator[str]:
+    within, best = f"{100 * (CLOSE - 1):.0f} %", found.order[0]
+    if not found.accounted_for:
+        yield f"No single assumption accounts for it within {within}" + (
+            f"; two together do: {found.pairs[0].assumption}."
+            if found.pairs
+            else ", and no two do; several together may."
+        )
+        return
+    ratio = best.allocated_bytes / found.observed_bytes
+    yield f"Consistent with it ({ratio:.2f} of observed): {best.assumption}."
+    if near := [
+        one.assumption
+        for one in found.order[1:]
+        if abs(one.allocated_bytes - best.allocated_bytes) <= ALIKE * best.allocated_bytes
+    ]:
+        yield f"Within {100 * ALIKE:.0f} % of that, and not to be told apart from it: {'; '.join(near)}."
 
 
 def accounted_for(order: Sequence[Explanation], observed_bytes: int) -> bool:
@@ -49,34 +104,33 @@ def accounted_for(order: Sequence[Explanation], observed_bytes: int) -> bool:
     return order[0].distance(observed_bytes) <= math.log(CLOSE)
 
 
-def explained_json(
-    order: Sequence[Explanation], observed_bytes: int, floor: tuple[float, str], pairs: Sequence[Explanation]
-) -> dict[str, Any]:
+def explained_json(found: Explained) -> dict[str, Any]:
     """Return explanations for programs; sizes in bytes."""
     return {
-        "observed_bytes": observed_bytes,
-        "floor_bytes": round(floor[0]),
-        "accounted_for": accounted_for(order, observed_bytes),
-        "explanations": [_one(one, observed_bytes) for one in order],
-        "pairs": [_one(one, observed_bytes) for one in pairs],
+        "observed_bytes": found.observed_bytes,
+        "floor_bytes": round(found.floor[0]),
+        "accounted_for": found.accounted_for,
+        "explanations": [_one(one, found) for one in found.order],
+        "pairs": [_one(one, found) for one in found.pairs],
+        "without_effect": [one.name for one in found.same],
     }
 
 
-def _one(one: Explanation, observed_bytes: int) -> dict[str, Any]:
+def _one(one: Explanation, found: Explained) -> dict[str, Any]:
     return {
         "name": one.name,
         "assumption": one.assumption,
-        "arithmetic": one.arithmetic,
+        "arithmetic": _text(one.arithmetic, found.unit),
         "allocated_bytes": round(one.allocated_bytes),
-        "ratio": one.allocated_bytes / observed_bytes,
+        "ratio": one.allocated_bytes / found.observed_bytes,
     }
 
 
-def _print_list(order: Sequence[Explanation], observed_bytes: int) -> None:
+def _print_list(order: Sequence[Explanation], observed_bytes: int, unit: Unit) -> None:
     for number, one in enumerate(order, 1):
         ratio = one.allocated_bytes / observed_bytes
         print_paragraph(
-            f"{number:>2}. {one.allocated_bytes / _GIB:.2f} GiB ({ratio:.2f} of observed): {one.assumption}",
+            f"{number:>2}. {unit.said(one.allocated_bytes)} ({ratio:.2f} of observed): {one.assumption}",
             "    ",
         )
-        print_paragraph(f"    {one.arithmetic}", "    ")
+        print_paragraph(f"    {_text(one.arithmetic, unit)}", "    ")

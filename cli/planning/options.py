@@ -36,10 +36,15 @@ def build_parser() -> CommandParser:
     """Return the parser of `grpo-run plan`. Options that are not given are None, so that a recipe or script counts."""
     parser = CommandParser(
         prog="grpo-run plan",
-        description="Predict the memory of a GRPO or RLOO job without a GPU, by tracing TRL's own code without data.",
+        description="Predict the memory of a GRPO, RLOO or SFT job without a GPU, by tracing TRL's own code without data.",
         epilog="What is not given is taken from the script or recipe, then from TRL's defaults.",
     )
-    parser.add_argument("source", nargs="?", metavar="SCRIPT_OR_RECIPE", help="a training script or recipe")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="SCRIPT_OR_RECIPE",
+        help="a training script, a recipe, or a YAML file for TRL's scripts",
+    )
     model = parser.add_argument_group("model and sizes")
     model.add_argument(
         "--model", metavar="NAME_OR_PATH", help="folder with config.json, cached repository, or shape"
@@ -47,6 +52,7 @@ def build_parser() -> CommandParser:
     model.add_argument("--batch", type=int, metavar="ROWS", help="per_device_train_batch_size")
     model.add_argument("--prompt", type=int, metavar="TOKENS", help="longest prompt (default: 256)")
     model.add_argument("--completion", type=int, metavar="TOKENS", help="max_completion_length")
+    model.add_argument("--length", type=int, metavar="TOKENS", help="max_length of SFT")
     model.add_argument("--accumulation", type=int, metavar="N", help="gradient_accumulation_steps")
     model.add_argument("--steps-per-generation", type=int, metavar="N", help="default: the accumulation")
     model.add_argument("--num-iterations", type=int, metavar="N", help="updates per rollout")

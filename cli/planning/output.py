@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grpo_run.cli.planning.report import Report
+from grpo_run.cli.planning.unit import GIB, Unit, unit_of
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.cli.text.table import print_table
 from grpo_run.trainers.planning.changes import Outcome
+from grpo_run.trainers.planning.fit import Fit
 from grpo_run.trainers.planning.job import NAMED_OPTIMIZERS
 from grpo_run.trainers.planning.prediction import PhaseMemory
 from grpo_run.trainers.planning.presets import Choice
 from grpo_run.trainers.planning.sizes import SUSPICIOUS
 from grpo_run.trainers.planning.timeline import KINDS
 
-_GIB = 1 << 30
+_KIB = 1 << 10
 SHORT = {
     "gradients": "grads",
     "optimizer": "optim",
@@ -30,27 +32,27 @@ NOT_COMPARED = (
 def print_plan(report: Report) -> None:
     """Print a prediction: ledger, verdict, what fits, and changes."""
     prediction, shape = report.prediction, report.shape
-    job = prediction.job
+    job, unit = prediction.job, unit_of(prediction.allocated_bytes)
     adapters = (
         f"LoRA of rank {job.lora_rank} ({prediction.trained_parameters / 1e6:,.1f} M trained)"
         if job.lora_rank
         else ""
     )
     print_paragraph(
-        f"{report.model}: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers; micro-batch of {job.batch}"
-        f" rows, {job.prompt} + {job.completion} tokens, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
+        f"{report.model}: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers; {job.algorithm.upper()}; micro-batch of"
+        f" {job.batch} rows of {job.lengths}, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
         f" {'with' if job.checkpointing else 'without'} gradient checkpointing, {job.optimizer}"
-        f"{', ' + adapters if adapters else ''}{', RLOO' if job.algorithm == 'rloo' else ''}"
+        f"{', ' + adapters if adapters else ''}"
     )
     for note in report.notes:
         print_paragraph(f"Note: {note}")
     if report.choice is not None:
         _print_choice(report.choice)
-    print("\nPeak of each phase on one rank, GiB:\n")
+    print(f"\nPeak of each phase on one rank, {unit.name}:\n")
     kinds = [
         kind
         for kind in KINDS
-        if any(_of(memory, kind) >= _GIB / 200 for memory in prediction.phases.values())
+        if any(_of(memory, kind) >= unit.visible_bytes for memory in prediction.phases.values())
     ]
     rows = [["phase", *(SHORT.get(kind, kind) for kind in kinds), "added", "allocated", "device"]]
     for phase, memory in prediction.phases.items():
@@ -59,24 +61,31 @@ def print_plan(report: Report) -> None:
         rows.append(
             [
                 phase + mark,
-                *(_gib(_of(memory, kind)) for kind in kinds),
-                _gib(added),
-                _gib(memory.allocated_bytes),
-                f"{_gib(memory.low_bytes)}-{_gib(memory.high_bytes)}",
+                *(unit.text(_of(memory, kind)) for kind in kinds),
+                unit.text(added),
+                unit.text(memory.allocated_bytes),
+                unit.range(memory.low_bytes, memory.high_bytes),
             ]
         )
     print_table(rows)
     print()
+    print_paragraph(
+        "allocated: what torch's allocator holds, with what is added to the trace. device: what the process uses of the device, from"
+        " the lowest to the highest estimate."
+        if job.device == "cuda"
+        else "allocated: what torch's allocator holds. device: the same, as this is a CPU."
+    )
+    print()
     for sentence in sentences(report):
         print_paragraph(sentence)
     if prediction.terms:
-        print("\nAdded to what was traced, GiB:")
+        print(f"\nAdded to what was traced, {unit.name}:")
         for term in prediction.terms:
-            print_paragraph(f"{term.name}: {_range(term.low_bytes, term.high_bytes)} ({term.provenance})")
+            print_paragraph(f"{term.name}: {unit.range(term.low_bytes, term.high_bytes)} ({term.provenance})")
     if report.changes:
-        print("\nChanges, each predicted again (GiB with it, and saved):")
+        print(f"\nChanges, each predicted again ({unit.name} with it, and saved):")
         for one in report.changes:
-            print_paragraph(_change_text(one), hanging="      ")
+            print_paragraph(_change_text(one, unit), hanging="      ")
     if job.device == "cuda":
         print()
         print_paragraph(NOT_COMPARED)
@@ -98,29 +107,26 @@ def sentences(report: Report) -> Iterator[str]:
     """Yield what a prediction means, a sentence each."""
     prediction = report.prediction
     low, high, gpu = prediction.low_bytes, prediction.high_bytes, report.gpu_bytes
-    yield f"The phase `{prediction.binding}` (*) needs most: {_gib(low)} to {_gib(high)} GiB."
+    unit = unit_of(prediction.allocated_bytes)
+    yield f"The phase `{prediction.binding}` (*) needs most: {_between(unit, low, high)}."
     if gpu is not None:
         if high <= gpu:
-            yield f"It fits into {_gib(gpu)} GiB."
+            yield f"It fits into {GIB.said(gpu)}."
         elif low > gpu:
-            yield f"It does not fit into {_gib(gpu)} GiB."
+            yield f"It does not fit into {GIB.said(gpu)}."
         else:
-            yield f"It may not fit into {_gib(gpu)} GiB: the range contains that size."
+            yield f"It may not fit into {GIB.said(gpu)}: the range contains that size."
     first = max(prediction.first_step.values())
     traced = max(sum(memory.traced.values()) for memory in prediction.phases.values())
-    if traced - first > _GIB / 100:
-        yield f"The first step needs {_gib(traced - first)} GiB less than later ones, which have optimizer state."
+    if traced - first >= unit.visible_bytes:
+        yield f"The first step needs {unit.said(traced - first)} less than later ones, which have optimizer state."
     if report.largest_batch is not None:
         yield f"Largest micro-batch at these lengths: {report.largest_batch} rows."
     if report.largest_completion is not None:
-        yield f"Longest completion at this micro-batch: {report.largest_completion} tokens."
+        yield _longest(report, report.largest_completion)
     found = prediction.fit_of(prediction.binding)
     if found is not None:
-        yield (
-            f"Allocated in `{prediction.binding}`: {_gib(found.fixed_bytes)} GiB + {found.token_bytes / 1024:.1f} KiB per token of the"
-            f" micro-batch + {found.pair_bytes:.2f} B per row and squared length; another trace is off by"
-            f" {100 * found.residual:.2f} %."
-        )
+        yield _fit_text(prediction.binding, found, unit)
     if modelled := NAMED_OPTIMIZERS.get(prediction.job.optimizer):
         yield (
             f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B per weight,"
@@ -129,22 +135,41 @@ def sentences(report: Report) -> Iterator[str]:
     for phase, expected in prediction.closed_form.items():
         traced = sum(prediction.phases[phase].traced.values())
         if not 1 / SUSPICIOUS <= traced / expected <= SUSPICIOUS:
-            yield f"Traced and closed form disagree in `{phase}`: {_gib(traced)} and {_gib(expected)} GiB; treat with care."
+            yield f"Traced and closed form disagree in `{phase}`: {unit.text(traced)} and {unit.said(expected)}; treat with care."
 
 
-def _change_text(one: Outcome) -> str:
+def _longest(report: Report, tokens: int) -> str:
+    job, positions = report.prediction.job, report.shape.positions
+    what = "completion" if job.generates else "row"
+    if positions is None or job.prompt + tokens < positions:
+        return f"Longest {what} at this micro-batch: {tokens} tokens."
+    return f"The longest {what} fits: {tokens} tokens, where the model's context of {positions} ends."
+
+
+def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
+    """Return how the peak of a phase depends on the size of a micro-batch; what is 0 when rounded is left out."""
+    parts = [unit.said(found.fixed_bytes)]
+    if found.token_bytes >= _KIB / 20:
+        parts.append(f"{found.token_bytes / _KIB:.1f} KiB per token of the micro-batch")
+    if found.pair_bytes >= 0.005:
+        parts.append(f"{found.pair_bytes:.2f} B per row and squared length")
+    off = f"a trace of another size differs from that by {100 * found.residual:.2f} %"
+    if len(parts) == 1:
+        return f"Near this size the trace of `{phase}` is {parts[0]}, of which nothing depends on the micro-batch; {off}."
+    return f"Near this size the trace of `{phase}` is {' + '.join(parts)}; {off}."
+
+
+def _change_text(one: Outcome, unit: Unit) -> str:
     fits = "" if one.fits is None else ", fits" if one.fits else ", does not fit"
     cost = one.change.cost if one.change.exact else f"{one.change.cost}; other optimizer steps"
-    return f"{_gib(one.high_bytes)} (-{_gib(one.saved_bytes)}{fits}): {one.change.name}; cost: {cost}"
+    return (
+        f"{unit.text(one.high_bytes)} (-{unit.text(one.saved_bytes)}{fits}): {one.change.name}; cost: {cost}"
+    )
 
 
 def _of(memory: PhaseMemory, kind: str) -> float:
     return memory.traced.get(kind, 0.0)
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f}" if abs(size) < 100 * _GIB else f"{size / _GIB:.0f}"
-
-
-def _range(low: float, high: float) -> str:
-    return _gib(low) if low == high else f"{_gib(low)}-{_gib(high)}"
+def _between(unit: Unit, low: float, high: float) -> str:
+    return unit.said(low) if low == high else f"{unit.text(low)} to {unit.said(high)}"

@@ -1,4 +1,4 @@
-"""`grpo-run plan`: predict the memory of a GRPO job, say what fits and which changes need less.
+"""`grpo-run plan`: predict the memory of a training job, say what fits and which changes need less.
 
 Parses, reads the recipe or script, asks `trainers.planning`, and prints a table or JSON. Starts no process and needs no GPU.
 """
@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.plot import check_path, write_plot
+from grpo_run.cli.planning.reading.source import Source
+from grpo_run.cli.planning.reading.sources import read_source
 from grpo_run.cli.planning.report import Report
-from grpo_run.cli.planning.scripts import Source
-from grpo_run.cli.planning.sources import read_source
+from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.trainers.planning.job import MAX_TOKENS, Job
-
-DEFAULT_PROMPT = 256
-"""Tokens; no setting of TRL says how long prompts are."""
-TRL_BATCH, TRL_COMPLETION, TRL_VLLM_SHARE = 8, 512, 0.3
-"""TRL's defaults of `per_device_train_batch_size`, `max_completion_length` and `vllm_gpu_memory_utilization`."""
-TRL_BETA = {"grpo": 0.0, "rloo": 0.05}
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
-TINY_MODEL = "layers=2,hidden=128,heads=4,kv-heads=2,intermediate=256,vocabulary=64"
-"""Stands for the model that packaged recipes build themselves."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,19 +29,21 @@ def main(arguments: Sequence[str]) -> int:
     observed = None if options.explain is None else parse_size("--explain", options.explain)
     if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:
         raise UsageError(f"--pad-to is {options.pad_to}, expected 1 to {MAX_TOKENS}")
-    source = Source() if options.source is None else read_source(options.source)
+    if options.pad_to is not None and observed is None:
+        raise UsageError("--pad-to is for --explain SIZE")
+    source = Source() if options.source is None else read_source(options.source, options.algorithm)
     model = options.model or source.settings.get("model")
     if not isinstance(model, str):
-        if options.source is None or options.source.endswith(".py"):
-            raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
-        model = TINY_MODEL
+        raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
     if source.settings.get("dtype") == "auto" and options.dtype is None:
         source.settings["dtype"] = _saved_dtype(model)
     job = job_of(options, source)
+    if options.pad_to is not None and options.pad_to <= job.length:
+        raise UsageError(f"--pad-to is {options.pad_to}, but rows have {job.lengths} already")
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
     if options.preset is not None:
-        _check_preset(options, observed)
+        _check_preset(options, job, observed)
     if options.plot is not None:
         check_path(options.plot)
         if observed is not None:
@@ -61,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     return _explain(options, model, job, observed, source.notes)
 
 
-def _check_preset(options: argparse.Namespace, observed: int | None) -> None:
+def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -> None:
+    if not job.generates:
+        raise UsageError("--preset chooses groups of completions, and SFT generates none")
     if options.gpu is None:
         raise UsageError("--preset needs --gpu SIZE, the memory that it is for")
     if observed is not None:
@@ -79,91 +73,9 @@ def _saved_dtype(model: str) -> str:
     return "float32" if saved is None else str(saved).removeprefix("torch.")
 
 
-def job_of(options: argparse.Namespace, source: Source) -> Job:
-    """Return the job of a command line, with a script's or recipe's settings below it and TRL's defaults below these.
-
-    Raises:
-        ConfigError: a size is impossible, or a setting has a value of another kind.
-    """
-    settings = source.settings
-
-    def value(option: str, setting: str, default: Any) -> Any:
-        given = getattr(options, option)
-        return given if given is not None else _setting(settings, setting, default)
-
-    algorithm = options.algorithm or source.algorithm
-    accumulation = value("accumulation", "gradient_accumulation_steps", 1)
-    rollout_batches = value("steps_per_generation", "steps_per_generation", accumulation)
-    iterations = value("num_iterations", "num_iterations", 1)
-    if min(accumulation, rollout_batches, iterations) < 1:
-        raise ConfigError("accumulation, steps per generation and iterations are 1 or more")
-    vllm = _setting(settings, "use_vllm", default=False)
-    share = options.vllm_share
-    if share is None and vllm and _setting(settings, "vllm_mode", "colocate") == "colocate":
-        share = _setting(settings, "vllm_gpu_memory_utilization", TRL_VLLM_SHARE)
-    fp16 = _setting(settings, "fp16", default=False)
-    beta = value("beta", "beta", TRL_BETA[algorithm])
-    if not math.isfinite(beta):
-        raise ConfigError(f"beta is {beta}, expected a number")
-    targets = source.lora_targets if options.lora_targets is None else _words(options.lora_targets)
-    rank = source.lora_rank if options.lora_rank is None else options.lora_rank
-    if options.lora_targets is not None and not rank:
-        raise ConfigError("--lora-targets needs --lora-rank")
-    return Job(
-        batch=value("batch", "per_device_train_batch_size", TRL_BATCH),
-        prompt=options.prompt if options.prompt is not None else DEFAULT_PROMPT,
-        completion=value("completion", "max_completion_length", TRL_COMPLETION),
-        weights=options.dtype or _setting(settings, "dtype", "float32"),
-        autocast=value("bf16", "bf16", True) or fp16,
-        checkpointing=value("gradient_checkpointing", "gradient_checkpointing", True),
-        optimizer=value("optim", "optim", "adamw_torch_fused"),
-        reference=beta != 0.0,
-        rescored=algorithm == "rloo"
-        or vllm
-        or share is not None
-        or accumulation % (rollout_batches * iterations) != 0,
-        accumulation=accumulation,
-        rollout_batches=rollout_batches,
-        ranks=options.ranks if options.ranks is not None else 1,
-        layout=options.layout or "ddp",
-        attention=options.attention or _attention(settings),
-        vllm_share=share,
-        vllm_sleeps=value("vllm_sleep", "vllm_enable_sleep_mode", False),
-        algorithm=algorithm,
-        lora_rank=rank,
-        lora_targets=targets,
-        device=options.device or "cuda",
-    )
-
-
-def _setting(settings: dict[str, Any], name: str, default: Any) -> Any:
-    found = settings.get(name)
-    if found is None:
-        return default
-    kinds = (int, float) if isinstance(default, float) else type(default)
-    if not isinstance(found, kinds) or (isinstance(found, bool) and not isinstance(default, bool)):
-        raise ConfigError(f"{name} is {found!r}, expected {_KINDS[type(default)]}")
-    return found
-
-
-def _attention(settings: dict[str, Any]) -> str:
-    """Return the implementation; flash attention stores what the fused kernels of `sdpa` store."""
-    found = str(_setting(settings, "attention", "sdpa"))
-    return "sdpa" if "flash" in found else found
-
-
-def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(","))
-    if not all(words):
-        raise ConfigError(f"--lora-targets {text!r}: expected names such as q_proj,v_proj")
-    return words
-
-
 def _check_length(job: Job, positions: int | None) -> None:
-    if positions is not None and job.prompt + job.completion > positions:
-        raise ConfigError(
-            f"{job.prompt} + {job.completion} tokens are more than the model's longest context of {positions}"
-        )
+    if positions is not None and job.length > positions:
+        raise ConfigError(f"{job.lengths} are more than the model's longest context of {positions}")
 
 
 def _plan(
@@ -210,8 +122,8 @@ def _plan(
 def _explain(
     options: argparse.Namespace, model: str, job: Job, observed_bytes: int, notes: Sequence[str]
 ) -> int:
-    from grpo_run.cli.planning.explained import accounted_for, explained_json, print_explained
-    from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked
+    from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
+    from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked, without_effect
     from grpo_run.trainers.planning.explaining.pairs import together
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.planning.prediction import Predictor
@@ -219,19 +131,23 @@ def _explain(
     predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
     _check_length(job, predictor.shape.positions)
     prediction = predictor.predict(job)
-    order = ranked(explanations(predictor, prediction, padded_to=options.pad_to), observed_bytes)
+    alone = explanations(predictor, prediction, padded_to=options.pad_to)
+    same = without_effect(alone)
+    order = ranked([one for one in alone if one not in same], observed_bytes)
     pairs = (
-        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, order, observed_bytes)
+        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, alone, observed_bytes)
+    )
+    found = Explained(
+        order=order,
+        observed_bytes=observed_bytes,
+        floor=floor(prediction, predictor.shape.parameters),
+        pairs=pairs,
+        same=same,
     )
     if options.json:
-        print(
-            json.dumps(
-                {**explained_json(order, observed_bytes, floor(prediction), pairs), "notes": list(notes)},
-                indent=2,
-            )
-        )
+        print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))
     else:
         for note in notes:
             print_paragraph(f"Note: {note}")
-        print_explained(order, observed_bytes, floor(prediction), pairs)
+        print_explained(found)
     return 0

@@ -44,7 +44,7 @@ def write_plot(path: Path, report: Report, predictor: Predictor) -> None:
     ]
     name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
     picture = MemoryPlot(
-        title=f"{report.shape.parameters / 1e9:.2f} B parameters, {job.batch} rows of {job.prompt} + {job.completion} tokens",
+        title=f"{_count(report.shape.parameters)} parameters, {job.batch} rows of {job.lengths}",
         subtitle=f"{name} · {job.weights} weights{', bf16 autocast' if job.autocast else ''}, {job.optimizer}"
         f"{', gradient checkpointing' if job.checkpointing else ''}{f', LoRA {job.lora_rank}' if job.lora_rank else ''}",
         phases=phases,
@@ -57,3 +57,8 @@ def write_plot(path: Path, report: Report, predictor: Predictor) -> None:
             file.write(draw(picture))
     except OSError as error:
         raise UsageError(f"--plot: cannot write {path}: {error.strerror or error}") from None
+
+
+def _count(parameters: int) -> str:
+    """Return a number of parameters with its unit."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"

@@ -89,9 +89,9 @@ def candidates(job: Job) -> Iterator[Change]:
             exact=False,
             job=replace(job, weights="bfloat16"),
         )
-    if job.completion > 1:
+    if job.completion > 3:
         yield Change(
-            name=f"max_completion_length={job.completion // 2}",
+            name=f"{'max_completion_length' if job.generates else 'max_length'}={job.completion // 2}",
             cost="another experiment",
             exact=False,
             job=replace(job, completion=job.completion // 2),
@@ -152,11 +152,7 @@ def estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
     needed = []
     for phase, memory in fitted.phases.items():
         grown = sum(term.high_bytes - before[term.name] for term in added if phase in term.phases)
-        peaks = [
-            found.at(job.batch, job.prompt + job.completion)
-            for (name, _), found in fitted.fits.items()
-            if name == phase
-        ]
+        peaks = [found.at(job.batch, job.length) for (name, _), found in fitted.fits.items() if name == phase]
         if peaks:
             grown += max(peaks) - sum(memory.traced.values())
         needed.append(memory.high_bytes + grown)

@@ -1,4 +1,4 @@
-"""What is planned: sizes and settings of a GRPO or RLOO job, checked before anything is traced.
+"""What is planned: sizes and settings of a GRPO, RLOO or SFT job, checked before anything is traced.
 
 Built by `cli.planning` from options, a recipe or a script; changed by `changes.py` and `explain.py`. Pure.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from grpo_run.runtime.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ALGORITHMS = ("grpo", "rloo")
+ALGORITHMS = ("grpo", "rloo", "sft")
 TRACED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
 """Names of transformers' optimizers whose update can be traced without a GPU."""
 NAMED_OPTIMIZERS = {
@@ -40,8 +40,8 @@ class Job:
 
     Attributes:
         batch: `per_device_train_batch_size`, in rows.
-        prompt: length of the longest prompt, in tokens.
-        completion: `max_completion_length`, in tokens.
+        prompt: length of the longest prompt, in tokens; 0 for SFT, whose rows are not divided.
+        completion: `max_completion_length`, or `max_length` of SFT, in tokens.
         weights: data type of the weights.
         autocast: the forward pass runs in bfloat16 (`bf16=True`, TRL's default).
         checkpointing: gradient checkpointing (TRL's default).
@@ -58,9 +58,10 @@ class Job:
         vllm_share: vLLM's share of the GPU if it is colocated, else None.
         vllm_sleeps: vLLM frees its memory outside generation.
         device: `cuda` or `cpu`: whose kernels and allocator are assumed.
-        algorithm: `grpo` or `rloo`: whose trainer runs.
+        algorithm: one of `ALGORITHMS`: whose trainer runs.
         lora_rank: of adapters that are trained instead of the weights (peft's LoRA); 0 without them.
         lora_targets: names of the modules that get adapters, or `all-linear`; empty for peft's choice.
+        lora_dropout: of the adapters' inputs.
     """
 
     batch: int
@@ -83,6 +84,7 @@ class Job:
     algorithm: str = "grpo"
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    lora_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Check every size.
@@ -90,9 +92,14 @@ class Job:
         Raises:
             ConfigError: a size is impossible, or a name is unknown.
         """
+        _check_name("algorithm", self.algorithm, ALGORITHMS)
         _check_range("batch", self.batch, MAX_ROWS)
-        _check_range("prompt", self.prompt, MAX_TOKENS)
-        _check_range("completion", self.completion, MAX_TOKENS)
+        if self.generates:
+            _check_range("prompt", self.prompt, MAX_TOKENS)
+            _check_range("completion", self.completion, MAX_TOKENS)
+        else:
+            assert (self.prompt, self.scored, self.vllm_share) == (0, False, None)
+            _check_range("length", self.completion, MAX_TOKENS, least=2)
         _check_range("ranks", self.ranks, MAX_RANKS)
         _check_range("gradient accumulation", self.accumulation, MAX_ROWS)
         _check_range("steps per generation", self.rollout_batches, MAX_ROWS)
@@ -100,7 +107,6 @@ class Job:
         _check_name("optimizer", self.optimizer, OPTIMIZERS)
         _check_name("layout", self.layout, LAYOUTS)
         _check_name("attention", self.attention, ATTENTIONS)
-        _check_name("algorithm", self.algorithm, ALGORITHMS)
         if self.lora_rank != 0:
             _check_range("rank of LoRA", self.lora_rank, MAX_LORA_RANK)
         _check_name("device", self.device, ("cuda", "cpu"))
@@ -110,9 +116,24 @@ class Job:
             )
 
     @property
+    def generates(self) -> bool:
+        """Whether rows are generated; those of SFT are given."""
+        return self.algorithm != "sft"
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row, padding included."""
+        return self.prompt + self.completion
+
+    @property
+    def lengths(self) -> str:
+        """The length of a row in words: prompt and completion, or the whole of it."""
+        return f"{self.prompt} + {self.completion} tokens" if self.generates else f"{self.completion} tokens"
+
+    @property
     def tokens(self) -> int:
         """Tokens of one micro-batch, padding included."""
-        return self.batch * (self.prompt + self.completion)
+        return self.batch * self.length
 
     @property
     def scored(self) -> bool:
@@ -120,9 +141,9 @@ class Job:
         return self.reference or self.rescored
 
 
-def _check_range(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError(f"{name} is {value}, expected 1 to {most}")
+def _check_range(name: str, value: int, most: int, least: int = 1) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} is {value}, expected {least} to {most}")
 
 
 def _check_name(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -28,6 +28,10 @@ SIZE_WORDS = {
 """Words of a shape, and transformers' attributes for them."""
 DEFAULT_TYPE = "qwen2"
 MAX_SIZE = 1 << 24
+MAX_LAYERS = 1 << 11
+"""Above any published model; every layer is built, without data."""
+MAX_NAME = 1024
+"""Characters of a model's name; longer ones are no paths on Linux either."""
 MAX_PARAMETERS = 10**13
 
 
@@ -56,6 +60,10 @@ def load_model_config(name: str) -> Any:
     Raises:
         ConfigError: there is no such model here, or its configuration cannot be used.
     """
+    if len(name) > MAX_NAME or "\0" in name:
+        raise ConfigError(
+            f"model {name[:40]!r}...: expected a name of up to {MAX_NAME} characters, none of them NUL"
+        )
     if "=" in name and not Path(name).exists():
         return _from_words(name)
     path = Path(name).expanduser()
@@ -172,7 +180,7 @@ def _from_words(text: str) -> Any:
                 raise ConfigError(f"shape {text!r}: tied is {value!r}, expected yes or no")
             values[SIZE_WORDS[key]] = value == "yes"
         elif key in SIZE_WORDS:
-            if not value.isdecimal() or not 1 <= int(value) <= MAX_SIZE:
+            if not (value.isascii() and value.isdecimal()) or not 1 <= int(value[:20]) <= MAX_SIZE:
                 raise ConfigError(
                     f"shape {text!r}: {key} is {value!r}, expected a whole number from 1 to {MAX_SIZE}"
                 )
@@ -201,6 +209,11 @@ def build_config(values: Mapping[str, Any], origin: str) -> Any:
     """
     from transformers import AutoConfig
 
+    layers = values.get("num_hidden_layers", 1)
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # some configurations make a list of them
+        raise ConfigError(
+            f"{origin}: num_hidden_layers is {layers}, expected a whole number from 1 to {MAX_LAYERS}"
+        )
     rest = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}
     try:
         config = AutoConfig.for_model(values["model_type"], **rest)
@@ -223,6 +236,10 @@ def _checked(config: Any, origin: str) -> Any:
         size = getattr(text, key, None)
         if key == "num_attention_heads" and size is None:  # models without attention
             continue
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
-            raise ConfigError(f"{origin}: {key} is {size!r}, expected a whole number from 1 to {MAX_SIZE}")
+        most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:
+            raise ConfigError(f"{origin}: {key} is {size!r}, expected a whole number from 1 to {most}")
+    positions = getattr(text, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions < 1:
+        raise ConfigError(f"{origin}: max_position_embeddings is {positions}, expected 1 or more")
     return config

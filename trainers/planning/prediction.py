@@ -84,9 +84,8 @@ class Prediction:
 
     def fit_of(self, phase: str) -> Fit | None:
         """The fit of the window in which a phase is highest; None if nothing was fitted."""
-        length = self.job.prompt + self.job.completion
         fits = [found for (name, _), found in self.fits.items() if name == phase]
-        return max(fits, key=lambda found: found.at(self.job.batch, length), default=None)
+        return max(fits, key=lambda found: found.at(self.job.batch, self.job.length), default=None)
 
     @property
     def low_bytes(self) -> float:
@@ -144,7 +143,7 @@ class Predictor:
             job=job,
             phases={
                 phase: _with_terms(phase, peak, added, unused)
-                for phase, peak in {"generate": _generation(job, steady), **steady}.items()
+                for phase, peak in {**_generation(job, steady), **steady}.items()
             },
             first_step={phase: peak.total for phase, peak in highest(first).items()},
             terms=added,
@@ -203,10 +202,13 @@ def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:
     return [trace.step(*size) for size in (sizes[0], *sizes)]
 
 
-def _generation(job: Job, steady: Mapping[str, Peak]) -> Peak:
-    """Return what is alive while completions are generated: what every step begins with."""
+def _generation(job: Job, steady: Mapping[str, Peak]) -> dict[str, Peak]:
+    """Return what is alive while completions are generated, if they are: what every step begins with."""
+    if not job.generates:
+        return {}
     start = steady["score" if job.scored else "forward"]
-    return Peak(bytes_by_kind={kind: start.bytes_by_kind.get(kind, 0.0) for kind in ("weights", "optimizer")})
+    held = {kind: start.bytes_by_kind.get(kind, 0.0) for kind in ("weights", "optimizer")}
+    return {"generate": Peak(bytes_by_kind=held)}
 
 
 def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) -> PhaseMemory:

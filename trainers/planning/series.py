@@ -38,7 +38,7 @@ class Phase:
 
 
 def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
-    """Return the phases of a later step in order, the generation first. Traces all layers of the model.
+    """Return the phases of a later step in order, the generation first if there is one. Traces all layers of the model.
 
     Args:
         predictor: of the model.
@@ -54,7 +54,8 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
         for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)
     ]
     found = _traced(timeline, number, weights)
-    found[GENERATE] = _generated(prediction)
+    if job.generates:
+        found[GENERATE] = _generated(prediction)
     return [
         _with_terms(phase, found[phase], prediction.phases[phase])
         for phase in (GENERATE, *PHASES)
@@ -103,7 +104,7 @@ def _generated(prediction: Prediction) -> list[dict[str, float]]:
     cache = sum(
         low for name, (low, _) in memory.extra.items() if _kind(name) == CACHE
     )  # none where vLLM generates
-    first = job.prompt / (job.prompt + job.completion)
+    first = job.prompt / job.length
     return [
         {
             **memory.traced,

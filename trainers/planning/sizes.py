@@ -49,11 +49,13 @@ def sizes_of(job: Job, shape: Shape, trained: int) -> Sizes:
         intermediate=shape.intermediate,
         vocabulary=shape.vocabulary,
         rows=job.batch,
-        row_tokens=job.prompt + job.completion,
+        row_tokens=job.length,
         scored_tokens=job.completion,
         checkpointing=job.checkpointing,
         accumulates=job.accumulation > 1,
-        generated_rows=0 if job.vllm_share is not None else job.batch * job.rollout_batches,
+        generated_rows=0
+        if job.vllm_share is not None or not job.generates
+        else job.batch * job.rollout_batches,
         on_gpu=job.device == "cuda",
     )
 

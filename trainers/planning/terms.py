@@ -55,7 +55,11 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None, trained: int) -> list[T
         gpu_bytes: memory of the GPU, for vLLM's share; without it that share is not counted.
         trained: how many parameters are trained.
     """
-    found = [_cache(job, shape, trained)] if job.vllm_share is None else _vllm(job, gpu_bytes)
+    found: list[Term] = []
+    if job.vllm_share is not None:
+        found = _vllm(job, gpu_bytes)
+    elif job.generates:
+        found = [_cache(job, shape, trained)]
     if job.device == "cuda":
         found.append(
             Term(

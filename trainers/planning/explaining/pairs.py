@@ -53,13 +53,17 @@ def together(
                 f"{one.assumption}, and {other.assumption}",
             )
         else:
-            what = " + ".join(
-                f"{(member.allocated_bytes - base) / (1 << 30):.2f} GiB" for member in (one, other)
-            )
             pair = Explanation(
                 name=f"{one.name}+{other.name}",
                 assumption=f"{one.assumption}, and {other.assumption}",
-                arithmetic=f"as described {base / (1 << 30):.2f} GiB + {what}",
+                arithmetic=(
+                    "as described ",
+                    base,
+                    f" + {one.name} ",
+                    one.allocated_bytes - base,
+                    f" + {other.name} ",
+                    other.allocated_bytes - base,
+                ),
                 allocated_bytes=size,
             )
         nearest = min(one.distance(observed_bytes), other.distance(observed_bytes))

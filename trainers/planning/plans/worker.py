@@ -21,15 +21,13 @@ from grpo_run.runtime.continuity.memory.trace_request import (
 )
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.processes.parent_death import die_with_parent
-from grpo_run.trainers.planning.plans.job_of_run import job_of, model_config, refusals
+from grpo_run.trainers.planning.plans.job_of_run import job_of, model_config, other_parameters, refusals
 
 NICENESS = 5
 """A third of the time of other programs on a busy machine. The run itself waits, so less would only make it wait longer."""
 MEMORY_BYTES = 2 << 30
 """What it may use beside what the interpreter has. Fake tensors need about 100 MiB."""
 THREADS = 1
-OTHER_PARAMETERS = 0.01
-"""Share of the parameters by which the model may differ from what its configuration describes."""
 
 
 def main() -> None:
@@ -90,18 +88,15 @@ def answers(request: TraceRequest) -> Iterator[TraceReply]:
     except ConfigError as error:
         yield TraceReply(refusal=str(error))
         return
-    described, real = predictor.shape.parameters, facts.model.parameters
-    if abs(described - real) > OTHER_PARAMETERS * real:
-        yield TraceReply(
-            refusal=f"the model has {real} parameters, its configuration describes one of {described}"
-        )
-        return
     below = request.below_bytes
     for job in request.jobs:
         try:
             prediction = predictor.predict(job_of(facts, job.sizes))
         except ConfigError as error:
             yield TraceReply(refusal=str(error))
+            return
+        if differs := other_parameters(facts, predictor.shape.parameters, prediction.trained_parameters):
+            yield TraceReply(refusal=differs)
             return
         peaks = {phase: memory.allocated_bytes for phase, memory in prediction.phases.items()}
         yield TraceReply(plan=job.plan, peaks=peaks)

@@ -50,13 +50,14 @@ class Trace:
 
         Args:
             batch: rows.
-            completion: tokens.
+            completion: tokens of a completion, or of a row of SFT.
         """
         import torch
 
         tracker, trainer, number = self.tracker, self.trainer, self._steps
         self._steps += 1
-        tracker.selected = batch * completion
+        # a row of SFT has no label for its first token
+        tracker.selected = batch * (completion if self._job.generates else completion - 1)
         tracker.begin("inputs", number)
         inputs = self._inputs(batch, completion)
         if self._job.scored:
@@ -65,10 +66,10 @@ class Trace:
         trainer.model.train()
         if self._job.accumulation > 1:
             tracker.begin("earlier micro-batch", number)
-            trainer.accelerator.backward(trainer.compute_loss(trainer.model, inputs))
+            trainer.accelerator.backward(self._loss(inputs))
             self._classify_gradients()
         tracker.begin("forward", number)
-        loss = trainer.compute_loss(trainer.model, inputs)
+        loss = self._loss(inputs)
         tracker.begin("backward", number)
         trainer.accelerator.backward(loss)
         del loss
@@ -89,9 +90,21 @@ class Trace:
         parameters = self.trainer.model.parameters()
         self.tracker.classify([one.grad for one in parameters if one.grad is not None], "gradients")
 
+    def _loss(self, inputs: dict[str, Any]) -> Any:
+        """Return the loss; TRL's trainers read the number of tokens of the step from their inputs or as an argument."""
+        model = self.trainer.model
+        if self._job.generates:
+            return self.trainer.compute_loss(model, inputs)
+        given = {name: inputs[name] for name in memory_names.SFT_INPUT_NAMES}
+        return self.trainer.compute_loss(model, given, num_items_in_batch=inputs[memory_names.TOKENS])
+
     def _inputs(self, batch: int, completion: int) -> dict[str, Any]:
         import torch
 
+        if not self._job.generates:
+            names = memory_names.SFT_INPUT_NAMES
+            rows: dict[str, Any] = {name: torch.zeros(batch, completion, dtype=torch.long) for name in names}
+            return {**rows, memory_names.TOKENS: torch.tensor(batch * completion)}
         prompt = self._job.prompt
         values = (
             torch.zeros(batch, prompt, dtype=torch.long),

@@ -14,8 +14,14 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import NAMED_OPTIMIZERS, TRACED_OPTIMIZERS, Job
 from grpo_run.trainers.upstream import memory_names
 
-_PROMPTS = 8
+_ROWS = 8
 """Rows of the dataset that the trainer is given; none of them is read."""
+KINDS = {
+    "grpo": ("GRPOTrainer", "GRPOConfig"),
+    "rloo": ("RLOOTrainer", "RLOOConfig"),
+    "sft": ("SFTTrainer", "SFTConfig"),
+}
+"""TRL's trainer of an algorithm, and its configuration."""
 ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop")
 """Names of the rate of attention dropout in configurations of transformers."""
 
@@ -33,14 +39,16 @@ def build(job: Job, config: Any, arguments: tuple[Any, Any, Any]) -> tuple[Any, 
     args, dataset, tokenizer = arguments
     config = _kernel_config(job, config)
     with _adapters_can_be_moved():
-        trainer = (trl.GRPOTrainer if job.algorithm == "grpo" else trl.RLOOTrainer)(
+        trainer = getattr(trl, KINDS[job.algorithm][0])(
             model=_model(job, config),
             args=args,
-            reward_funcs=_reward,
             train_dataset=dataset,
             processing_class=tokenizer,
             peft_config=adapters(job),
+            **({"reward_funcs": _reward} if job.generates else {}),
         )
+    if not job.generates:  # the other two run their models under autocast themselves
+        trainer.accelerator.prepare_model(trainer.model, device_placement=False)
     _create_optimizer(job, trainer)
     setattr(trainer, memory_names.ACCUMULATION, 1)
     set_checkpointing(trainer, enabled=job.checkpointing)  # a real trainer does it in `train()`
@@ -130,6 +138,7 @@ def adapters(job: Job) -> Any:
     targets: Any = list(job.lora_targets) or None
     return LoraConfig(
         r=job.lora_rank,
+        lora_dropout=job.lora_dropout,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
@@ -152,19 +161,24 @@ def arguments_of(job: Job, folder: str) -> tuple[Any, Any, Any]:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    args = (trl.GRPOConfig if job.algorithm == "grpo" else trl.RLOOConfig)(
+    settings: dict[str, Any]
+    if job.generates:
+        settings = {"num_generations": 2, "max_completion_length": job.completion, "beta": 0.0}
+        rows: dict[str, Any] = {"prompt": ["a"] * _ROWS}
+    else:
+        settings = {"max_length": job.completion, "dataset_kwargs": {"skip_prepare_dataset": True}}
+        rows = {"input_ids": [[0, 0]] * _ROWS, "labels": [[0, 0]] * _ROWS}
+    args = getattr(trl, KINDS[job.algorithm][1])(
         output_dir=folder,
         use_cpu=True,
         bf16=job.autocast,
         report_to=[],
         per_device_train_batch_size=2,
-        num_generations=2,
         gradient_checkpointing=job.checkpointing,
-        max_completion_length=job.completion,
-        beta=0.0,
         max_steps=1,
         disable_tqdm=True,
         optim=job.optimizer if job.optimizer in TRACED_OPTIMIZERS else TRACED_OPTIMIZERS[0],
+        **settings,
     )
     words = {"a": 0, "<unk>": 1, "<eos>": 2, "<pad>": 3}
     tokenizer = PreTrainedTokenizerFast(
@@ -173,7 +187,7 @@ def arguments_of(job: Job, folder: str) -> tuple[Any, Any, Any]:
         pad_token="<pad>",
         unk_token="<unk>",
     )
-    return args, Dataset.from_dict({"prompt": ["a"] * _PROMPTS}), tokenizer
+    return args, Dataset.from_dict(rows), tokenizer
 
 
 def _reward(completions: list[Any], **kwargs: Any) -> list[float]:

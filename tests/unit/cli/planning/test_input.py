@@ -8,9 +8,9 @@ import pytest
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
-from grpo_run.cli.planning.plan import job_of
-from grpo_run.cli.planning.scripts import Source
-from grpo_run.cli.planning.sources import read_source
+from grpo_run.cli.planning.reading.source import Source
+from grpo_run.cli.planning.reading.sources import read_source
+from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import Job
 
@@ -33,8 +33,24 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--preset", "balanced", "--gpu", "8GiB", "--batch", "3"], "--batch"),
         (["--model", SHAPE, "--plot", "plan.png"], "ends in .svg"),
         (["--model", SHAPE, "--lora-targets", "q_proj"], "--lora-rank"),
+        (["--model", SHAPE, "--algorithm", "sft", "--completion", "64"], "--length"),
+        (["--model", SHAPE, "--algorithm", "sft", "--beta", "0.1"], "--beta is not for SFT"),
+        (["--model", SHAPE, "--algorithm", "sft", "--length", "1"], "length is 1, expected 2"),
+        (
+            ["--model", SHAPE, "--algorithm", "sft", "--preset", "balanced", "--gpu", "8GiB"],
+            "SFT generates none",
+        ),
+        (["--model", SHAPE, "--length", "64"], "--length is for SFT"),
         (["--model", "layers=9,hidden=16777216,heads=4,vocabulary=16777216"], "parameters"),
         (["--model", SHAPE + ",positions=256"], "longest context"),
+        (["--model", SHAPE, "--pad-to", "512"], "--pad-to is for --explain"),
+        (["--model", SHAPE, "--explain", "1GB", "--pad-to", "512"], "rows have 256 + 512 tokens already"),
+        (["--model", "x" * 5000], "up to 1024 characters"),
+        (["--model", "layers=\u0663,hidden=64,heads=4,vocabulary=100"], "layers is"),
+        (["--model", "layers=16777216,hidden=64,heads=4,vocabulary=100"], "from 1 to 2048"),
+        (["--model", SHAPE, "--lora-rank", "-1"], "rank of LoRA is -1"),
+        (["--model", SHAPE, "--vllm-share", "nan", "--gpu", "8GiB"], "between 0 and 1"),
+        (["--model", SHAPE, "--explain", "1GB", "--pad-to", "0"], "--pad-to is 0"),
         ([], "needs --model"),
         (["missing.py"], "cannot read"),
         (["no-such-recipe"], "unknown recipe"),
@@ -60,6 +76,7 @@ def test_bad_input_is_one_line_and_code_2(
         '{"hidden_size": 4}',
         '{"model_type": "qwen2", "hidden_size": -1}',
         '{"model_type": "qwen2", "num_attention_heads": 0}',
+        '{"model_type": "qwen2", "max_position_embeddings": -1}',
         '{"model_type": "qwen2", "quantization_config": {"quant_method": "gptq", "bits": 4}}',
     ],
 )
@@ -116,6 +133,14 @@ def test_a_loaded_model_keeps_the_type_of_its_saved_weights(tmp_path: Path) -> N
     assert _job(tmp_path, "GRPOTrainer(model='some/model')").weights == "float32"
 
 
+def test_both_names_of_checkpointing_are_read(tmp_path: Path) -> None:
+    """transformers renames `gradient_checkpointing`; TRL's default is on."""
+    text = "GRPOTrainer(model='m', args=GRPOConfig({}))"
+    assert _job(tmp_path, text.format("")).checkpointing
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        assert not _job(tmp_path, text.format(f"{name}=False")).checkpointing
+
+
 def test_rloo_scores_the_old_policy_and_keeps_a_reference_unless_told_otherwise(tmp_path: Path) -> None:
     """TRL's defaults of the two trainers differ."""
     rloo = _job(tmp_path, "RLOOTrainer(model='m', args=RLOOConfig(gradient_accumulation_steps=2))")
@@ -124,11 +149,40 @@ def test_rloo_scores_the_old_policy_and_keeps_a_reference_unless_told_otherwise(
     assert (grpo.algorithm, grpo.rescored, grpo.reference) == ("grpo", False, False)
 
 
+def test_a_rollout_has_the_rows_that_a_script_says(tmp_path: Path) -> None:
+    """TRL divides `generation_batch_size` by the micro-batches of all ranks; without it, the accumulation decides."""
+    text = "GRPOTrainer(model='m', args=GRPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2{}))"
+    assert _job(tmp_path, text.format("")).rollout_batches == 2
+    said = text.format(", generation_batch_size=32")
+    assert _job(tmp_path, said).rollout_batches == 8
+    assert _job(tmp_path, said, "--ranks", "2").rollout_batches == 4
+    assert _job(tmp_path, said, "--steps-per-generation", "3").rollout_batches == 3
+    with pytest.raises(ConfigError, match="no multiple of the 12 rows"):
+        _job(tmp_path, said, "--batch", "12")
+
+
+def test_rows_of_sft_are_as_long_as_its_limit(tmp_path: Path) -> None:
+    """A script with several trainers is read for the one that is wanted; nothing is generated."""
+    text = (
+        "SFTTrainer(model='m', args=SFTConfig(max_length=300, per_device_train_batch_size=2))\n"
+        "GRPOTrainer(model='n', args=GRPOConfig(per_device_train_batch_size=4, beta=0.1))\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    job = job_of(build_parser().parse_args([str(script)]), read_source(str(script), "sft"))
+    assert (job.algorithm, job.batch, job.prompt, job.completion) == ("sft", 2, 0, 300)
+    assert (job.scored, job.generates, job.lengths) == (False, False, "300 tokens")
+    assert _job(tmp_path, text).batch == 4
+    assert _job(tmp_path, "SFTTrainer(model='m')").completion == 1024
+    with pytest.raises(ConfigError, match="trains with GRPO, not with SFT"):
+        _job(tmp_path, "GRPOTrainer(model='m')", str(script), "--algorithm", "sft")
+
+
 def test_adapters_of_a_script_are_read(tmp_path: Path) -> None:
     """Written out where they are used, or under a name; what cannot be read is said."""
-    text = "config = LoraConfig(r=32, target_modules=['q_proj', 'v_proj'])\nGRPOTrainer(model='m', peft_config=config)\n"
+    text = "config = LoraConfig(r=32, lora_dropout=0.1, target_modules=['q_proj', 'v_proj'])\nGRPOTrainer(model='m', peft_config=config)\n"
     job = _job(tmp_path, text)
-    assert (job.lora_rank, job.lora_targets) == (32, ("q_proj", "v_proj"))
+    assert (job.lora_rank, job.lora_targets, job.lora_dropout) == (32, ("q_proj", "v_proj"), 0.1)
     assert _job(tmp_path, text, "--lora-rank", "0").lora_rank == 0
     unread = _source(tmp_path, "GRPOTrainer(model='m', peft_config=get_peft_config(model_args))")
     assert unread.lora_rank == 0
@@ -138,10 +192,23 @@ def test_adapters_of_a_script_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("SFTTrainer(model='m')", "trains with SFTTrainer"),
-        ("print('no trainer')", "neither GRPOTrainer nor RLOOTrainer"),
+        (
+            "DPOTrainer(model='m')",
+            "trains with DPOTrainer; plan predicts GRPOTrainer, RLOOTrainer, SFTTrainer",
+        ),
+        ("print('no trainer')", "calls no trainer of TRL"),
+        ("SFTTrainer(model='m', args=SFTConfig(packing=True))", "packing=True"),
+        ("SFTTrainer(model='m', args=SFTConfig(padding_free=True))", "padding_free=True"),
+        ("SFTTrainer(model='m', args=SFTConfig(label_smoothing_factor=0.1))", "label_smoothing_factor=0.1"),
+        ("SFTTrainer(model='m', args=SFTConfig(max_length=None))", "give --length"),
+        ("SFTTrainer(model='m', compute_loss_func=mine)", "compute_loss_func"),
+        ("GRPOTrainer(model='m', peft_config=LoraConfig(bias='all'))", "bias"),
+        ("GRPOTrainer(model='m', peft_config=LoraConfig(r='x'))", "a whole number"),
+        ("GRPOTrainer(model='m', args=GRPOConfig(bf16='yes'))", "True or False"),
+        ("SFTTrainer(model='m', args=SFTConfig(max_length=True))", "a whole number"),
         ("GRPOTrainer(model='m')\nRLOOTrainer(model='m')", "both GRPO and RLOO"),
         ("GRPOTrainer(model='m', quantization_config=BitsAndBytesConfig(load_in_4bit=True))", "quantized"),
+        ("q = GPTQConfig(bits=4)\nGRPOTrainer(model='m', quantization_config=q)", "quantized"),
         ("GRPOTrainer(model='m', args=GRPOConfig(model_init_kwargs={'load_in_8bit': True}))", "quantized"),
         ("m = AutoModelForImageTextToText.from_pretrained('m')\nGRPOTrainer(model=m)", "images"),
         ("GRPOTrainer(model='m', peft_config=LoraConfig(use_dora=True))", "use_dora"),
@@ -159,10 +226,17 @@ def test_what_is_not_covered_is_refused(text: str, expected: str, tmp_path: Path
     ("text", "expected"),
     [
         ("GRPOTrainer(model='m', args=GRPOConfig(use_liger_kernel=True))", "upper bound"),
-        ("SFTTrainer(model='m')\nGRPOTrainer(model='m', args=GRPOConfig())", "Not predicted: SFTTrainer"),
+        (
+            "SFTTrainer(model='m')\nGRPOTrainer(model='m', args=GRPOConfig())",
+            r"SFTTrainer, which the script uses too (--algorithm sft predicts it)",
+        ),
         ("GRPOTrainer(model='m', args=GRPOConfig(**settings))", "not read"),
         ("GRPOTrainer(model='m', args=GRPOConfig(deepspeed='zero3.json'))", "--layout"),
         ("GRPOTrainer(model='m', args=args)", "writes out no configuration"),
+        (
+            "q = get_quantization_config(model_args)\nGRPOTrainer(model='m', quantization_config=q)",
+            "is taken to return None",
+        ),
     ],
 )
 def test_what_is_not_followed_is_said(text: str, expected: str, tmp_path: Path) -> None:

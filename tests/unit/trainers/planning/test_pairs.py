@@ -23,7 +23,7 @@ class Never:
 
 def _alone(name: str, above: float, **more: Any) -> Explanation:
     return Explanation(
-        name=name, assumption=name, arithmetic="", allocated_bytes=(BASE + above) * GIB, combines=True, **more
+        name=name, assumption=name, arithmetic=(), allocated_bytes=(BASE + above) * GIB, combines=True, **more
     )
 
 
@@ -49,7 +49,7 @@ def test_a_pair_far_away_is_not_returned() -> None:
 
 def test_what_stands_for_itself_is_not_combined() -> None:
     """Such as the job as it is described."""
-    described = Explanation(name="as-described", assumption="", arithmetic="", allocated_bytes=10 * GIB)
+    described = Explanation(name="as-described", assumption="", arithmetic=(), allocated_bytes=10 * GIB)
     assert _names([described, _alone("b", 8)], 18) == []
 
 

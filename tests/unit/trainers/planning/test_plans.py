@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +25,10 @@ KNOWN = Computation(
 RUN = facts(computation=KNOWN)
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> MemoryFacts:
+def _facts_of(kind: str, folder: Path, peft: dict[str, Any] | None = None, **settings: Any) -> MemoryFacts:
     """Return the facts of a trainer of TRL, as they are read back from the run directory."""
     import trl
+    from peft import LoraConfig
 
     sys.path.insert(0, str(SCRIPTS))
     try:
@@ -35,16 +36,25 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> MemoryFacts:
     finally:
         sys.path.remove(str(SCRIPTS))
     tokenizer = tiny.tokenizer()
-    args = trl.GRPOConfig(
-        output_dir=str(tmp_path_factory.mktemp("out")), per_device_train_batch_size=8, num_generations=4, use_cpu=True,
-        bf16=False, activation_checkpointing=False, max_completion_length=8, report_to=[], disable_tqdm=True,
-    )  # fmt: skip
-    trainer = trl.GRPOTrainer(
-        model=tiny.model(len(tokenizer), 11), args=args, processing_class=tokenizer, train_dataset=tiny.prompts(8),
-        reward_funcs=[len],
+    rows = {"max_length": 32} if kind == "SFT" else {"num_generations": 4, "max_completion_length": 8}
+    args = getattr(trl, f"{kind}Config")(**{
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "use_cpu": True, "bf16": False,
+        "activation_checkpointing": False, "report_to": [], "disable_tqdm": True, **rows, **settings,
+    })  # fmt: skip
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=tiny.model(len(tokenizer), 11), args=args, processing_class=tokenizer,
+        train_dataset=tiny.texts(8) if kind == "SFT" else tiny.prompts(8),
+        **({} if kind == "SFT" else {"reward_funcs": [len]}),
+        **({} if peft is None else {"peft_config": LoraConfig(task_type="CAUSAL_LM", **peft)}),
     )  # fmt: skip
     found = collect_facts(trainer, 1, layout="ddp", world_size=1)
     return MemoryFacts.model_validate_json(found.model_dump_json())
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> MemoryFacts:
+    """Return the facts of a trainer of GRPO."""
+    return _facts_of("GRPO", tmp_path_factory.mktemp("out"))
 
 
 def asked(of: MemoryFacts, *plans: MemoryPlan, **options: Any) -> TraceRequest:
@@ -63,6 +73,59 @@ def test_a_real_trainer_is_traced_until_a_plan_needs_less(real: MemoryFacts) -> 
     assert quarter.peaks["backward"] < half
 
 
+@pytest.mark.parametrize(
+    ("kind", "peft", "expected"),
+    [
+        ("RLOO", None, {"algorithm": "rloo", "rescored": True, "reference": False, "lora_rank": 0}),
+        ("SFT", None, {"algorithm": "sft", "rescored": False, "prompt": 0, "completion": 32}),
+        (
+            "GRPO",
+            {"r": 2, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"]},
+            {"reference": True, "lora_rank": 2, "lora_targets": ("q_proj", "v_proj"), "lora_dropout": 0.1},
+        ),
+    ],
+    ids=["rloo", "sft", "lora"],
+)
+def test_other_trainers_and_adapters_are_traced(
+    kind: str, peft: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """As the job that they are; a half of the micro-batch needs less. Adapters score a reference without a second model."""
+    found = _facts_of(kind, tmp_path, peft, **({"beta": 0.1 if peft else 0.0} if kind != "SFT" else {}))
+    assert list(refusals(found)) == []
+    job = job_of(found, sizes_of(found, START))
+    assert {name: getattr(job, name) for name in expected} == expected
+    replies = list(answers(asked(found, START, HALF)))
+    assert [(one.plan, one.refusal) for one in replies] == [(START, ""), (HALF, "")]
+    assert replies[1].peaks["backward"] < replies[0].peaks["backward"]
+
+
+@pytest.mark.parametrize(
+    ("peft", "words"),
+    [
+        ({"r": 2, "use_dora": True}, "use_dora"),
+        ({"r": 2, "target_modules": ".*q_proj"}, "a pattern"),
+        ({"r": 2, "bias": "all"}, "bias"),
+    ],
+)
+def test_adapters_other_than_plain_ones_are_refused(peft: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Their sizes would be those of another job."""
+    assert any(words in reason for reason in refusals(_facts_of("GRPO", tmp_path, peft)))
+
+
+def test_adapters_that_are_not_all_that_is_trained_are_not_traced(tmp_path: Path) -> None:
+    """A script may train more than it says to peft."""
+    found = _facts_of("GRPO", tmp_path, {"r": 2, "target_modules": ["q_proj"]})
+    more = found.model.model_copy(update={"trainable_parameters": 2 * found.model.trainable_parameters})
+    (reply,) = answers(asked(found.model_copy(update={"model": more}), START))
+    assert "parameters" in reply.refusal
+
+
+def test_packed_rows_are_not_traced(tmp_path: Path) -> None:
+    """They are joined to one row, whose kernels a trace for padded rows does not show."""
+    found = _facts_of("SFT", tmp_path, packing=True, packing_strategy="wrapped")
+    assert any("without padding" in reason for reason in refusals(found))
+
+
 def test_a_model_that_its_configuration_does_not_describe_is_not_traced(real: MemoryFacts) -> None:
     changed = real.model_copy(
         update={"model": real.model.model_copy(update={"parameters": 99, "trainable_parameters": 99})}
@@ -77,7 +140,8 @@ def test_a_model_that_its_configuration_does_not_describe_is_not_traced(real: Me
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"trainer": "rloo", "trainer_class": "RLOOTrainer"}, "RLOOTrainer is not traced"),
+        ({"trainer": "transformers", "trainer_class": "Trainer"}, "Trainer is not traced"),
+        ({"trainer": "sft", "max_length": None}, "no longest length"),
         ({"overridden": ("compute_loss",)}, "its own compute_loss"),
         ({"computation": KNOWN.model_copy(update={"special": ("adapters are not traced",)})}, "adapters"),
         ({"computation": KNOWN.model_copy(update={"configuration": {}})}, "no configuration"),

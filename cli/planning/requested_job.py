@@ -1,0 +1,192 @@
+"""The job that a command line asks for: its options, a script's or recipe's settings below them, and TRL's defaults below these.
+
+Called by `plan.py`. Traces nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from grpo_run.cli.planning.reading.source import Source
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.planning.job import Job
+
+DEFAULT_PROMPT = 256
+"""Tokens; no setting of TRL says how long prompts are."""
+TRL_BATCH, TRL_COMPLETION, TRL_LENGTH, TRL_VLLM_SHARE = 8, 512, 1024, 0.3
+"""TRL's defaults of `per_device_train_batch_size`, `max_completion_length`, SFT's `max_length` and `vllm_gpu_memory_utilization`."""
+TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
+NOT_FOR_SFT = (
+    "prompt",
+    "completion",
+    "steps_per_generation",
+    "num_iterations",
+    "beta",
+    "vllm_share",
+    "vllm_sleep",
+)
+"""Options, as attributes, that say something of generation."""
+SFT_REFUSED = ("packing", "padding_free", "label_smoothing_factor")
+"""Settings of SFT with which rows or the loss are others than those that are traced."""
+
+
+def job_of(options: argparse.Namespace, source: Source) -> Job:
+    """Return the job of a command line.
+
+    Raises:
+        ConfigError: a size is impossible, a setting has a value of another kind, or an option is not for this algorithm.
+    """
+    algorithm = _algorithm(options, source)
+    settings = _Settings(options, source.settings)
+    accumulation = settings.given("accumulation", "gradient_accumulation_steps", 1)
+    if accumulation < 1:
+        raise ConfigError(f"gradient accumulation is {accumulation}, expected 1 or more")
+    targets = source.lora_targets if options.lora_targets is None else _words(options.lora_targets)
+    rank = source.lora_rank if options.lora_rank is None else options.lora_rank
+    if options.lora_targets is not None and not rank:
+        raise ConfigError("--lora-targets needs --lora-rank")
+    rows = _sft_rows(settings) if algorithm == "sft" else _generated_rows(settings, algorithm, accumulation)
+    return Job(
+        **rows,
+        batch=settings.given("batch", "per_device_train_batch_size", TRL_BATCH),
+        weights=options.dtype or settings.read("dtype", "float32"),
+        autocast=settings.given("bf16", "bf16", True) or settings.read("fp16", False),
+        checkpointing=settings.given(
+            "gradient_checkpointing",
+            "gradient_checkpointing",
+            settings.read("activation_checkpointing", True),
+        ),
+        optimizer=settings.given("optim", "optim", "adamw_torch_fused"),
+        accumulation=accumulation,
+        ranks=options.ranks if options.ranks is not None else 1,
+        layout=options.layout or "ddp",
+        attention=options.attention or _attention(settings),
+        algorithm=algorithm,
+        lora_rank=rank,
+        lora_targets=targets,
+        lora_dropout=source.lora_dropout if rank else 0.0,
+        device=options.device or "cuda",
+    )
+
+
+class _Settings:
+    """Settings of a job: of options, else of a script or recipe, else TRL's defaults."""
+
+    def __init__(self, options: argparse.Namespace, settings: dict[str, Any]) -> None:
+        self.options, self.settings = options, settings
+
+    def given(self, option: str, setting: str, default: Any) -> Any:
+        """Return an option, or what `read` returns if it is not given."""
+        given = getattr(self.options, option)
+        return given if given is not None else self.read(setting, default)
+
+    def read(self, name: str, default: Any) -> Any:
+        """Return a setting of the script or recipe.
+
+        Raises:
+            ConfigError: it is of another kind than its default.
+        """
+        found = self.settings.get(name)
+        if found is None:
+            return default
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(found, kinds) or (isinstance(found, bool) and not isinstance(default, bool)):
+            raise ConfigError(f"{name} is {found!r}, expected {_KINDS[type(default)]}")
+        return found
+
+
+def _algorithm(options: argparse.Namespace, source: Source) -> str:
+    """Return whose trainer runs; settings of SFT say nothing of a job that generates, and the other way around."""
+    algorithm: str = options.algorithm or source.algorithm
+    if (
+        options.source is not None
+        and algorithm != source.algorithm
+        and "sft" in (algorithm, source.algorithm)
+    ):
+        raise ConfigError(
+            f"{options.source} trains with {source.algorithm.upper()}, not with {algorithm.upper()}; leave out --algorithm"
+        )
+    return algorithm
+
+
+def _sft_rows(settings: _Settings) -> dict[str, Any]:
+    """Return the rows of SFT, which are as long as `max_length` allows."""
+    for name in NOT_FOR_SFT:
+        if getattr(settings.options, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is not for SFT, which generates nothing; its rows have --length tokens"
+            )
+    for name in SFT_REFUSED:
+        if settings.settings.get(name):
+            raise ConfigError(
+                f"SFT with {name}={settings.settings[name]!r} is not covered by plan, which traces padded rows and the fused loss"
+            )
+    if settings.options.length is None and settings.settings.get("max_length", TRL_LENGTH) is None:
+        raise ConfigError("max_length=None does not limit rows; give --length, the tokens of the longest row")
+    return {"prompt": 0, "completion": settings.given("length", "max_length", TRL_LENGTH)}
+
+
+def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> dict[str, Any]:
+    """Return how rows are generated and scored.
+
+    Raises:
+        ConfigError: a number is impossible, or an option is for SFT.
+    """
+    options = settings.options
+    if options.length is not None:
+        raise ConfigError("--length is for SFT (--algorithm sft); give --prompt and --completion")
+    rollout_batches = settings.given(
+        "steps_per_generation", "steps_per_generation", _rollout_batches(settings, accumulation)
+    )
+    iterations = settings.given("num_iterations", "num_iterations", 1)
+    if min(rollout_batches, iterations) < 1:
+        raise ConfigError("steps per generation and iterations are 1 or more")
+    vllm = settings.read("use_vllm", False)
+    share = options.vllm_share
+    if share is None and vllm and settings.read("vllm_mode", "colocate") == "colocate":
+        share = settings.read("vllm_gpu_memory_utilization", TRL_VLLM_SHARE)
+    beta = settings.given("beta", "beta", TRL_BETA[algorithm])
+    if not math.isfinite(beta):
+        raise ConfigError(f"beta is {beta}, expected a number")
+    return {
+        "prompt": options.prompt if options.prompt is not None else DEFAULT_PROMPT,
+        "completion": settings.given("completion", "max_completion_length", TRL_COMPLETION),
+        "reference": beta != 0.0,
+        "rescored": algorithm == "rloo"
+        or vllm
+        or share is not None
+        or accumulation % (rollout_batches * iterations) != 0,
+        "rollout_batches": rollout_batches,
+        "vllm_share": share,
+        "vllm_sleeps": settings.given("vllm_sleep", "vllm_enable_sleep_mode", False),
+    }
+
+
+def _rollout_batches(settings: _Settings, accumulation: int) -> int:
+    """Return the micro-batches of a rollout where `steps_per_generation` is not given: TRL divides `generation_batch_size`."""
+    rows = settings.read("generation_batch_size", 0)
+    if not rows or settings.options.steps_per_generation is not None:
+        return accumulation
+    ranks = 1 if settings.options.ranks is None else settings.options.ranks
+    together = settings.given("batch", "per_device_train_batch_size", TRL_BATCH) * ranks
+    if together < 1 or rows % together:
+        raise ConfigError(
+            f"generation_batch_size is {rows}, no multiple of the {together} rows of a micro-batch on all ranks"
+        )
+    return int(rows // together)
+
+
+def _attention(settings: _Settings) -> str:
+    """Return the implementation; flash attention stores what the fused kernels of `sdpa` store."""
+    found = str(settings.read("attention", "sdpa"))
+    return "sdpa" if "flash" in found else found
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ConfigError(f"--lora-targets {text!r}: expected names such as q_proj,v_proj")
+    return words
