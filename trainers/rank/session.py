@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import wrapt
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity.memory import findings
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import Journal
@@ -167,6 +168,12 @@ class Session:
         """Whether this is rank 0, which writes what all ranks have agreed on."""
         return self.rank == 0
 
+    def script_returned(self) -> None:
+        """Note that the script has run its last line."""
+        self.script_ended = True
+        if self.memory_trace is not None:
+            self.memory_trace.history.script_ended()
+
     def script_raised(self, error: BaseException) -> None:
         """Note that an exception ends the script. A loop that it has left on its way is in progress again."""
         self.script_ended = True
@@ -197,13 +204,31 @@ class Session:
 
     def _trace_memory(self) -> None:
         from grpo_run.trainers.memory_trace.attach import trace_memory
+        from grpo_run.trainers.memory_trace.snapshots.allocator import CudaAllocator
+        from grpo_run.trainers.memory_trace.snapshots.history import AllocatorHistory
 
+        folder = self.config.run_directory / findings.FOLDER
         self.memory_trace = trace_memory(
             lambda **fields: self.journal.write(
-                "memory_finding", rank=self.rank, step=self.slot.step, **fields
+                "memory_finding", rank=self.rank, step=self.slot.step, world_size=self.world_size, **fields
             ),
-            self.notify,
             lambda: None if self.slot.state is RankState.training else self.own_steps or None,
+            history=AllocatorHistory(
+                CudaAllocator(),
+                folder,
+                self.rank,
+                saved=lambda path, reason, size, entries: self.journal.write(
+                    "memory_snapshot",
+                    rank=self.rank,
+                    step=self.slot.step or self.own_steps,
+                    path=f"{folder.name}/{path.name}",
+                    reason=str(reason),
+                    bytes=size,
+                    entries=entries,
+                ),
+                warn=self.warn_in_journal,
+            ),
+            warn=self.warn if self.is_main else self.warn_in_journal,
         )
 
     def _leave_rank(self) -> None:

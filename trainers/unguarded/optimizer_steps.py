@@ -7,8 +7,9 @@ step.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -50,16 +51,31 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
 def _trainer_at_work() -> str | None:
     """Return the class of the Trainer whose method takes the step; empty if there is none, None if it is no step of training.
 
-    A hyperparameter search, and a class with a `train()` of its own, are not guarded.
+    A hyperparameter search, and a class with a `train()` of its own, are not guarded. The class is the most derived one
+    whose code runs. Local variables are not read: before Python 3.13 that keeps all of a function's variables, such as the
+    first batch and its logits, until the function returns.
     """
-    module = sys.modules.get("transformers.trainer")
+    running: set[int] = set()
     frame: FrameType | None = sys._getframe(1)
-    found = ""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(CHECKPOINT_PACKAGE):
             return None
-        owner = frame.f_locals.get("self")
-        if module is not None and isinstance(owner, module.Trainer):
-            found = type(owner).__qualname__
+        running.add(id(frame.f_code))
         frame = frame.f_back
-    return found
+    module = sys.modules.get("transformers.trainer")
+    if module is None:
+        return ""
+    found = [cls for cls in _with_subclasses(module.Trainer) if _runs(cls, running)]
+    return max(found, key=lambda cls: len(cls.__mro__)).__qualname__ if found else ""
+
+
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+def _runs(cls: type[Any], running: Collection[int]) -> bool:
+    """Whether a method that the class itself defines is among the running code objects, given by identity."""
+    methods = (inspect.unwrap(value) for value in vars(cls).values() if inspect.isfunction(value))
+    return any(id(getattr(method, "__code__", None)) in running for method in methods)

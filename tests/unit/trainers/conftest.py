@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,12 @@ from grpo_run.trainers.accounting.resident import ResidentMemory
 from grpo_run.trainers.calls.requests import UserRequests
 from grpo_run.trainers.rank.vote_group import VoteGroup
 from grpo_run.watchdog.observation import Slot
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Exclude what libraries have created since from the collections that these tests force."""
+    gc.freeze()
 
 
 @pytest.fixture

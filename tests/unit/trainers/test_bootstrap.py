@@ -37,6 +37,7 @@ def run(
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     session.start = lambda: None
+    session.script_returned = functools.partial(Session.script_returned, session)
     session.script_raised = functools.partial(Session.script_raised, session)
     monkeypatch.setattr(attach, "install_guard", lambda session: None)
 

@@ -15,13 +15,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
-from types import CodeType, MappingProxyType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_run.runtime.board import futex
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.trainers.rank.collectives.call_arguments import is_limit, is_torchs, tensors_of
 from grpo_run.trainers.rank.collectives.call_descriptions import CallDescriptions
 from grpo_run.trainers.rank.collectives.group_facts import GroupFacts, examine
 from grpo_run.trainers.upstream import torch_groups
@@ -29,7 +29,6 @@ from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 
 MAX_TRACKED = 256
 """Number of `Work` handles that are tracked until their `wait`; the oldest are dropped first."""
-_NO_TIME = timedelta(0)
 
 
 class LoggedCall(NamedTuple):
@@ -61,6 +60,7 @@ class Recorder:
         self._log = slot.collective_log
         self._calls = CallDescriptions()
         self._groups: dict[str, GroupFacts] = {}
+        self._by_identity: dict[int, GroupFacts] = {}
         self._own_groups: dict[str, int] = {}
         self._counting_lock = threading.Lock()
         self._tracked: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
@@ -133,7 +133,7 @@ class Recorder:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                call = self.log(group, name, args, kwargs)
+                call = self.log(group, name, args, kwargs, sys._getframe(1))
             except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
                 self._warn_once(name, error)
                 return original(group, *args, **kwargs)
@@ -142,12 +142,13 @@ class Recorder:
             except BaseException:
                 self._log.amend(call.number, count=0)
                 raise
-            if call.facts.on_host:
-                self._check_number(group, call)
+            facts = call.facts
+            if facts.on_host and torch_groups.sequence_number(group) - facts.uncounted != call.sequence:
+                self._settle(group, call)
             if work is not None:
                 if call.limited:
                     self._limited.add(call.number)
-                self._try_track(work, call.number, call.on_host)
+                self.track(work, call.number, call.on_host)
             return work
 
         return issue
@@ -174,8 +175,8 @@ class Recorder:
 
         return issue
 
-    def _check_number(self, group: Any, call: LoggedCall) -> None:
-        """Compare the sequence number in the log with the group's, now that a collective is issued on the host.
+    def _settle(self, group: Any, call: LoggedCall) -> None:
+        """Correct an entry whose sequence number is not the group's, now that the collective is issued on the host.
 
         They differ if another thread has issued one at the same time; then the entry is excluded from proof.
         Gloo issues a `reduce_scatter` of a list as one collective per rank.
@@ -196,10 +197,19 @@ class Recorder:
             self._warn_once(name, error)
             return None
 
-    def _try_track(self, work: Any, number: int, on_host: bool) -> None:
+    def track(self, work: Any, number: int, on_host: bool) -> None:
+        """Mark the log entry as waiting while a thread waits for `work`.
+
+        Args:
+            number: of the log entry.
+            on_host: whether the collective runs on the host, so that `wait` returns when it is complete.
+        """
+        tracked = self._tracked
+        if len(tracked) >= MAX_TRACKED:
+            tracked.pop(next(iter(tracked)), None)
         try:
-            self.track(work, number, on_host)
-        except Exception as error:  # noqa: BLE001 - the caller must get its handle
+            tracked[id(work)] = (number, on_host, weakref.ref(work))
+        except TypeError as error:  # a foreign handle; the caller must get it
             self._warn_once("a Work handle", error)
 
     def _warn_once(self, what: str, error: Exception) -> None:
@@ -209,41 +219,36 @@ class Recorder:
                 f"{what} could not be logged ({type(error).__name__}: {error}); other collectives may be missing too"
             )
 
-    def track(self, work: Any, number: int, on_host: bool) -> None:
-        """Mark the log entry as waiting while a thread waits for `work`.
-
-        Args:
-            number: of the log entry.
-            on_host: whether the collective runs on the host, so that `wait` returns when it is complete.
-        """
-        if len(self._tracked) >= MAX_TRACKED:
-            self._tracked.pop(next(iter(self._tracked)), None)
-        self._tracked[id(work)] = (number, on_host, weakref.ref(work))
-
     def log(
         self,
         group: Any,
         operation: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
+        frame: FrameType | None = None,
     ) -> LoggedCall:
         """Log a collective that is about to be issued on a torch process group.
 
         Args:
             operation: name of the process group method.
             args, kwargs: its arguments.
+            frame: the method's caller; default: the frame that calls this function.
         """
+        frame = frame or sys._getframe(1)
         facts, reused = self._facts(group)
         on_host = facts.on_host
         inputs = 1 if operation in torch_groups.OUTPUT_FIRST else 0
-        tensors = _tensors(args[inputs]) if len(args) > inputs else ()
+        tensors = tensors_of(args[inputs]) if len(args) > inputs else ()
         if tensors:
             on_host = tensors[0].is_cpu
         limited, root = False, -1
-        for option in (*args[-1:], *kwargs.values()):
-            limited = limited or _is_limit(option)
-            if operation in ROOTED_OPERATIONS and hasattr(option, "rootRank"):
-                root = facts.ranks[option.rootRank]
+        rooted = operation in ROOTED_OPERATIONS
+        # to read a limit takes longer than the rest of an entry
+        if rooted or operation in torch_groups.CALLS_WITH_LIMIT or not is_torchs(frame):
+            for option in (*args[-1:], *kwargs.values()):
+                limited = limited or is_limit(option)
+                if rooted and hasattr(option, "rootRank"):
+                    root = facts.ranks[option.rootRank]
         sequence = torch_groups.sequence_number(group) + 1 - facts.uncounted
         number = self._add(
             facts.name,
@@ -251,6 +256,7 @@ class Recorder:
             operation,
             tensors,
             facts.members,
+            frame,
             root=root,
             on_device=not on_host,
             limited=limited,
@@ -261,12 +267,14 @@ class Recorder:
 
     def _facts(self, group: Any) -> tuple[GroupFacts, bool]:
         """Return facts about a group, and whether its name belonged to another group before."""
-        name = group.group_name
-        known = self._groups.get(name)
+        known = self._by_identity.get(id(group))
         if known is not None and known.reference() is group:
             return known, False
-        found = self._groups[name] = examine(group)
-        return found, known is not None
+        found = examine(group)
+        previous = self._groups.get(found.name)
+        self._by_identity = {key: one for key, one in self._by_identity.items() if one is not previous}
+        self._groups[found.name] = self._by_identity[id(group)] = found
+        return found, previous is not None
 
     def _add(
         self,
@@ -275,6 +283,7 @@ class Recorder:
         operation: str,
         tensors: Sequence[Any],
         members: int,
+        frame: FrameType,
         *,
         root: int = -1,
         on_device: bool = False,
@@ -282,7 +291,7 @@ class Recorder:
         point_to_point: bool = False,
         in_memory: bool = False,
     ) -> int:
-        description = self._calls.describe(group, operation, tensors, sys._getframe(1))
+        description = self._calls.describe(group, operation, tensors, frame)
         return self._log.add(
             description,
             sequence=sequence,
@@ -320,13 +329,20 @@ class Recorder:
         self._own_groups[group] = sequence
         try:
             number = self._add(
-                group, sequence, operation, [tensor], members, limited=limited, in_memory=work is None
+                group,
+                sequence,
+                operation,
+                [tensor],
+                members,
+                sys._getframe(1),
+                limited=limited,
+                in_memory=work is None,
             )
         except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
             self._warn_once("a vote", error)
             return 0
         if work is not None:
-            self._try_track(work, number, True)
+            self.track(work, number, True)
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:
@@ -353,19 +369,3 @@ class Recorder:
                 issued = torch_groups.sequence_number(model.process_group) - call.facts.uncounted
                 self._log.amend(call.number, count=issued - call.sequence + 1)
                 self._log.mark(call.number, CollectiveProgress.completed)
-
-
-def _is_limit(option: Any) -> bool:
-    """Whether an argument of a collective is a time limit, or options with one."""
-    limit = option if isinstance(option, timedelta) else getattr(option, "timeout", None)
-    return isinstance(limit, timedelta) and limit >= _NO_TIME
-
-
-def _tensors(value: Any) -> list[Any]:
-    if type(value) is list and len(value) == 1 and hasattr(value[0], "shape"):
-        return value  # the usual case
-    if hasattr(value, "shape"):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
-    return []

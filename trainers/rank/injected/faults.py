@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injection import Injection
+from grpo_run.runtime.launch.injections.injection import Injection
 
 ELEMENTS, OTHER_ELEMENTS = 7, 5
 """Sizes of the tensors in matching and in mismatched collectives."""

@@ -2,7 +2,7 @@
 
 The session creates one `Injector` per rank of a run with injections, and the board slot calls it at every
 phase entry. Each fault is journaled, and the journal synced to disk, before the fault happens. `faults.py`
-implements the faults; `runtime/launch/injection.py` parses and describes them.
+implements the faults; `runtime/launch/injections/` parses and describes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from grpo_run.runtime.launch.injection import KINDS, Injection, armed, check
+from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.runtime.launch.injections.kinds import KINDS
+from grpo_run.runtime.launch.injections.selection import armed, check
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.rank.injected.exhaustion import Places
 from grpo_run.trainers.rank.injected.faults import (

@@ -18,7 +18,8 @@ import safetensors.torch
 import torch
 
 from grpo_run.runtime.errors import NoHeadroomError
-from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers.capture.interception import capture_saves

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 from grpo_run.runtime.errors import NoHeadroomError
-from grpo_run.runtime.staging.buffer import GROWTH_BYTES, SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.buffer import GROWTH_BYTES, SnapshotBuffer
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.headroom import Headroom
 from grpo_run.runtime.staging.index import SnapshotIndex, parse_index
 from grpo_run.runtime.staging.writer import write_files

@@ -12,7 +12,7 @@ import pytest
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.continuity.memory.forecast_file import FOLDER, MOST_ROLLOUTS, MOST_SIZES, read_forecast
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.runtime.launch.injection import parse_all
+from grpo_run.runtime.launch.injections.parsing import parse_all
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.trainers.forecast.fit import Size

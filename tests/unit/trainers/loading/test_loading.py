@@ -17,8 +17,8 @@ from support.snapshots import TAKEN, SnapshotTrainer, take
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import LOADING, StagingArea
-from grpo_run.runtime.staging.drain import handle_request
-from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.draining.drain import handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.staging.slot import SnapshotName, StagingSlot
 from grpo_run.trainers.loading.interception import serve_loads
 from grpo_run.trainers.loading.snapshot import OpenSnapshot

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injection import KINDS, parse_all
+from grpo_run.runtime.launch.injections.kinds import KINDS
+from grpo_run.runtime.launch.injections.parsing import parse_all
 from grpo_run.trainers.rank.injected import faults, injector
 from grpo_run.trainers.rank.injected.faults import FAULTS, InjectedFault
 from grpo_run.trainers.rank.injected.injector import Injector

@@ -17,8 +17,8 @@ from support.vote_groups import ScriptedVotes
 from torch.distributed.checkpoint import CheckpointException
 
 from grpo_run.runtime.errors import NoHeadroomError
-from grpo_run.runtime.staging.drain import handle_request
-from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.draining.drain import handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.staging.slot import PREPARED
 from grpo_run.trainers.saving.reservation import FIRST_SLOT
 from grpo_run.trainers.saving.snapshots import Durability, Snapshots

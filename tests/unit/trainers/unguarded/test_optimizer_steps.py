@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -101,10 +105,18 @@ def test_a_process_that_was_forked_from_the_rank_says_nothing(
     assert noticed(events) == []
 
 
+@pytest.mark.parametrize(("name", "named"), [("PPOTrainer", "PPOTrainer"), ("Inheriting", "Trainer")])
 def test_a_trainer_outside_a_guarded_call_is_named(
-    optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, named: str, optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hyperparameter search, or a `train()` of its own."""
+    """A hyperparameter search, or a `train()` of its own: the class whose method runs."""
+
+    def wrapped(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def call(self: Any) -> None:
+            method(self)
+
+        return call
 
     class Trainer:
         """The class in `transformers.trainer`."""
@@ -116,11 +128,59 @@ def test_a_trainer_outside_a_guarded_call_is_named(
     class PPOTrainer(Trainer):
         """A class of the script."""
 
+        @wrapped
+        def train(self) -> None:
+            """Train."""
+            optimizer.step()
+
+    class Inheriting(Trainer):
+        """A class of the script."""
+
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
-    monkeypatch.setitem(__import__("sys").modules, "transformers.trainer", module)
-    PPOTrainer().train()
-    assert noticed(events)[0].endswith("PPOTrainer")
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    {"PPOTrainer": PPOTrainer, "Inheriting": Inheriting}[name]().train()
+    assert noticed(events)[0].rpartition(".")[2] == named
+
+
+def test_a_trainer_that_only_exists_takes_no_step(
+    optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may use a Trainer's class for something else than training."""
+
+    class Trainer:
+        """The class in `transformers.trainer`."""
+
+        def train(self) -> None:
+            """Train."""
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    Trainer().train()
+    optimizer.step()
+    assert noticed(events) == [""]
+
+
+def test_the_script_s_variables_are_neither_kept_nor_changed(
+    optimizer: torch.optim.Optimizer, events: Any
+) -> None:
+    """A loop runs in one function to the end: what is kept of its first step is kept for the whole run."""
+
+    class Batch:
+        """Stands for tensors of the first step."""
+
+    def train() -> tuple[bool, dict[str, Any]]:
+        arguments = locals()
+        batch = Batch()
+        alive = weakref.ref(batch)
+        optimizer.step()
+        assert noticed(events) == [""]
+        del batch
+        gc.collect()
+        return alive() is None, arguments
+
+    assert train() == (True, {"events": events, "optimizer": optimizer, "Batch": Batch})
 
 
 def test_a_subclass_with_a_step_of_its_own_is_noticed(events: Any) -> None:

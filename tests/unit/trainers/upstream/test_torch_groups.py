@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
 
 from grpo_run.trainers.upstream import torch_groups
 
@@ -48,3 +52,17 @@ def test_torch_has_a_worker_server() -> None:
     server = getattr(_distributed_c10d, torch_groups.WORKER_SERVER)
     assert callable(server.shutdown)
     assert "host_or_file: str" in (server.__init__.__doc__ or "")
+
+
+def test_torch_passes_time_limits_to_no_other_collective() -> None:
+    """The limits of collectives that torch's own functions issue are read for these methods only."""
+    assert distributed_c10d.__file__.endswith(torch_groups.CALLS_FILE)
+    tree = ast.parse(Path(distributed_c10d.__file__).read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    limited = {
+        function.name
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "opts.timeout"
+    }
+    assert limited <= torch_groups.CALLS_WITH_LIMIT

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import importlib.util
 import inspect
+import math
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 from support.collective_entries import add_entry
 from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import AllreduceOptions
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
@@ -184,7 +187,7 @@ def test_a_wait_on_a_device_does_not_complete_the_entry(recorder: Recorder, boar
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    number = recorder._add("0", 1, "allreduce", [], 0b11)
+    number = recorder._add("0", 1, "allreduce", [], 0b11, sys._getframe())
     recorder.track(work, number, False)
     work.wait()
     assert entries(board)[-1].progress is CollectiveProgress.enqueued
@@ -530,6 +533,19 @@ def waited(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> type[Waited]:
     monkeypatch.setattr(Waited, "wait", Waited.wait)
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Waited))
     return Waited
+
+
+def test_a_time_limit_of_the_script_is_recorded(installed: Recorder, board: Board) -> None:
+    """Such a collective ends by itself, so it proves no hang. A script may call the group's methods, or torch's functions."""
+    options = AllreduceOptions()
+    options.timeout = timedelta(seconds=30)
+    group = dist.distributed_c10d._get_default_group()
+    group.allreduce([torch.ones(2)], options).wait()
+    group.allreduce([torch.ones(2)]).wait()
+    dist.barrier(timeout=timedelta(seconds=30))
+    dist.all_reduce(torch.ones(2))
+    limits = [entry.timeout_seconds for entry in entries(board)[-4:]]
+    assert limits == [0.0, math.inf, 0.0, math.inf]
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((3.0,), {}), ((), {"timeout": 3.0})])
