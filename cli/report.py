@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import replace_file
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,15 +48,9 @@ def write_page(path: Path, page: str) -> None:
     Raises:
         RunDirectoryError: the page cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(page)
-        os.replace(temporary, path)
+        replace_file(path, page.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise RunDirectoryError(
             f"cannot write the report {str(path)!r}: {error.strerror or error}; give another file with --output"
         ) from None

@@ -73,6 +73,8 @@ def print_text(status: RunStatus) -> None:
         console.print(f"  {_rank_line(rank, status.state)}")
     for late in status.late_ranks:
         console.print(f"  {late.sentence}")
+    for line in history.memory_trace.lines():
+        console.print(f"  memory: {line}")
     for number, recovery in enumerate(status.history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")
         details = [

@@ -7,7 +7,6 @@ that logged rewards (a warm start logs none). Does not change matplotlib's setti
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_run.dashboards.curves import Curves, Numbers, running_mean, series_of, smoothing_window
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -244,14 +244,9 @@ def _write_labels(axes: Axes, labels: Sequence[tuple[int, str]]) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Replace the picture atomically, because a viewer may have the old one open."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(fresh, path)
+        replace_file(path, content, mode=0o644)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise RunDirectoryError(
             f"cannot write the picture {str(path)!r}: {error.strerror or error}"
         ) from None

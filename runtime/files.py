@@ -1,4 +1,4 @@
-"""File helpers for the whole runtime: atomic JSON files, fsync, file locks, errnos for a full disk.
+"""File helpers for the whole runtime: atomic replacement, JSON files, fsync, file locks, errnos for a full disk.
 
 Imports nothing of this project. Does not know the run directory or checkpoints; callers pass paths.
 """
@@ -52,18 +52,31 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool 
         OSError: the file cannot be written; the old content is unchanged and the temporary file is removed.
         TypeError: `value` is not JSON; nothing is written.
     """
-    text = json.dumps(value, indent=indent) + "\n"
+    replace_file(path, (json.dumps(value, indent=indent) + "\n").encode("ascii"), durable=durable)
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Replace a file atomically: readers see the old content or the new content, never a part.
+
+    Args:
+        mode: of the new file.
+        durable: fsync the file before the rename and its directory after it.
+
+    Raises:
+        OSError: the file cannot be written; the old content is unchanged and the temporary file is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(text)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
     if durable:
         sync_directory(path.parent)

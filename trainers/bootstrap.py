@@ -91,7 +91,7 @@ def _run(
         except BaseException as error:
             session.script_raised(error)
             raise
-        session.script_ended = True
+        session.script_returned()
     except Stopped:
         return EXIT_STOPPED, True
     except SystemExit as error:

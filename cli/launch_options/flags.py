@@ -1,4 +1,7 @@
-"""Declaration of the options of `grpo-run launch`: torchrun's parser with our groups added."""
+"""Declaration of the options of `grpo-run launch`: torchrun's parser with our groups added.
+
+Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from grpo_run.cli.launch_options.memory_plan import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
-from grpo_run.runtime.launch.injection import GRAMMAR, help_text
+from grpo_run.runtime.launch.injections.kinds import help_text
+from grpo_run.runtime.launch.injections.parsing import GRAMMAR
 from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.watchdog.learning.rules import Guard, Response
@@ -133,6 +137,21 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         help="file system in memory that holds snapshots and checkpoints on their way to disk; off: training"
         " waits for the disk (default: %(default)s)",
     )
+    _add_memory(group)
+    _add_generation(group)
+    _add_rewards(group)
+    group.add_argument(
+        "--guard",
+        action="append",
+        default=[],
+        metavar=GUARD_GRAMMAR,
+        help=f"what follows when learning fails: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
+        " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
+        " nonfinite=roll-back, the others warn)",
+    )
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hygiene-every",
         type=int,
@@ -165,6 +184,9 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         help="name what keeps memory that grows from step to step: the line that made it and the object that holds it; steps take"
         " up to twice as long",
     )
+
+
+def _add_generation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--generation",
         action="append",
@@ -172,6 +194,9 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         metavar="KEY=VALUE",
         help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated, or followed by several KEY=VALUE",
     )
+
+
+def _add_rewards(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--reward-workers",
         type=int,
@@ -201,16 +226,6 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         metavar="SHARE",
         help="compute the rewards of a rollout once more if more than this share of its samples has no valid reward; 1 for"
         " never (default: %(default)g)",
-    )
-
-    group.add_argument(
-        "--guard",
-        action="append",
-        default=[],
-        metavar=GUARD_GRAMMAR,
-        help=f"what follows when learning fails: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
-        " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
-        " nonfinite=roll-back, the others warn)",
     )
 
 

@@ -23,8 +23,8 @@ from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.fresh_interpreters import reason_for_fresh_interpreters
-from grpo_run.runtime.launch.injection import check as check_injections
-from grpo_run.runtime.launch.injection import parse_all
+from grpo_run.runtime.launch.injections.parsing import parse_all
+from grpo_run.runtime.launch.injections.selection import check as check_injections
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
 from grpo_run.trainers.caps import settings as caps

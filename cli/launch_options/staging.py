@@ -88,7 +88,7 @@ def write_kept_checkpoints(
     area: LockedArea, directory: RunDirectory, run_id: str, notify: Callable[[str], None] = _notify
 ) -> None:
     """Write the snapshots of an area to disk, then free and unlock it. What cannot be written stays in memory."""
-    from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+    from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 
     try:
         drains = DrainScheduler(

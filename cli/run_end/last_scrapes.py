@@ -1,6 +1,6 @@
 """Let a regular scraper read how a run has ended, before its exporter exits.
 
-Called by `launch.py`. How long is decided in `dashboards/metrics/last_scrape.py`.
+Called by `launching/supervise.py`. How long is decided in `dashboards/metrics/last_scrape.py`.
 """
 
 from __future__ import annotations

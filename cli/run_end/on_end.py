@@ -2,7 +2,7 @@
 
     grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' train.py
 
-Called by `launch.py` after every end: finished, stopped, failed, and a failure of grpo-run itself. The command has
+Called by `launching/supervise.py` and `launch.py` after every end: finished, stopped, failed, and a failure of grpo-run itself. The command has
 a minute, and its failure is a warning: the exit code of the run is decided before.
 """
 

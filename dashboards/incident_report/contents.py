@@ -43,7 +43,7 @@ class Report:
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
     wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
     rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the content of `timeline.json`. `excluded` sums up the samples that the run has left out of
-    the loss.
+    the loss. `memory_trace` has what `--memory-trace` has found in the run, as lines.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Report:
     collectives: Mapping[int, tuple[CollectiveCall, ...]] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
     excluded: str = ""
+    memory_trace: tuple[str, ...] = ()
 
 
 def find_incident(run: RunDirectory, wanted: str | None) -> Path:
@@ -77,7 +78,9 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
         if path.name[:4].isdigit() and path.is_dir()
     }
     if not folders:
-        raise RunDirectoryError(f"{run.path} has no incidents to report")
+        found = History.of(read_journal(run.journal)).memory_trace.found
+        where = f"; `grpo-run status {run.path}` shows what its memory trace has found" if found else ""
+        raise RunDirectoryError(f"{run.path} has no incidents to report{where}")
     if wanted is None:
         return folders[max(folders)]
     number = wanted.partition("-")[0]
@@ -116,6 +119,7 @@ def read_report(run: RunDirectory, incident: Path) -> Report:
         collectives=read_collectives(incident / "collectives"),
         events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
         excluded=record.history.exclusions.summary,
+        memory_trace=tuple(record.history.memory_trace.lines()),
     )
 
 

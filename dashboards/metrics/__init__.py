@@ -3,6 +3,6 @@
 May import `runtime`, `watchdog` and `prometheus_client`. Start reading at `catalogue.py`, the table of all
 metrics. `labels.py` holds the closed sets of label values, `readings.py` computes each metric's samples,
 `metric.py` defines the types, `collector.py` evaluates the table for every scrape, `server.py` has the pages,
-`http_server.py` the connections, and `address.py` opens the port. To add a metric, add an entry to
+`serving/` the connections, and `address.py` opens the port. To add a metric, add an entry to
 `catalogue.py`.
 """

@@ -2,5 +2,5 @@
 
 Start at `terminal.py`, which writes to the console. `progress.py` and `incidents.py` turn the state of a run
 into text; `pipe_schedule.py` and `tracebacks.py` decide when it is printed. They print nothing themselves.
-Imports runtime and watchdog; called by `cli.launch` only.
+Imports runtime and watchdog; called by `cli.launching` only.
 """

@@ -3,8 +3,7 @@
 On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
 printed when `pipe_schedule.py` says so, every event is one line, and no control codes are written. Output of
 ranks goes to standard output, as under torchrun, except for tracebacks that end a rank (`tracebacks.py`);
-everything else goes to standard error.
-Thread-safe.
+everything else goes to standard error. Made by `cli/launching/supervise.py`; thread-safe.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, ins
 from grpo_run.dashboards.terminal.pipe_schedule import PipeSchedule
 from grpo_run.dashboards.terminal.progress import count, progress_line
 from grpo_run.dashboards.terminal.tracebacks import HeldTracebacks
+from grpo_run.runtime.continuity.memory.findings import FindingLines
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
@@ -72,6 +72,7 @@ class Terminal:
         self._tracebacks = HeldTracebacks(self._has_failed)
         self._faults_before_attempt = 0
         self._interval_shown = False
+        self._finding_lines = FindingLines()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-terminal")
 
@@ -81,6 +82,8 @@ class Terminal:
         self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
         self._faults_before_attempt = self._faults_shown
         self._interval_shown = status is not None and status.history.snapshot_interval is not None
+        if status is not None:
+            self._finding_lines.skip(status.history.memory_trace)
         if self._is_screen:
             self._live = Live(
                 console=self._console,
@@ -96,6 +99,9 @@ class Terminal:
         self._stop.set()
         self._thread.join(2.0)
         self._show_faults()
+        status = self._status()
+        if status is not None:
+            self._show_findings(status, final=True)
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()
@@ -167,6 +173,7 @@ class Terminal:
                 continue
             self._show_faults_of(status)
             self._show_interval(status.history)
+            self._show_findings(status)
             line = progress_line(status)
             if self._live is not None:
                 width = self._console.width
@@ -191,6 +198,16 @@ class Terminal:
                 f"a snapshot is taken in memory every {count(steps, 'step')}: a fault repeats at most about"
                 f" {duration_text(steps * seconds)} of training"
             )
+
+    def _show_findings(self, status: RunStatus, *, final: bool = False) -> None:
+        """Print what the memory traces have found, each finding once in a run."""
+        ranks = [slot.rank for slot in status.slots if slot is not None]
+        with self._lock:
+            lines = self._finding_lines.new(
+                status.history.memory_trace, ranks=ranks, now=time.time(), final=final
+            )
+            for line in lines:
+                self._event(line)
 
     def _show_faults(self, *, final: bool = False) -> None:
         """Print every fault once its action is decided, and every recovery once training continues.

@@ -31,7 +31,8 @@ _HEADER = struct.Struct(
 GROUP_BYTES = 40
 _TEXTS = struct.Struct(f"<{GROUP_BYTES}s32s24s32s64s24s")  # group, operation, dtypes, sizes, file, function
 _ENTRY = struct.Struct(_HEADER.format + _TEXTS.format.removeprefix("<"))
-assert _ENTRY.size == _HEADER.size + _TEXTS.size == ENTRY_BYTES
+_WRITTEN = struct.Struct(f"{_HEADER.format}{_TEXTS.size}s")  # an entry whose texts are encoded already
+assert _ENTRY.size == _WRITTEN.size == _HEADER.size + _TEXTS.size == ENTRY_BYTES
 _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 8
 _PROGRESS_AT = 16
@@ -130,16 +131,14 @@ class CollectiveLogWriter:
                 | (_LIMITED if limited else 0)
                 | (_IN_MEMORY if in_memory else 0)
             )
-        memory = self._memory
+        memory, thread = self._memory, threading.get_ident()
         with self._lock:
-            self._number += 1
-            number = self._number
+            self._number = number = self._number + 1
             at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
-            _NUMBER.pack_into(memory, at, 0)
-            _HEADER.pack_into(
+            _WRITTEN.pack_into(
                 memory,
                 at,
-                0,
+                0,  # clears the number first: no reader accepts the entry while it is written
                 sequence & 0xFFFFFFFF,
                 step,
                 CollectiveProgress.enqueued,
@@ -147,23 +146,23 @@ class CollectiveLogWriter:
                 root + 1,
                 description.line,
                 members,
-                threading.get_ident(),
+                thread,
+                description.texts,
             )
-            memory[at + _HEADER.size : at + ENTRY_BYTES] = description.texts
             _NUMBER.pack_into(memory, at, number)
             _LAST.pack_into(memory, self._last_at, number, time.monotonic_ns())
         return number
 
     def mark(self, number: int, progress: CollectiveProgress) -> None:
-        """Set the progress of an entry and the calling thread as its thread.
+        """Set the progress of an entry; one that becomes `waiting` gets the calling thread as its thread.
 
         Ignore an entry that was overwritten.
         """
-        memory = self._memory
-        at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
-        if _NUMBER.unpack_from(memory, at)[0] == number:
-            _NUMBER.pack_into(memory, at + _THREAD_AT, threading.get_ident())
-            memory[at + _PROGRESS_AT] = progress
+        if self._number - number < ENTRIES:
+            at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
+            if progress is CollectiveProgress.waiting:
+                _NUMBER.pack_into(self._memory, at + _THREAD_AT, threading.get_ident())
+            self._memory[at + _PROGRESS_AT] = progress
 
     def amend(self, number: int, *, count: int) -> None:
         """Set how many collectives an entry stands for, once that is known; 0 if nothing was issued.

@@ -22,7 +22,7 @@ import zlib
 from typing import NamedTuple
 
 from grpo_run.runtime.board import futex
-from grpo_run.runtime.board.disagreement_field import read_disagreement
+from grpo_run.runtime.board.header.disagreement_field import read_disagreement
 
 CHANNELS = ("grpo_run/vote", "grpo_run/consensus")
 """Names of the channels, in the order of their places in the area."""

@@ -14,6 +14,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from grpo_run.runtime.files import replace_file
+
 MAX_ENTRIES = 1000
 """The entries launched last are kept; `ls` shows no more runs than a person can read."""
 MAX_PATH_BYTES = 4096
@@ -43,13 +45,7 @@ def register(run_directory: Path, folder: Path | None) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         entry = folder / _name(path)
-        temporary = folder / f".{entry.name}.{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, path)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, entry)
+        replace_file(entry, path)
         for old in _newest_first(folder)[MAX_ENTRIES:]:
             old.unlink(missing_ok=True)
     except OSError:

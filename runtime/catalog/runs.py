@@ -1,7 +1,7 @@
 """The runs of a user, each with its state, age and size: what `grpo-run ls` shows and `grpo-run gc` judges.
 
 A run is found in `runs/` of the working directory or by the registry, and nowhere else: no file system is searched.
-Reads only.
+Called by every command that names a run. Reads only.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
         areas = tuple(recorded_areas(directory.read_run()))
     except (RunDirectoryError, OSError) as error:
         problem = str(error)
-    last_time = status.history.last_time if status is not None else None
+    last_time = status.history.time.last if status is not None else None
     held = links_of(directory, status) if status is not None else []
     return RunEntry(
         directory=directory,

@@ -40,7 +40,7 @@ class Computation(_Facts):
     configuration: dict[str, Any] = {}
     """The model's configuration of transformers, as JSON."""
     weights: str = ""
-    """Data type of the weights, such as `bfloat16`."""
+    """Data type of the weights, such as `bfloat16`; with adapters that of the model below them."""
     autocast: str = ""
     """Data type of the forward pass under autocast; empty if there is none."""
     attention: str = ""
@@ -49,8 +49,13 @@ class Computation(_Facts):
     """Name of transformers' `optim`."""
     device: str = ""
     """`cuda` or `cpu`."""
+    lora_rank: int = 0
+    """Of peft's LoRA; 0 without adapters."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the modules that have adapters."""
+    lora_dropout: float = 0.0
     special: tuple[str, ...] = ()
-    """What a trace does not know, as clauses: adapters, quantized weights, kernels of Liger."""
+    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of Liger."""
 
 
 class MemoryFacts(_Facts):

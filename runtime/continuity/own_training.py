@@ -73,6 +73,10 @@ class OwnTraining:
         self.current = False
         self._paths = dict.fromkeys(self._paths, False)
 
+    def apply_trainer_imported(self) -> None:
+        """The script has imported a Trainer."""
+        self.without_trainer = False
+
     def apply_train_started(self) -> None:
         """A `train()` call, or the loop, begins."""
         self.current = False

@@ -107,6 +107,10 @@ class RewardRecord:
         self._last = (int(record.get("train_call") or 0), int(record.get("step") or 0), place)
         self._failures[self._last] = self._failures.get(self._last, 0) + 1
 
+    def apply_replaced(self) -> None:
+        """A worker was replaced between two calls."""
+        self.replaced += 1
+
     def apply_moved(self, record: Mapping[str, Any]) -> None:
         """A function runs in workers from the next attempt on."""
         place = MovedReward(file=str(record.get("file", "")), function=str(record["function"]))

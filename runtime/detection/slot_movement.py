@@ -1,4 +1,7 @@
-"""When each rank's slot last changed. Costs no system call; reads nothing but the slots it is given."""
+"""When each rank's slot last changed. Costs no system call; reads nothing but the slots it is given.
+
+Kept by `detector.py` at every scan, and used by its parts: a rank whose slot changes does not stand still.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ It has no limit: those above it hold for it, too. What is charged to it is what 
 their processes only, and what ends a whole cgroup from outside ends the ranks and not the supervisor. Making one needs
 write access to the hierarchy, which root has in version 1, and in version 2 where the group passes the memory controller on to
 its children; containers and schedulers usually do not grant it, and then nothing is made. The forkserver enters before it
-imports anything, and its children are in the group. Called by `cli/launch.py`; the guardian removes the group after the death
+imports anything, and its children are in the group. Called by `cli/launching/`; the guardian removes the group after the death
 of the supervisor.
 """
 

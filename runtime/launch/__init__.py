@@ -1,7 +1,7 @@
 """What a run is asked to do: its configuration, its parallelism, its script and the faults to inject.
 
 Start at `config.py`: the configuration of a run, declared once. `rank_settings.py` carries it to the ranks,
-`injection.py` reads `--inject`, `script.py` reads the training script, and the `accelerate*` files apply an
+`injections/` reads `--inject`, `script.py` reads the training script, and the `accelerate*` files apply an
 accelerate configuration file. Imports `record`, the modules of `runtime` below it, and `watchdog`; starts no
 process.
 """

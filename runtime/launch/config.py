@@ -15,13 +15,14 @@ import pydantic
 
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injection import Injection
+from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.runtime.launch.injections.parsing import parse_injection
 from grpo_run.watchdog.learning.rules import Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 InjectionText = Annotated[
     Injection,
-    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else Injection.parse(value)),
+    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else parse_injection(value)),
     pydantic.PlainSerializer(str, return_type=str),
 ]
 """An injection, encoded as its canonical text."""

@@ -1,6 +1,6 @@
 """Settings of one rank in one attempt, and their encoding: one JSON object in one environment variable.
 
-`cli.launch` writes the variable for each rank; the bootstrap reads it once. The run's configuration travels
+`cli.launching` writes the variable for each rank; the bootstrap reads it once. The run's configuration travels
 as a whole; the other fields differ by attempt or by rank. Plain data.
 """
 
@@ -17,7 +17,7 @@ from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.continuity.rewards import MovedReward
 from grpo_run.runtime.continuity.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.record.failure_rate import PRIOR_FAILURE_SECONDS
+from grpo_run.runtime.record.history_parts.failure_rate import PRIOR_FAILURE_SECONDS
 from grpo_run.runtime.rollouts.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.staging.slot import SnapshotName
 

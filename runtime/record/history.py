@@ -7,13 +7,12 @@ does no I/O.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.continuity.decision import Action
+from grpo_run.runtime.continuity.memory.findings import MemoryFindings
 from grpo_run.runtime.continuity.memory_plan import MemoryRecord
 from grpo_run.runtime.continuity.memory_restarts import MemoryRestarts
 from grpo_run.runtime.continuity.own_training import OwnTraining
@@ -21,26 +20,30 @@ from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.continuity.rewards import RewardRecord
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
-from grpo_run.runtime.record.failure_rate import mean_time_between_failures
-from grpo_run.runtime.record.step_times import StepTimes
+from grpo_run.runtime.record.history_parts.failure_rate import mean_time_between_failures
+from grpo_run.runtime.record.history_parts.phase_records import PhaseRecords
+from grpo_run.runtime.record.history_parts.recoveries import (
+    apply_action,
+    apply_mismatch,
+    apply_progress,
+    apply_resumed,
+    is_restarting,
+)
+from grpo_run.runtime.record.history_parts.step_times import StepTimes
+from grpo_run.runtime.record.history_parts.wall_time import WallTime
 from grpo_run.runtime.rollouts.exclusions import Exclusions
 from grpo_run.runtime.rollouts.quarantine import Quarantine
-from grpo_run.watchdog.observation import Phase, PhaseKey
-from grpo_run.watchdog.stalls.durations import Durations
 
 ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
-_CALLBACK = "callback "
-"""Prefix that tells the durations of a callback from those of a phase."""
 
 
 @dataclass(kw_only=True)
 class History:
     """State of a run after the events applied so far. `apply` is the only method that changes it.
 
-    Positions are pairs (train call, step). `attempts` and `supervisors` are counts; `first_time` and
-    `last_time` are times of events in seconds since the epoch; `unreadable` counts records that could not be
-    interpreted.
+    Positions are pairs (train call, step). `attempts` and `supervisors` are counts;
+    `unreadable` counts records that could not be interpreted.
     """
 
     run_id: str = ""
@@ -49,8 +52,7 @@ class History:
     step: int = 0
     target_steps: int = 0
     attempts: int = 0
-    first_time: float | None = None
-    last_time: float | None = None
+    time: WallTime = field(default_factory=WallTime)
     checkpoint: Checkpoint | None = None
     """The furthest checkpoint that was published since the present attempt began, or before if it resumed there."""
     snapshot_step: int | None = None
@@ -75,8 +77,8 @@ class History:
     supervisors: int = 0
     ranks_stopped: bool = False
     """Whether a rank of the present attempt has exited after an agreed stop."""
-    phase_records: dict[str, Any] = field(default_factory=dict)
-    """By name of the phase, the last durations written for it, as JSON."""
+    phases: PhaseRecords = field(default_factory=PhaseRecords)
+    """How long phases and callbacks took so far."""
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
     steps: StepTimes = field(default_factory=StepTimes)
@@ -93,6 +95,8 @@ class History:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
+    memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
+    """What `--memory-trace` has found."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -101,9 +105,6 @@ class History:
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
-    _idle_seconds: float = 0.0
-    _ended_at: float | None = None
-    _previous_time: float | None = None
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> History:
@@ -119,9 +120,7 @@ class History:
         if not isinstance(time, (int, float)):
             self.unreadable += 1
             return
-        if self.first_time is None:
-            self.first_time = time
-        self._previous_time, self.last_time = self.last_time, time
+        self.time.apply_event(time)
         event = record["event"]
         handler = getattr(self, f"_on_{event}", None)
         if handler is None and event not in _FORWARDED:
@@ -146,10 +145,7 @@ class History:
         self.sentence = ""
         self.state = "starting"
         self.steps.interrupt()
-        absent_since = self._ended_at if self._ended_at is not None else self._previous_time
-        if absent_since is not None:
-            self._idle_seconds += max(0.0, time - absent_since)
-        self._ended_at = None
+        self.time.apply_run_started(time)
 
     def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
         self.state = record["to"]
@@ -172,8 +168,7 @@ class History:
 
     def _mismatch(self, text: str) -> None:
         self.resume_mismatches += 1
-        if self.recoveries and not self.recoveries[-1].mismatch:
-            self.recoveries[-1].mismatch = text
+        apply_mismatch(self.recoveries, text)
 
     def _on_train_started(self, record: dict[str, Any], time: float) -> None:
         if record.get("rank") not in (0, None):
@@ -184,11 +179,7 @@ class History:
         self.steps.begin(call, resumed, time)
         self.calls.apply_train_started(record, time)
         self.own.apply_train_started()
-        for recovery in self.recoveries:
-            if recovery.lost_steps is None:
-                recovery.from_checkpoint = resumed if recovery.train_call == call else None
-                # resumed in the same call, or in an earlier one if this call had no checkpoint yet
-                recovery.lost_steps = max(0, recovery.step - (resumed if recovery.train_call == call else 0))
+        apply_resumed(self.recoveries, call, resumed)
 
     def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
         step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
@@ -200,19 +191,11 @@ class History:
         self.best_position = max(self.best_position, (call, step))
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
-        self._recovered(at)
-
-    def _recovered(self, at: float) -> None:
-        for recovery in self.recoveries:
-            if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
-                recovery.recovery_seconds = max(0.0, at - recovery.at)
-
-    def _on_trainer_imported(self, record: dict[str, Any], time: float) -> None:
-        self.own.without_trainer = False
+        apply_progress(self.recoveries, at)
 
     def _on_own_training(self, record: dict[str, Any], time: float) -> None:
         if self.own.apply_noted(record):
-            self._recovered(time)
+            apply_progress(self.recoveries, time)
 
     def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
         if self.own.apply_saved(record, time):
@@ -265,17 +248,9 @@ class History:
         self.rewards.apply_incident(record)
         self.failures_without_progress += 1
 
-    def _on_reward_worker_replaced(self, record: dict[str, Any], time: float) -> None:
-        self.rewards.replaced += 1
-
     def _on_action(self, record: dict[str, Any], time: float) -> None:
-        if self.recoveries and not self.recoveries[-1].action:
-            last = self.recoveries[-1]
-            last.action, last.reason = record["action"], record.get("reason") or ""
-            last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
-            last.patient = bool(record.get("patient"))
-            if last.patient or last.action == Action.restart_with_plan_change:
-                self.failures_without_progress -= 1  # bounded by time, or by the ladder's length
+        if apply_action(self.recoveries, record):
+            self.failures_without_progress -= 1
 
     def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
         self.guard_trips[str(record["guard"])] += 1
@@ -286,23 +261,6 @@ class History:
 
     def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
         self.injections_fired.append(str(record.get("injection")))
-
-    def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
-        callback = record.get("callback")
-        name = str(record.get("phase")) if callback is None else f"{_CALLBACK}{callback}"
-        self.phase_records[name] = record.get("durations")
-
-    def learned_durations(self) -> dict[PhaseKey, Durations]:
-        """Return how long phases and callbacks took so far.
-
-        Invalid records are ignored; those phases are measured again.
-        """
-        learned: dict[PhaseKey, Durations] = {}
-        for name, value in self.phase_records.items():
-            with contextlib.suppress(ValueError, KeyError):
-                key: PhaseKey = name[len(_CALLBACK) :] if name.startswith(_CALLBACK) else Phase[name]
-                learned[key] = Durations.from_json(value)
-        return learned
 
     def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
         self.ranks_stopped |= record.get("exit_code") == EXIT_STOPPED
@@ -319,7 +277,7 @@ class History:
         if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
-        self._ended_at = time
+        self.time.apply_run_ended(time)
 
     @property
     def finished(self) -> bool:
@@ -334,8 +292,7 @@ class History:
     @property
     def restarting(self) -> bool:
         """Whether the last fault was answered by a restart after which no step has been committed yet."""
-        last = self.recoveries[-1] if self.recoveries else None
-        return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
+        return is_restarting(self.recoveries)
 
     def productive_seconds(self) -> float:
         """Return the seconds spent on steps that were committed and not repeated after a recovery."""
@@ -354,8 +311,7 @@ class History:
 
     def mean_time_between_failures(self) -> float:
         """Return the mean seconds between failures so far. Time without a supervisor does not count."""
-        elapsed = (self.last_time or 0.0) - (self.first_time or 0.0) - self._idle_seconds
-        return mean_time_between_failures(max(0.0, elapsed), len(self.recoveries))
+        return mean_time_between_failures(self.time.seconds_to_last_event(), len(self.recoveries))
 
     def goodput(self, now: float | None = None) -> float | None:
         """Return the share of wall time spent on productive steps, from 0 to 1.
@@ -366,11 +322,9 @@ class History:
         Args:
             now: seconds since the epoch, for a run that is live; the time of the last event if None.
         """
-        if self.first_time is None or (self.own.seen and self.best_position == (0, 0)):
+        if self.time.first is None or (self.own.seen and self.best_position == (0, 0)):
             return None
-        end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last_time)
-        assert end is not None
-        wall = end - self.first_time - self._idle_seconds
+        wall = self.time.seconds(now)
         return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
 
 
@@ -381,8 +335,13 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_moved": lambda history, record: history.rewards.apply_moved(record),
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
+    "reward_worker_replaced": lambda history, record: history.rewards.apply_replaced(),
+    "trainer_imported": lambda history, record: history.own.apply_trainer_imported(),
+    "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
+    "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
     "memory_plan_given": lambda history, record: history.memory.apply_given(record),
+    "phase_learned": lambda history, record: history.phases.apply(record),
     "rank_started": lambda history, record: history.calls.apply_rank_started(record),
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),

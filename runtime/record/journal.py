@@ -81,6 +81,7 @@ EVENTS = frozenset(
         "memory_restart",
         "memory_oom_suspected",
         "memory_finding",
+        "memory_snapshot",
         "reward_moved",
         "reward_failed",
         "reward_latency",

@@ -12,6 +12,7 @@
       memory_facts.json       what decides how the last `train()` call could use less memory
       plan_traces/            how much memory it would use with other memory plans
       memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
+      memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
 not here: they stay in the script's `output_dir`.
@@ -32,7 +33,7 @@ from typing import Any
 
 import pydantic
 
-from grpo_run.runtime.continuity.memory import facts_file, forecast_file, trace_request
+from grpo_run.runtime.continuity.memory import facts_file, findings, forecast_file, trace_request
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_exclusively, write_json
 from grpo_run.runtime.process_identity import ProcessIdentity, own_identity
@@ -55,6 +56,7 @@ OWN_NAMES = (
     facts_file.FILE_NAME,
     trace_request.FOLDER,
     forecast_file.FOLDER,
+    findings.FOLDER,
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))

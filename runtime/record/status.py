@@ -1,7 +1,8 @@
 """The status of a run as one object: what `grpo-run status --json`, the metrics and the pages show.
 
 Combines the replayed journal with the live board. A run whose supervisor exited without writing how the run
-ended is reported as `unknown`, never as running. Reads files; decides nothing.
+ended is reported as `unknown`, never as running. Called by commands with a run's directory, and
+by the supervisor with what it has in memory. Reads files; decides nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.continuity import own_training
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.host_memory.last_sample import read_last_sample
 from grpo_run.runtime.record.commits import newest_commit
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.summary import summarize
 from grpo_run.runtime.record.waiting import Wait, find_wait
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.host_memory.sample import HostSample
@@ -119,6 +120,7 @@ class RunStatus:
             "warnings": history.warnings,
             "excluded": history.exclusions.as_json(),
             "host_memory": self.host_memory.as_json() if self.host_memory is not None else None,
+            "memory_trace": history.memory_trace.as_json(),
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
         }
@@ -267,7 +269,7 @@ def _is_directory(path: object) -> bool:
 def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
     """Return a warning if the board shows steps that the journal lacks, as on a full disk."""
     commit = newest_commit(dict(enumerate(slots)), world_size=0)
-    if commit is None or time.time() - (history.last_time or 0.0) < JOURNAL_BEHIND_SECONDS:
+    if commit is None or time.time() - (history.time.last or 0.0) < JOURNAL_BEHIND_SECONDS:
         return None
     # the supervisor may not have polled the newest step yet
     if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):
@@ -276,58 +278,3 @@ def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | N
         f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may be full,"
         " and later faults are not recorded here."
     )
-
-
-def summarize(state: str, history: History, exit_code: int | None = None) -> str:
-    """Return one sentence on the state of the run.
-
-    Args:
-        state: of the lifecycle, or `unknown`.
-        history: of the run.
-        exit_code: of a run that is about to end; that of the history if None.
-    """
-    if exit_code is None:
-        exit_code = history.exit_code
-    left_after = history.calls.left_after(history.train_call) if exit_code == EXIT_FINISHED else None
-    step = history.step if left_after is None else left_after  # no vote follows the last step then
-    place = f"step {step} of {history.target_steps}" if history.target_steps else f"step {step}"
-    if left_after is not None:
-        place += ", where the script left the loop"
-    recovered = sum(
-        1
-        for recovery in history.recoveries
-        # the script of a finished run may have had no further step to commit
-        if recovery.recovery_seconds is not None
-        or (exit_code == EXIT_FINISHED and recovery.action.startswith("restart"))
-    )
-    faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
-    if history.recoveries and not recovered:
-        faults = "no fault recovered"
-    trained = history.train_call > 0 or history.step > 0
-    if history.own.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
-        restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
-        return own_training.summarize(history.own, state, exit_code, restarts=restarts, now=time.time())
-    if state == "stopped" and exit_code == EXIT_GAVE_UP and not trained:
-        return "Stopped. The same command begins the script anew; nothing is saved."
-    if state == "stopped" and exit_code not in (None, EXIT_STOPPED):
-        return f"Stopped: the script returned {exit_code}. Run the same command to start again."
-    if exit_code == EXIT_FINISHED and not trained:
-        return f"Finished, {faults}. The script did not use a Trainer, so no steps were counted."
-    if exit_code == EXIT_FINISHED:
-        return f"Finished at {place}, {faults}."
-    if exit_code == EXIT_STOPPED and not trained:
-        return "Stopped before the first step of a Trainer. Run the same command to start again."
-    if exit_code == EXIT_STOPPED:
-        saved = f"checkpoint at step {history.checkpoint.step}" if history.checkpoint else "no checkpoint yet"
-        return f"Stopped at {place} ({saved}). Run the same command to resume."
-    if exit_code is not None:
-        return history.sentence or f"Gave up at {place}."
-    if state == "unknown":
-        return (
-            f"Unknown: the supervisor exited without ending the run, last seen at {place}."
-            " Run the same command to resume."
-        )
-    if state == "starting" and history.restarting:
-        return f"Restarting after {place}, attempt {history.attempts}, {faults}."
-    summary = f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."
-    return f"{summary} {own_training.SINCE_CALL}" if history.own.current else summary

@@ -1,7 +1,7 @@
 """The snapshot buffer: one rank's memory for snapshots, in a file on a memory-backed file system.
 
 The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. The rank
-appends (`SnapshotBuffer`); the drain worker reads (`SnapshotBufferReader`). Slots and locks (`slot.py`)
+appends (`SnapshotBuffer`); the drain worker reads (`buffer_reader.py`). Slots and locks (`slot.py`)
 decide who may use a buffer when; the index (`index.py`) says what its bytes mean. Only one process may write
 at a time.
 """
@@ -14,7 +14,6 @@ import errno
 import mmap
 import os
 import resource
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,7 @@ from typing_extensions import Self
 
 from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.runtime.staging.buffer_file import open_own
 from grpo_run.runtime.staging.headroom import Headroom, least_headroom, measure_headroom
 
 ALIGNMENT_BYTES = 64
@@ -66,7 +66,7 @@ class SnapshotBuffer:
         self.path = path
         self._measure = measure
         self._position = 0
-        self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             os.fchmod(self._descriptor, 0o600)
             status = os.fstat(self._descriptor)
@@ -189,121 +189,11 @@ class SnapshotBuffer:
                 raise
 
 
-class SnapshotBufferReader:
-    """The reading side: maps the file at its present size, read-only."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the file.
-
-        Raises:
-            CheckpointError: the file is missing, empty or not of this user.
-        """
-        self.path = path
-        descriptor = _open(path, os.O_RDONLY)
-        try:
-            self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # mmap of an empty file is a ValueError
-            raise CheckpointError(f"{path} cannot be mapped: {error}") from error
-        finally:
-            os.close(descriptor)
-        self._view = memoryview(self._map)
-
-    def view(self, offset: int, size_bytes: int) -> memoryview:
-        """Return a read-only view of a record. Release it before `close`.
-
-        Raises:
-            CheckpointError: the record is outside the file.
-        """
-        if not 0 <= offset <= offset + size_bytes <= len(self._view):
-            raise CheckpointError(
-                f"{self.path} has {len(self._view)} bytes, but a record has {size_bytes} bytes at offset {offset}"
-            )
-        return self._view[offset : offset + size_bytes]
-
-    def address(self, offset: int, size_bytes: int) -> int:
-        """Return the address of a record in this process, for reading only, valid until `close`.
-
-        Raises:
-            CheckpointError: as `view`.
-        """
-        import numpy
-
-        with self.view(offset, size_bytes) as view:
-            return int(numpy.frombuffer(view, numpy.uint8).ctypes.data)
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._view.release()
-        self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def free_memory(path: Path) -> None:
-    """Free the memory of a buffer, also while ranks have it mapped: its size stays, and its bytes become undefined.
-
-    A rank notices at `SnapshotBuffer.begin`, and takes memory again as for a new buffer.
-
-    Raises:
-        CheckpointError: it cannot be opened.
-        OSError: the file system cannot free parts of files.
-    """
-    descriptor = _open(path, os.O_RDWR)
-    try:
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes:
-            with mmap.mmap(descriptor, size_bytes) as mapped:
-                mapped.madvise(mmap.MADV_REMOVE)
-    finally:
-        os.close(descriptor)
-
-
-def check_in_memory(path: Path, size_bytes: int) -> None:
-    """Check that the first `size_bytes` of a buffer exist and were written, without reading them.
-
-    Raises:
-        CheckpointError: the file is missing, too short, not of this user, or has a hole in that range.
-    """
-    descriptor = _open(path, os.O_RDONLY)
-    try:
-        held = os.fstat(descriptor).st_size
-        if held < size_bytes:
-            raise CheckpointError(f"{path} has {held} bytes, but its index needs {size_bytes}")
-        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-        if hole < size_bytes:
-            raise CheckpointError(
-                f"{path} has no data at byte {hole}, but its index needs {size_bytes} bytes"
-            )
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-
-
 def _held_bytes(descriptor: int, status: os.stat_result) -> int:
     """Return the size up to the first hole. A rank that dies while opening leaves a hole at the end."""
     if status.st_blocks * 512 >= status.st_size:
         return status.st_size
     return os.lseek(descriptor, 0, os.SEEK_HOLE) // GROWTH_BYTES * GROWTH_BYTES
-
-
-def _open(path: Path, flags: int) -> int:
-    """Open a regular file of this user. Checked because folders like /dev/shm are world-writable."""
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is not a regular file of this user")
-    return descriptor
 
 
 def _capacity(folder: Path) -> int:

@@ -22,7 +22,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_exclusively, lock_shared, write_json
-from grpo_run.runtime.staging.buffer import check_in_memory, free_memory
+from grpo_run.runtime.staging.buffer_file import check_in_memory, free_memory
 from grpo_run.runtime.staging.index import SnapshotIndex, read_index
 
 STAGED = "STAGED.json"

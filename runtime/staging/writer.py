@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from grpo_run.runtime import upstream
-from grpo_run.runtime.staging.buffer import SnapshotBufferReader
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.index import SafetensorsFile, SnapshotIndex, TorchFile
 
 PRIVATE_FOLDER = "grpo_run"

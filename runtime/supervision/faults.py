@@ -22,18 +22,18 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision.attempt import Attempt
-from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.exits import Exits
 from grpo_run.runtime.supervision.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
+from grpo_run.runtime.supervision.incident_event import incident_fields, other_failures
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision
-from grpo_run.runtime.supervision.memory.run_memory import RunMemory, signature_with_plan
+from grpo_run.runtime.supervision.memory.run_memory import RunMemory
 from grpo_run.runtime.supervision.memory.tracing import JobTracer
 from grpo_run.runtime.supervision.policy import decide
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
 from grpo_run.runtime.supervision.unguarded.means import stop_code
-from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
 
@@ -124,7 +124,7 @@ class FaultHandler:
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
         memory = None if stopping else self._decide_memory(context, verdict)
-        also_failed = _other_failures(context.attempt, verdict)["also_failed"]
+        also_failed = other_failures(context.attempt, verdict)["also_failed"]
         prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
         if usage is not None:
             decision = Decision(
@@ -133,14 +133,7 @@ class FaultHandler:
         elif memory is not None:
             decision = memory.decision
         else:
-            decision = decide(
-                self._history,
-                verdict,
-                self._config.budget,
-                stopping=stopping,
-                can_go_back=self._can_go_back(verdict),
-                prompts=len(prompts),
-            )
+            decision = self._decide(verdict, stopping=stopping, prompts=len(prompts))
         restart = decision.action in RESTARTS
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
@@ -161,10 +154,25 @@ class FaultHandler:
         if decision.action is Action.quarantine_batch:
             self._quarantine.add(prompts, verdict.phase)
         tell_ranks(context, verdict)
+        return self._resolve(verdict, decision, usage=usage, stopping=stopping)
+
+    def _decide(self, verdict: Verdict, *, stopping: bool, prompts: int) -> Decision:
+        return decide(
+            self._history,
+            verdict,
+            self._config.budget,
+            stopping=stopping,
+            can_go_back=self._can_go_back(verdict),
+            prompts=prompts,
+        )
+
+    def _resolve(
+        self, verdict: Verdict, decision: Decision, *, usage: RankError | None, stopping: bool
+    ) -> Resolution:
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
-        if restart:
+        if decision.action in RESTARTS:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
@@ -255,34 +263,17 @@ class FaultHandler:
         seen_at, seen_at_monotonic = time.time(), time.monotonic()
         outcome = investigate(self._run, context)
         verdict = outcome.verdict
-        plan = self._history.memory.plan
-        error = _error_of_culprit(context.attempt.exits, verdict)
-        if context.finding is not None:
-            failed_at = seen_at - (seen_at_monotonic - context.finding.began_at_seconds)
-        elif error is not None:
-            failed_at = error.wall_time
-        else:
-            failed_at = seen_at - (seen_at_monotonic - exits_unseen_since)
+        finding = context.finding
+        began_at = exits_unseen_since if finding is None else finding.began_at_seconds
+        fields = incident_fields(
+            outcome,
+            context,
+            slots,
+            plan=self._history.memory.plan,
+            began_at=seen_at - (seen_at_monotonic - began_at),
+        )
         self._reporter.write(
-            "incident",
-            rank=verdict.culprit,
-            step=verdict.step,
-            train_call=max((slot.train_call for slot in slots.values() if slot is not None), default=0),
-            cause=str(verdict.cause),
-            culprit=verdict.culprit,
-            phase=verdict.phase,
-            **_other_failures(context.attempt, verdict),
-            sentence=verdict.sentence,
-            signature=signature_with_plan(verdict, plan),
-            starting=verdict.starting,
-            memory_plan=plan.text,
-            origin=str(verdict.origin),
-            failed_reward=verdict.failed_reward.as_json() if verdict.failed_reward is not None else None,
-            incident=str(outcome.folder),
-            failed_at=failed_at,
-            detection_seconds=max(0.0, time.time() - failed_at),
-            guard=verdict.trip.as_json() if verdict.trip is not None else None,
-            shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
+            "incident", **fields, detection_seconds=max(0.0, time.time() - fields["failed_at"])
         )
         if verdict.trip is not None:
             self._reporter.write("guard_tripped", **verdict.trip.as_json())
@@ -306,26 +297,6 @@ def in_destructor(incident: Path, ranks: Collection[int]) -> bool:
 
 def _usage_error(exits: Exits) -> RankError | None:
     return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
-
-
-def _other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
-    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves.
-
-    A rank that has written its error is listed although its process may not have exited yet.
-    """
-    failed = {exit.rank: exit.error for exit in attempt.exits.failed}
-    for rank in attempt.place_of_rank.keys() - {exit.rank for exit in attempt.exits.seen}:
-        error = attempt.files.read_error(rank)
-        if error is not None:
-            failed[rank] = error
-    if verdict.culprit is not None:
-        failed.pop(verdict.culprit, None)
-    lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))
-    return {"lost_connection": lost, "also_failed": sorted(failed.keys() - set(lost))}
-
-
-def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:
-    return next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
 
 
 def as_sentence(text: str) -> str:

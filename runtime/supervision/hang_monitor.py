@@ -18,7 +18,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.status import find_late_ranks
 from grpo_run.runtime.supervision import notices
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.progress.step_clock import StepClock
@@ -62,7 +62,7 @@ class HangMonitor:
         self._suspicion = None
         self._board = board
         self._step = StepClock(self.detector.settings, time.monotonic())
-        self.detector.phase_durations.earlier_attempts = self._history.learned_durations()
+        self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
         self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
 
     def poll(self, slots: Mapping[int, Slot | None]) -> Finding | None:

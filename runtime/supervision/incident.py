@@ -28,16 +28,17 @@ from grpo_run.runtime.files import SHARED_MEMORY_ROOT, write_json
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, is_victim
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
+from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files

@@ -22,8 +22,8 @@ from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.means import StopMeans

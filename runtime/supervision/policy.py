@@ -143,7 +143,7 @@ def _try_patiently(history: History) -> Decision:
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
     trained = history.best_position > (0, 0)
-    return expected_start(history.calls, history.own, trained=trained, now=history.last_time or 0.0)
+    return expected_start(history.calls, history.own, trained=trained, now=history.time.last or 0.0)
 
 
 def _after(start: str, delay_seconds: float) -> str:

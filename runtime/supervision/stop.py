@@ -12,7 +12,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.unguarded.means import (
     StopMeans,
     choose,

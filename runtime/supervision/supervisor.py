@@ -22,7 +22,6 @@ from grpo_run.runtime.detection.exit_hangs import Observe
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.processes import server_start
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
@@ -32,10 +31,11 @@ from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, live_status
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 from grpo_run.runtime.staging.slot import SnapshotName
 from grpo_run.runtime.supervision import last_resort
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.preparation import AttemptPreparation
 from grpo_run.runtime.supervision.ending.outcome import Outcome
 from grpo_run.runtime.supervision.ending.terminated import report
 from grpo_run.runtime.supervision.faults import FaultHandler
@@ -44,7 +44,6 @@ from grpo_run.runtime.supervision.host_memory.watch import HostWatch
 from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
-from grpo_run.runtime.supervision.rollback.setting_aside import set_aside
 from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.means import StopMeans, stop_code
 from grpo_run.runtime.supervision.unguarded.watch import UnguardedWatch
@@ -90,23 +89,14 @@ class Supervisor:
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event)
         self.history = self._live.history
-        self.run_started_at = self.history.first_time or time.time()
+        self.run_started_at = self.history.time.first or time.time()
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
         links = (run.held, config.run_id, self.history.calls)
         self.held = HeldCheckpoints(*links, warn=lambda text: self.warn(None, text))
-        self._drains = (
-            DrainScheduler(
-                staging,
-                write=self._reporter.write,
-                warn=lambda text: self._reporter.warn(None, text),
-                preloaded=config.preload,
-            )
-            if staging is not None
-            else None
-        )
+        self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
         self.quarantine = RunQuarantine(run, self.history, self._reporter)
         self._faults = FaultHandler(
@@ -125,12 +115,14 @@ class Supervisor:
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
             reserve=self._reserve, drains=self._drains,
         )  # fmt: skip
+        self._preparation = AttemptPreparation(
+            config, run, live=self._live, reporter=self._reporter, held=self.held, drains=self._drains
+        )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
-        self._restart_at = 0.0
         self._previous_poll_at = self._polled_at = time.monotonic()
 
     @property
@@ -162,33 +154,14 @@ class Supervisor:
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
-        # a stop request ends the wait by an exception
-        time.sleep(max(0.0, self._restart_at - time.monotonic()))
-        server_start.await_server(lambda text: self._reporter.warn(None, text))
-        if set_aside(self.history, self.config, self._drains, self._reporter):
-            self.held.forget()
-        if self._drains is not None:
-            self.expected_snapshot = self._drains.prepare_attempt(
-                workers[0].world_size, spare_memory=self._host.spares_memory
-            )
-            self._live.read_ranks()
-        self.held.hold()
+        self.expected_snapshot = self._preparation.choose_snapshot(
+            workers[0].world_size, spares_memory=lambda: self._host.spares_memory
+        )
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
-        self.attempt.files.close()
-        self.attempt = Attempt(
-            self.run,
-            self.attempt.number + 1,
-            warn=self._reporter.warn,
-            rank_of_place={worker.local_rank: worker.global_rank for worker in workers},
-            world_size=workers[0].world_size,
-        )
-        attempt = self.attempt
-        self._live.journal.attempt = attempt.number
+        attempt = self.attempt = self._preparation.make_attempt(self.attempt, workers)
         attempt.make_files(self._reporter.notify)
-        if not self.board.has_full_size or not self.run.board.exists():
-            self.board = Board.create(self.run.board, self.board.slots)  # the file was removed or truncated
-        self.board.begin_attempt(attempt.number)
+        self.board = self._preparation.clear_board(self.board, attempt)
         if self.stop.requested:
             self.board.request_stop()
         if self.lifecycle.state is not RunState.starting:
@@ -374,7 +347,7 @@ class Supervisor:
         self._hangs.write_phase_durations()
         self._live.journal.sync()
         self.has_ranks = False
-        self._restart_at = time.monotonic() + delay_seconds
+        self._preparation.delay(delay_seconds)
         return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
@@ -389,6 +362,14 @@ class Supervisor:
         parts = (ranks, self.board, self.attempt, self.stop)
         return last_resort.stop_jointly(
             *parts, request=self.request_stop, seconds=self.config.timeouts.stop_seconds
+        )
+
+    def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
+        return DrainScheduler(
+            staging,
+            write=self._reporter.write,
+            warn=lambda text: self._reporter.warn(None, text),
+            preloaded=self.config.preload,
         )
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:

@@ -87,41 +87,15 @@ def agree_on_resume(
     if stop:
         raise Stopped(session.slot.step)
     facts = facts or CallFacts()
-    config, settings = session.config, session.settings
     snapshot = open_expected(session, frozenset(claimed))
-    request = ResumeRequest(
-        call=call,
-        run_id=config.run_id,
-        world_size=session.world_size,
-        first_attempt=settings.first_attempt,
-        run_started_at=settings.run_started_at,
-        script_argument=script_argument,
-        resume_from=config.resume_from,
-        fresh=config.fresh,
-        batch=facts.batch,
-        parameters=facts.parameters,
-        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
-        in_memory=snapshot.checkpoint if snapshot is not None else None,
-    )
-    if session.is_main:
-        if session.world_size == session.local_world_size:  # each node of a run has a run directory
-            refuse_duplicate(
-                config.run_id, config.run_directory, call.output_dir, registered(registry_folder())
-            )
-        # restores the name of a checkpoint whose writer was killed between two renames
-        for folder in directories_of_run(config.run_id, Path(call.output_dir)):
-            clean_partial_directories(folder)
+    request = _request(session, call, script_argument, facts)
+    request = replace(request, in_memory=snapshot.checkpoint if snapshot is not None else None)
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
+        _clean_up(session, call)
         identified, record = _identify(session, call, facts.settings, claimed)
-        links = RunDirectory(path=config.run_directory).held
-        for directory in dict.fromkeys(
-            (os.path.realpath(call.output_dir), *map(str, identified.directories))
-        ):
-            names = held.put_back(links, config.run_id, directory)
-            if names:
-                session.warn(held.put_back_sentence(names, directory))
+        _put_back(session, call, identified)
         request = replace(
             request,
             call=identified.call,
@@ -139,18 +113,64 @@ def agree_on_resume(
     if session.is_main:
         call = identified.call
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
-    if choice.checkpoint is not None:
-        over = choice.finished and not choice.foreign
-        verb = "is already finished; restored from" if over else "resumes from"
-        where = str(choice.checkpoint.path)
-        if snapshot is not None and choice.in_memory:
-            where = f"{path_of(snapshot.staged)}, from memory"
-        session.notify(f"{call.title} {verb} {where}")
-        if choice.finished and session.is_main:
-            session.journal.write(
-                "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
-            )
+    _announce(session, call, choice)
     return AgreedResume(choice=choice, record=record)
+
+
+def _request(
+    session: Session, call: TrainCall, script_argument: str | bool | None, facts: CallFacts
+) -> ResumeRequest:
+    """Return what every rank knows of the call before rank 0 has recognized it."""
+    config, settings = session.config, session.settings
+    return ResumeRequest(
+        call=call,
+        run_id=config.run_id,
+        world_size=session.world_size,
+        first_attempt=settings.first_attempt,
+        run_started_at=settings.run_started_at,
+        script_argument=script_argument,
+        resume_from=config.resume_from,
+        fresh=config.fresh,
+        batch=facts.batch,
+        parameters=facts.parameters,
+        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
+    )
+
+
+def _clean_up(session: Session, call: TrainCall) -> None:
+    """Refuse another live launch of the run, and complete what a writer that was killed has left. On rank 0."""
+    config = session.config
+    if session.world_size == session.local_world_size:  # each node of a run has a run directory
+        refuse_duplicate(config.run_id, config.run_directory, call.output_dir, registered(registry_folder()))
+    # restores the name of a checkpoint whose writer was killed between two renames
+    for folder in directories_of_run(config.run_id, Path(call.output_dir)):
+        clean_partial_directories(folder)
+
+
+def _put_back(session: Session, call: TrainCall, identified: IdentifiedCall) -> None:
+    """Put back checkpoints that the script has removed before the call. On rank 0."""
+    config = session.config
+    links = RunDirectory(path=config.run_directory).held
+    for directory in dict.fromkeys((os.path.realpath(call.output_dir), *map(str, identified.directories))):
+        names = held.put_back(links, config.run_id, directory)
+        if names:
+            session.warn(held.put_back_sentence(names, directory))
+
+
+def _announce(session: Session, call: TrainCall, choice: ResumeChoice) -> None:
+    """Say from which checkpoint the call resumes, if it does."""
+    if choice.checkpoint is None:
+        return
+    over = choice.finished and not choice.foreign
+    verb = "is already finished; restored from" if over else "resumes from"
+    where = str(choice.checkpoint.path)
+    if choice.snapshot is not None and choice.in_memory:
+        where = f"{path_of(choice.snapshot.staged)}, from memory"
+    session.notify(f"{call.title} {verb} {where}")
+    if choice.finished and session.is_main:
+        session.journal.write(
+            "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
+        )
 
 
 def _identify(

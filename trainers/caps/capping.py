@@ -1,6 +1,6 @@
 """Applies the caps to the generation of one GRPO or RLOO trainer.
 
-`hooks/train_call.py` enters `Capping.applied` for the length of a `train()` call; `apply` does the same for a script
+`hooks/rollouts.py` enters `Capping.applied` for the length of a `train()` call; `apply` does the same for a script
 without `grpo-run launch`. Two methods of the trainer are wrapped: `_generate` begins a rollout, and what
 `_generate_single_turn` returns is cut where a cap ended a completion. The trainer itself then builds ids, mask and
 lengths from it, before rewards and log-probabilities are computed. Does not decide what a capped completion counts for.

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 
 CHUNK_BYTES = 4 << 20
 """Bytes per `memmove`: under half a millisecond, so that threads finish together."""

@@ -1,6 +1,6 @@
 """Replace the save functions of torch and safetensors, so that a save writes into a snapshot buffer.
 
-`capture_saves` is used around the trainer's own checkpoint method. It affects the calling thread and files
+`capture_saves` is used by `saving/snapshots.py` around the trainer's own checkpoint method. It affects the calling thread and files
 below the given directory only. Other saves pass through unchanged, and so do objects that cannot be captured
 exactly. A captured file does not exist until `runtime.staging.writer` writes it. Copies no bytes
 (`packing.py`), and does not decide where a checkpoint goes.

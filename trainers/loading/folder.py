@@ -16,7 +16,7 @@ import secrets
 import shutil
 from pathlib import Path, PurePosixPath
 
-from grpo_run.runtime.staging.buffer import SnapshotBufferReader
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.index import SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.writer import write_files
 from grpo_run.trainers.loading.memory_pool import MemoryPool

@@ -1,6 +1,6 @@
 """Replace the load functions of torch and safetensors, so that a trainer loads a checkpoint from memory.
 
-`serve_loads` is used around the trainer's own loading, and affects only files of the directory that stands for the
+`serve_loads` is used by `calls/resume.py` around the trainer's own loading, and affects only files of the directory that stands for the
 checkpoint (`folder.py`). There, large files are empty. A call that reads one as transformers does gets new tensors
 (`tensors.py`). For any other call the file is first written, and the library reads it. Does not decide which
 checkpoint is loaded.

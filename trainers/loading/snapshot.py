@@ -13,7 +13,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity, Manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import LOADING, StagingArea
-from grpo_run.runtime.staging.buffer import SnapshotBufferReader
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.index import SafetensorsFile, TorchFile
 from grpo_run.runtime.staging.slot import SnapshotName, StagedSnapshot, StagingSlot
 from grpo_run.trainers.loading.folder import ServedFolder

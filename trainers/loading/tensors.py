@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.staging.buffer import SnapshotBufferReader, aligned
+from grpo_run.runtime.staging.buffer import aligned
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.index import SafetensorsFile, TorchFile
 from grpo_run.trainers.capture.copying import copy_out
 from grpo_run.trainers.loading.memory_pool import MemoryPool

@@ -7,7 +7,6 @@ Starts no process itself (`workers/`).
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion.outputs import failed
+from grpo_run.trainers.rewards.batch import Batch
 from grpo_run.trainers.rewards.bisection import Bisection
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
 from grpo_run.trainers.rewards.failures import FailureLog, Sample
@@ -27,7 +27,6 @@ from grpo_run.trainers.rewards.workers.generators import GeneratorStates, read_g
 from grpo_run.trainers.rewards.workers.host import Host, surroundings
 from grpo_run.trainers.rewards.workers.messages import Failure, Reply, Task
 from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
-from grpo_run.trainers.rewards.workers.worker import NOT_COLUMNS, RECORDED
 from grpo_run.watchdog.stalls.durations import Durations
 
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
@@ -145,7 +144,7 @@ class RewardService:
         if arguments.get("environments") is not None:
             self._keep_in_rank(moved, "gets environments, which live in the rank")
             return None
-        batch = _Batch(arguments)
+        batch = Batch(arguments)
         try:
             reply = self._call(
                 moved, batch.all, batch, read_generators(), moved.learned.longest_call_seconds()
@@ -189,7 +188,7 @@ class RewardService:
             self._warn(f"reward function {moved.name} stays in the rank: it {reason}")
 
     def _call(
-        self, moved: MovedFunction, part: range, batch: _Batch, generators: GeneratorStates, seconds: float
+        self, moved: MovedFunction, part: range, batch: Batch, generators: GeneratorStates, seconds: float
     ) -> Reply:
         """Make one call.
 
@@ -209,7 +208,7 @@ class RewardService:
         except OSError as error:
             raise packing.StaysInRankError(f"has no worker ({error})") from error
 
-    def _search(self, moved: MovedFunction, batch: _Batch, failure: Failure) -> list[Any] | None:
+    def _search(self, moved: MovedFunction, batch: Batch, failure: Failure) -> list[Any] | None:
         """Find the samples that the function fails on, and return the rewards; None if the rank is to be tried."""
         search: Bisection[Failure] = Bisection(batch.size, failure)
         passed: list[tuple[range, Reply]] = []
@@ -237,7 +236,7 @@ class RewardService:
     def _rewards(
         self,
         moved: MovedFunction,
-        batch: _Batch,
+        batch: Batch,
         failure: Failure,
         search: Bisection[Failure],
         passed: list[tuple[range, Reply]],
@@ -260,7 +259,7 @@ class RewardService:
     def _bisect(
         self,
         moved: MovedFunction,
-        batch: _Batch,
+        batch: Batch,
         search: Bisection[Failure],
         passed: list[tuple[range, Reply]],
     ) -> None:
@@ -291,57 +290,6 @@ class RewardService:
     def _accept(self, generators: GeneratorStates | None) -> None:
         assert generators is not None
         write_generators(generators)
-
-
-class _Batch:
-    """The arguments of one call, by sample."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self._arguments = dict(arguments)
-        self._functions = {name: self._arguments.pop(name) for name in RECORDED if name in arguments}
-        state: Any = self._arguments.get("trainer_state")
-        if hasattr(state, "log_history"):
-            state = copy.copy(state)  # it grows with the run
-            state.log_history = []
-            self._arguments["trainer_state"] = state
-        self.prompts = arguments["prompts"]
-        self.completions = arguments["completions"]
-        self.size = len(self.prompts)
-        self.all = range(self.size)
-
-    def arguments(self, part: range) -> dict[str, Any]:
-        """Return the keyword arguments for a part of the batch; those that are recorded are None."""
-        chosen = {
-            name: value[part.start : part.stop]
-            if name not in NOT_COLUMNS and isinstance(value, (list, tuple)) and len(value) == self.size
-            else value
-            for name, value in self._arguments.items()
-        }
-        return chosen | dict.fromkeys(self._functions)
-
-    def replay(self, passed: list[tuple[range, Reply]]) -> None:
-        """Make the recorded calls. Columns of parts are joined, with None for samples that failed."""
-        whole = len(passed) == 1 and len(passed[0][0]) == self.size
-        columns: dict[str, list[Any]] = {}
-        for part, reply in passed:
-            extra: dict[str, list[Any]] = {}
-            for name, args, kwargs in reply.records:
-                if name == "log_extra" and not whole:
-                    column, values = _column(*args, **kwargs)
-                    extra.setdefault(column, []).extend(values)
-                else:
-                    self._functions[name](*args, **kwargs)
-            for column, values in extra.items():
-                joined = columns.setdefault(column, [None] * self.size)
-                if len(values) == len(part):
-                    joined[part.start : part.stop] = values
-        for column, values in columns.items():
-            self._functions["log_extra"](column, values)
-
-
-def _column(column: str, values: list[Any]) -> tuple[str, list[Any]]:
-    """The arguments of TRL's `log_extra`."""
-    return column, list(values)
 
 
 def _needs_device(failure: Failure) -> bool:

@@ -24,22 +24,43 @@ HEAD = "ChunkedLogProbFunction"
 USES_TRITON = "_use_triton"
 TILES = ("_forward_tile", "_backward_tile", "_addmm_fp32")
 """What the head does with a tile without Triton: fold, differentiate, and multiply in fp32. On CUDA none of them allocates."""
+TOKENS = "num_items_in_batch"
+"""Tokens of a step: a key of GRPO's micro-batches, and an argument of SFT's `compute_loss`."""
 INPUT_NAMES = (
     "prompt_ids",
     "prompt_mask",
     "completion_ids",
     "completion_mask",
     "advantages",
-    "num_items_in_batch",
+    TOKENS,
     "old_per_token_logps",
     "ref_per_token_logps",
 )
 """Keys of a micro-batch that GRPO's `compute_loss` reads; the last two only where they are computed."""
+SFT_INPUT_NAMES = ("input_ids", "attention_mask", "labels")
+"""Keys of a micro-batch of SFT."""
 OLD_SUMS = "old_logps"
 """Key of a micro-batch that RLOO's `compute_loss` reads: log-probabilities of whole completions under the old policy."""
 SCORE = "_get_per_token_logps_and_entropies"
 ACCUMULATION = "current_gradient_accumulation_steps"
 """Trainer attribute that the training loop sets before `compute_loss`."""
+
+LORA_FOLLOWED = frozenset(
+    {
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+        "init_lora_weights",
+        "inference_mode",
+        "peft_type",
+        "base_model_name_or_path",
+        "revision",
+    }
+)
+"""Settings of peft's `LoraConfig` that are followed, or change no memory; others are refused if they are set."""
 
 
 def score(trainer: Any, model: Any, token_ids: Any, mask: Any, *, keep: int, rows: int) -> Any:
@@ -106,7 +127,11 @@ def _names(kind: Hashable) -> tuple[str, ...]:
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield what a node of the graph has saved; nothing that a backward pass has freed, or that hooks have replaced."""
+    """Yield the tensors that a node of the graph has saved; not those that a backward pass has freed, or that hooks have replaced.
+
+    Gradient checkpointing replaces what is saved by objects of its own.
+    """
+    tensor_class = sys.modules["torch"].Tensor
     for name in _names(type(node)):  # type: ignore[arg-type, unused-ignore]
         try:
             saved = getattr(node, name)
@@ -114,7 +139,7 @@ def saved_by(node: Any) -> Iterator[Any]:
             continue
         for one in saved if isinstance(saved, (list, tuple)) else (saved,):
             data = getattr(one, "data", None)
-            if data is not None:
+            if isinstance(data, tensor_class):
                 yield data
 
 
@@ -123,3 +148,41 @@ def current_dispatch_mode() -> Any:
     from torch.utils import _python_dispatch
 
     return _python_dispatch._get_current_dispatch_mode()
+
+
+def allocator_records() -> bool:
+    """Whether the CUDA allocator of this process records its history."""
+    return bool(sys.modules["torch"]._C._cuda_isHistoryEnabled())
+
+
+def record_allocations(most_entries: int) -> None:
+    """Let the CUDA allocator record what it gives and takes back, each with the Python stack.
+
+    Args:
+        most_entries: how many the ring buffer has; older ones are overwritten.
+
+    Raises:
+        RuntimeError: the script's allocator has no history.
+    """
+    sys.modules["torch"].cuda.memory._record_memory_history(
+        "all", context="all", stacks="python", max_entries=most_entries
+    )
+
+
+def allocator_snapshot() -> dict[str, Any]:
+    """Return the blocks of the CUDA allocator and its history, as PyTorch's viewer takes them. Changes no statistics."""
+    snapshot: dict[str, Any] = sys.modules["torch"].cuda.memory._snapshot()
+    return snapshot
+
+
+def observe_out_of_memory(call: Callable[[], None]) -> bool:
+    """Call a function when the CUDA allocator runs out of memory, before it raises. Returns whether this torch can."""
+    attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+
+    def observer(device: int, wanted: int, allocated: int, free: int) -> None:
+        call()
+
+    attach(observer)
+    return True

@@ -9,65 +9,18 @@ evidence is collected.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Sequence
 
-from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
-from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, RankError, Slot
+from grpo_run.watchdog.diagnosis.place import phases_of, position_of
+from grpo_run.watchdog.observation import Exit, Phase, Slot
 from grpo_run.watchdog.origins import origin_of
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
-from grpo_run.watchdog.out_of_memory.spellings import recognize
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
-
-_PEER_ERROR = re.compile(
-    r"connection (?:closed|reset) by peer|connectFullMesh failed|remote process has|socket (?:timeout|closed)"
-    r"|Broken pipe|DistNetworkError|DistStoreError|NCCL (?:error|communicator was aborted)|ncclRemoteError",
-    re.IGNORECASE,
-)
-
-
-_ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
-"""The line of a traceback that names the exception: it is not indented."""
-_STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
-"""Phases that only the computation of a step has. A callback at the end of the step runs inside them."""
-_ROLLOUT = frozenset({Phase.score, Phase.generate})
-"""Phases in which tools run, for the next step or for an evaluation."""
-_TORCH_ERRORS = frozenset(
-    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
-)
-"""Errors that torch raises from collectives and stores. Python's own connection errors come from the
-script."""
-
-
-def is_victim(exit: Exit) -> bool:
-    """Whether the rank's error only reports that a peer exited."""
-    return exit.error is not None and is_lost_peer(exit.error)
-
-
-def is_lost_peer(error: RankError) -> bool:
-    """Whether the error only reports that a peer exited."""
-    return _reports_lost_peer(error.type, error.message) and shortage_of(error, None) is None
-
-
-def reports_lost_peer(traceback: Sequence[str]) -> bool:
-    """Whether the lines of a printed traceback end in an error that only reports that a peer exited."""
-    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
-    for number in range(frames[-1] + 1 if frames else 0, len(traceback)):
-        found = _ERROR_LINE.match(traceback[number])
-        if found is not None:
-            message = "\n".join([found[2] or "", *traceback[number + 1 :]])
-            lost = _reports_lost_peer(found[1].rpartition(".")[2], message)
-            return lost and recognize(("builtins.RuntimeError",), message) is None
-    return False
-
-
-def _reports_lost_peer(error_type: str, message: str) -> bool:
-    return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
 
 
 def diagnose_exits(
@@ -104,7 +57,7 @@ def diagnose_exits(
         culprit = own[0] if own else ordered[0]
     slot = slots.get(culprit.rank)
     step = max((reading.step for reading in slots.values() if reading is not None), default=0)
-    phase = next(reversed(_phases_of(culprit, slot)), None)
+    phase = next(reversed(phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
     alone = slot is not None and slot.trains_alone
@@ -114,7 +67,7 @@ def diagnose_exits(
     shortage = shortage_of(culprit.error, board_phases)
     if shortage is None and culprit.signal == signal.SIGBUS:
         shortage = shortage_of_bus_error(shared_memory_free_bytes, board_phases)
-    place = _position_of(culprit, slot, step, shortage)
+    place = position_of(culprit, slot, step, shortage)
     return Verdict(
         cause=shortage.cause if shortage is not None else _cause(culprit, slots, all_victims),
         culprits=() if all_victims else (culprit.rank,),
@@ -155,14 +108,14 @@ def diagnose_early_exit(
     where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
     counted = slot is None or not slot.trains_alone
-    phase = next(reversed(_phases_of(first, slot)), None)
+    phase = next(reversed(phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
         culprits=ranks,
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited{_position_of(first, slot, step)}{where}"
+        sentence=f"{rank_names(ranks, capitalize=True)} exited{position_of(first, slot, step)}{where}"
         f" while rank {waiters[0]} was still training.",
         signature=f"rank_exited_early:{ranks}:step{step}",
         # without counted steps it is not known whether the same place is the same time
@@ -197,71 +150,11 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     return Cause.exception
 
 
-def _phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
-    """The phases in which a rank ended, the outermost first: those of its exception, or else those on the board."""
-    if exit.error is not None and exit.error.phases is not None:
-        return exit.error.phases
-    return tuple(one.phase for one in slot.phases) if slot is not None else ()
-
-
 def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
     """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in steps of its own."""
     if slot is not None and slot.trains_alone:
         return False
-    return set(_phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
-
-
-def _position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage | None = None) -> str:
-    """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of it.
-
-    Empty for a script that trains by itself, whose steps are not counted.
-
-    Args:
-        culprit: the rank's exit.
-        slot: of the culprit; None if it could not be read.
-        step: the last optimizer step that any rank completed.
-        shortage: memory that the rank has exhausted; its phase is finer than that of the board.
-    """
-    if slot is None:
-        return f" {position(step, None)}"
-    if slot.trains_alone:
-        return ""
-    phases = _phases_of(culprit, slot)
-    raised = culprit.error is not None and culprit.error.phases is not None
-    callback = culprit.error.callback if raised and culprit.error is not None else slot.callback
-    outer = set(phases[:-1])
-    rolls_out = bool(_ROLLOUT & outer) and Phase.eval not in outer
-    inside_step = bool(_STEP_ITSELF & outer) or rolls_out or callback.endswith(".on_step_begin")
-    named = shortage is not None and shortage.phase not in (MemoryPhase.unknown, MemoryPhase.evaluate)
-    finer = str(shortage.phase) if shortage is not None and named else ""
-    place = position(
-        slot.step,
-        phases[-1].name if phases else None,
-        callback=callback,
-        inside_step=inside_step,
-        finer=finer,
-    )
-    return f" {place}"
-
-
-def position(
-    step: int, phase: str | None, *, callback: str = "", inside_step: bool = False, finer: str = ""
-) -> str:
-    """Return where training was, as users and `--inject` count steps: step 7 lasts until it is completed.
-
-    Args:
-        step: the last optimizer step that the rank completed.
-        phase: what the rank was doing; None if it is not known.
-        callback: class and event of the user's callback that was running; "" outside callbacks.
-        inside_step: the phase is part of the computation of the next step, whatever phase it is.
-        finer: the part of the phase that is named instead of it; "" if it is not known.
-    """
-    if phase is None or phase == Phase.startup.name:
-        return f"after step {step}" if step else "before the first step"
-    where = f"in step {step + 1}"
-    if Phase[phase] in PHASES_AFTER_STEP and not inside_step:
-        where = f"after step {step}" if step else "before the first step"
-    return f"{where} ({place_name(callback)})" if callback else f"{where} (phase {finer or phase})"
+    return set(phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 
 
 def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:

@@ -5,6 +5,7 @@ Pure; called by `judging.py`.
 
 from __future__ import annotations
 
+from itertools import islice
 from statistics import median
 
 from grpo_run.watchdog.learning.alarm import Alarm
@@ -32,11 +33,13 @@ def find(series: Series, limit: float | None) -> Alarm | None:
     newest = series[-1].value if series else 0.0
     if (LEAST_NATS if limit is None else limit) <= newest <= MORE_NATS:
         return None  # within every bound, as nearly always
-    shown = [one for one in series if one.value != 0]  # what TRL computes if every token is masked
-    last, earlier = shown[-STEPS:], shown[:-STEPS]
+    # a value of 0 is what TRL computes if every token is masked
+    last = list(islice((one for one in reversed(series) if one.value != 0), STEPS))[::-1]
     if len(last) < STEPS or last[-1].step != series[-1].step:
         return None
-    began = median(one.value for one in earlier[:BEGINNING]) if len(earlier) >= BEGINNING else None
+    first = list(islice((one for one in series if one.value != 0), BEGINNING + STEPS))
+    enough = len(first) == BEGINNING + STEPS
+    began = median(one.value for one in first[:BEGINNING]) if enough else None
     if limit is not None:
         least = limit
     elif began is not None:

@@ -1,5 +1,5 @@
 """Exhausted memory that no exception of the rank reports, from the last lines of its output. Pure; called by
-`runtime.supervision.exits` for two kinds of failure only, so that nothing that a healthy rank prints counts.
+`runtime.supervision.attempts.exits` for two kinds of failure only, so that nothing that a healthy rank prints counts.
 
 - The C++ runtime aborts a process that has thrown an exception in a thread without Python, and prints it.
 - An engine of vLLM in a process of its own prints its exception; the rank's says only that the engine has ended.

@@ -91,7 +91,6 @@ def find_stall(
     """
     nested = nested or NestedPhaseTime()
     ranks = _observe(slots, processes, waiting, exited)
-    known, merely_waiting = ranks.known, ranks.waiting
     clocks = {
         rank: phase_clocks(
             slot,
@@ -104,7 +103,7 @@ def find_stall(
             nested=nested,
             connected=rank in connected,
         )
-        for rank, slot in known.items()
+        for rank, slot in ranks.known.items()
     }
     frozen = _find_frozen(ranks, clocks, learned, settings, now)
     if ranks.suspended:  # no other deadline runs while the job is preempted
@@ -114,22 +113,48 @@ def find_stall(
         for rank, of_rank in clocks.items()
         if any(clock.overdue for clock in of_rank)
     }
-    quiet = {}
+    quiet: dict[int, PhaseClock] = {}
     if whole_world:
         nobody_works = nobody_works_seconds(slots, processes, waiting, still or {}, exited)
-        for rank, (innermost, *_) in clocks.items():
-            clock = quiet_clock(
-                innermost, processes.get(rank), learned.get(innermost.key), settings, nobody_works, now
-            )
-            if rank not in merely_waiting and clock is not None and clock.overdue:
-                quiet[rank] = clock
+        quiet = _find_quiet(ranks, clocks, learned, settings, nobody_works, now)
     overdue = {**quiet, **late, **frozen}
     if not overdue:
         return None
+    culprits = _find_culprits(
+        ranks, overdue, frozen, waiting, other_ranks=len(slots) > 1, whole_world=whole_world
+    )
+    if culprits is None:
+        return None
+    if not culprits:
+        return describe_waiting_ranks(overdue)
+    waiters = tuple(sorted(ranks.waiting - {phase.rank for phase in culprits}))
+    return describe_culprits(culprits, waiters, processes, learned.get(culprits[0].key))
+
+
+def _find_culprits(
+    ranks: _Ranks,
+    overdue: Mapping[int, PhaseClock],
+    frozen: Mapping[int, PhaseClock],
+    waiting: Mapping[int, bool],
+    *,
+    other_ranks: bool,
+    whole_world: bool,
+) -> list[PhaseClock] | None:
+    """Return the overdue phases of the ranks to blame, worst first.
+
+    None if none is to blame yet, because a rank within its deadlines or unobserved may be what the others wait for. Empty
+    if all ranks wait for one another. Arguments as for `find_stall`.
+
+    Args:
+        overdue: of every rank that is beyond a deadline, one of its clocks.
+        frozen: those of ranks whose interpreter is frozen.
+        other_ranks: there is more than one local rank.
+    """
+    known, processes, merely_waiting = ranks.known, ranks.processes, ranks.waiting
     working = known.keys() - overdue.keys() - merely_waiting
     # a rank of which it is unknown whether it waits may wait for any rank that is within its deadlines or
     # unobserved
-    may_wait_for_others = bool(working) or (ranks.blind and len(slots) > 1) or not whole_world
+    may_wait_for_others = bool(working) or (ranks.blind and other_ranks) or not whole_world
     culprits = [
         phase
         for rank, phase in overdue.items()
@@ -152,11 +177,26 @@ def find_stall(
         culprits = culprits or [
             phase for rank, phase in overdue.items() if _is_heartbeat_late(processes.get(rank))
         ]
-        if not culprits:
-            return describe_waiting_ranks(overdue)
-    culprits.sort(key=lambda phase: (phase.rank not in frozen, phase.since_seconds, phase.rank))
-    waiters = tuple(sorted(merely_waiting - {phase.rank for phase in culprits}))
-    return describe_culprits(culprits, waiters, processes, learned.get(culprits[0].key))
+    return sorted(culprits, key=lambda phase: (phase.rank not in frozen, phase.since_seconds, phase.rank))
+
+
+def _find_quiet(
+    ranks: _Ranks,
+    clocks: Mapping[int, list[PhaseClock]],
+    learned: Mapping[PhaseKey, Durations],
+    settings: DeadlineSettings,
+    nobody_works: float,
+    now: float,
+) -> dict[int, PhaseClock]:
+    """Ranks that have done nothing for too long while nobody works, with the clock of their innermost phase."""
+    found = {}
+    for rank, (innermost, *_) in clocks.items():
+        clock = quiet_clock(
+            innermost, ranks.processes.get(rank), learned.get(innermost.key), settings, nobody_works, now
+        )
+        if rank not in ranks.waiting and clock is not None and clock.overdue:
+            found[rank] = clock
+    return found
 
 
 def _observe(

@@ -1,4 +1,7 @@
-"""A stall, and the process facts that it is judged by. Plain data."""
+"""A stall, and the process facts that it is judged by.
+
+The facts are made by `runtime.detection`, the stall by `detection.py`; `watchdog.diagnosis` turns it into a verdict. Plain data.
+"""
 
 from __future__ import annotations
 

@@ -145,8 +145,10 @@ def _head(sizes: Sizes) -> tuple[float, float]:
     """Bytes of the language-model head in forward and in backward."""
     width = sizes.compute_bytes
     valid = sizes.rows * sizes.scored_tokens if sizes.on_gpu else sizes.tokens
-    tile = min(valid, TILE_TOKENS) * min(sizes.vocabulary, TILE_WORDS)
-    hidden = valid * sizes.hidden * (width + 4)
+    rows = min(valid, TILE_TOKENS)
+    # a tile is as wide for a small vocabulary
+    fixed = rows * TILE_WORDS * width + valid * sizes.hidden * (width + 4)
     if sizes.on_gpu:
-        return tile * width + hidden, tile * width + hidden
-    return tile * (width + 4 * CPU_TILES_FORWARD) + hidden, tile * (width + 4 * CPU_TILES_BACKWARD) + hidden
+        return fixed, fixed
+    copy = 4 * rows * min(sizes.vocabulary, TILE_WORDS)
+    return fixed + CPU_TILES_FORWARD * copy, fixed + CPU_TILES_BACKWARD * copy

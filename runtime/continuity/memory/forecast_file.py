@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pydantic
 
+from grpo_run.runtime.files import replace_file
+
 FOLDER = "memory_forecast"
 """Name of the folder in the run directory."""
 MAX_BYTES = 1 << 18
@@ -100,15 +102,7 @@ class ForecastFile:
             OSError: it cannot be written.
         """
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(record.model_dump_json().encode() + b"\n")
-            os.replace(temporary, self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self._path, record.model_dump_json().encode() + b"\n")
 
 
 def read_forecast(run_directory: Path, rank: int) -> ForecastRecord | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from grpo_run.runtime.launch.injection import Injection, remaining
+from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.runtime.launch.injections.selection import remaining
 
 
 def never_happened(

@@ -15,8 +15,8 @@ from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.ending.run_end import RunEnd
 from grpo_run.runtime.supervision.last_resort import LastResort
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent

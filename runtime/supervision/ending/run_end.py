@@ -13,8 +13,8 @@ from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.record.status import summarize
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.record.summary import summarize
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision.ending import drills
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 

@@ -28,7 +28,7 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
     """
     if sample is None or history.supervisors == 0 or history.exit_code is not None:
         return None
-    if abs((history.last_time or 0.0) - sample.at) > RECENT_SECONDS:
+    if abs((history.time.last or 0.0) - sample.at) > RECENT_SECONDS:
         return None
     killed = _kills_since(sample)
     short = shortage(sample)

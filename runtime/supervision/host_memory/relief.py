@@ -16,9 +16,9 @@ from collections.abc import Callable
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 from grpo_run.runtime.staging.headroom import MEMORY_RESERVE
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.watchdog.host_memory.pressure import Growth, Urgency, is_short, shortage
 from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, describe_use
 from grpo_run.watchdog.size_text import size_text

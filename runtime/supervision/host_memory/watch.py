@@ -21,8 +21,8 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import read_memory
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
-from grpo_run.runtime.supervision.attempt import Attempt
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.host_memory.last_end import suspected
 from grpo_run.runtime.supervision.host_memory.relief import MemoryRelief
 from grpo_run.runtime.supervision.stop import StopRequest

@@ -1,6 +1,6 @@
 """Expandable segments of torch's allocator: the variables that turn them on, and whether vLLM accepts them.
 
-torch reads the variables when a process first uses its GPU. Called by `cli.launch`, which adds them to a rank's environment,
+torch reads the variables when a process first uses its GPU. Called by `cli.launching`, which adds them to a rank's environment,
 and by `run_memory.py`. Imports neither torch nor vLLM.
 """
 

@@ -4,7 +4,7 @@
 
 Faults in generation and in rewards count. A reward function that can run in a worker is moved there before.
 
-Used by `faults.py` and by `cli.launch`, which passes the prompts to the ranks. That a fault leads to quarantine is decided in
+Used by `faults.py` and by `cli.launching`, which passes the prompts to the ranks. That a fault leads to quarantine is decided in
 `policy.py`.
 """
 

@@ -16,7 +16,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 
 
 def can_go_back(history: History, config: RunConfig, call: int, before_step: int) -> bool:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from grpo_run.runtime.continuity.own_training import ANEW
-from grpo_run.runtime.launch.injection import Injection, remaining
+from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.runtime.launch.injections.selection import remaining
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.supervision.lifecycle import TRANSITIONS, Lifecycle, RunEvent

@@ -9,6 +9,7 @@ import pytest
 from support.incidents import SENTENCE, write_incident
 
 from grpo_run.cli.main import main
+from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
@@ -71,3 +72,16 @@ def test_a_run_without_incidents_is_refused_in_one_line(run: RunDirectory, capsy
         path.rmdir() if path.is_dir() else path.unlink()
     assert main(["report", "night"]) == 2
     assert "no incidents" in capsys.readouterr().err
+
+
+def test_the_findings_of_the_memory_trace_are_on_the_page(run: RunDirectory, capsys: Captured) -> None:
+    """Those of the whole run, escaped."""
+    journal = Journal(run.journal, "night")
+    journal.attempt = 0
+    journal.write(
+        "memory_finding", rank=0, step=8, world_size=1, key="a", subject="b", sentence="held by list of <Collector>"
+    )  # fmt: skip
+    journal.close()
+    assert main(["report"]) == 0
+    page = Path(capsys.readouterr().out.strip()).read_text()
+    assert "held by list of &lt;Collector&gt;" in page

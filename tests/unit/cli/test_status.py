@@ -218,3 +218,21 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])
     assert json.loads(capsys.readouterr().out)["memory_plan"] == {"micro_batch_divisor": 4}
+
+
+def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Captured) -> None:
+    """With ranks and attempts; as JSON too. A report that there is none of says where they are."""
+    journal = Journal(run.journal, "night")
+    for attempt in (0, 1):
+        journal.attempt = attempt
+        journal.write(
+            "memory_finding", rank=1, step=8, world_size=2, key="a", subject="b", sentence="5 tensors, held by list `a`"
+        )  # fmt: skip
+    journal.close()
+    assert main(["status", "night"]) == 0
+    assert "memory: rank 1: 5 tensors, held by list `a` (found in 2 attempts)" in capsys.readouterr().out
+    assert main(["status", "night", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["memory_trace"]["findings"]
+    assert (found["ranks"], found["attempts"]) == ([1], [0, 1])
+    assert main(["report", "night"]) == 2
+    assert "`grpo-run status" in capsys.readouterr().err

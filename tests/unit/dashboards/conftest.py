@@ -10,6 +10,7 @@ import pytest
 from grpo_run.runtime.continuity.own_training import OwnCheckpoint, OwnTraining
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history_parts.wall_time import WallTime
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.accounting.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
@@ -58,8 +59,8 @@ def make_status() -> Callable[..., RunStatus]:
 
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
-            run_id="night", state="running", step=7, target_steps=100, attempts=2, first_time=0.0,
-            last_time=100.0, reward=0.5, warnings=3, failures_without_progress=1,
+            run_id="night", state="running", step=7, target_steps=100, attempts=2, time=WallTime(first=0.0, last=100.0),
+            reward=0.5, warnings=3, failures_without_progress=1,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
             own=OwnTraining(checkpoint=OwnCheckpoint(path="out/state", saved_at=50.0)),

@@ -9,8 +9,8 @@ import pytest
 from grpo_run.dashboards.terminal.progress import LineKind, ProgressLine, count, progress_line
 from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history_parts.step_times import StepTimes
 from grpo_run.runtime.record.status import RunStatus
-from grpo_run.runtime.record.step_times import StepTimes
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

@@ -435,3 +435,22 @@ def test_a_recovery_to_the_first_step_says_so() -> None:
     """Without a checkpoint, training repeats every step."""
     line = recovered_line(fault(seconds=1.0, from_checkpoint=0, lost_steps=1))
     assert line == "training continues 1.00 s after the fault, resumed from step 0, 1 step repeated"
+
+
+def test_a_finding_of_the_memory_trace_is_printed_once(screen: Open) -> None:
+    """Also one that was found just before the end; one of an earlier launch of the run is not printed again."""
+    made = screen()
+    record = {
+        "event": "memory_finding", "time": 1.0, "rank": 1, "attempt": 0, "step": 8, "world_size": 2, "key": "a", "subject": "b",
+        "sentence": "5 tensors",
+    }  # fmt: skip
+    made.history.apply(record)
+    made.terminal._show_findings(made.status())
+    made.history.apply({**record, "key": "c", "sentence": "6 tensors", "time": 1e12})
+    made.end("Finished.")
+    assert made.lines()[:2] == ["grpo-run: memory: rank 1: 5 tensors", "grpo-run: memory: rank 1: 6 tensors"]
+    again = screen()
+    again.terminal._finding_lines.skip(made.history.memory_trace)
+    again.history = made.history
+    again.end("Finished.")
+    assert again.lines() == ["grpo-run: Finished."]

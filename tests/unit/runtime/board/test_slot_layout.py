@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from grpo_run.runtime.board.board import HEADER_BYTES, Board
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.header.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.watchdog.observation import Slot
 

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.runtime.continuity.own_training import OwnTraining, summarize
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.status import summarize as summarize_run
+from grpo_run.runtime.record.summary import summarize as summarize_run
 
 NOW = 1180.0
 ANEW = "The same command begins the script anew; nothing is saved."

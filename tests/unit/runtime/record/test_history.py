@@ -292,7 +292,7 @@ def test_only_rank_0_starts_a_train_call() -> None:
 def test_unknown_events_are_ignored() -> None:
     """A later release may write them."""
     history = replay(started(0), (5, "something_new", {"x": 1}))
-    assert history.last_time == 5
+    assert history.time.last == 5
 
 
 def test_warnings_and_rewards_are_kept() -> None:
@@ -376,7 +376,7 @@ def test_the_last_durations_of_a_phase_count() -> None:
         started(0.0), phase_learned(1.0, "reward", early.as_json()), attempt(2.0, 1), started(3.0),
         phase_learned(4.0, "reward", late.as_json()), phase_learned(5.0, "generate", early.as_json()),
     )  # fmt: skip
-    assert history.learned_durations() == {Phase.reward: late, Phase.generate: early}
+    assert history.phases.durations() == {Phase.reward: late, Phase.generate: early}
 
 
 def test_callbacks_are_learned_by_name_and_an_end_survives_a_restart() -> None:
@@ -384,7 +384,7 @@ def test_callbacks_are_learned_by_name_and_an_end_survives_a_restart() -> None:
     ended = Durations().ended_after(60.0)
     event = 1.0, "phase_learned", {"phase": "callback", "callback": "reward", "durations": ended.as_json()}
     history = replay(event, phase_learned(2.0, "reward", Durations.of([1.0]).as_json()))
-    assert history.learned_durations() == {"reward": ended, Phase.reward: Durations.of([1.0])}
+    assert history.phases.durations() == {"reward": ended, Phase.reward: Durations.of([1.0])}
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_invalid_phase_durations_are_ignored(phase: str, durations: Any) -> None
     """Another version may have written them; the others are kept."""
     good = Durations.of([1.0, 2.0])
     history = replay(phase_learned(1.0, phase, durations), phase_learned(2.0, "data", good.as_json()))
-    assert history.learned_durations() == {Phase.data: good}
+    assert history.phases.durations() == {Phase.data: good}
 
 
 def test_injected_faults_are_remembered_over_attempts() -> None:
@@ -438,7 +438,7 @@ def test_a_record_with_an_invalid_time_is_counted_and_ignored(time: Any) -> None
     history = History.of(
         [{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}]
     )
-    assert (history.unreadable, history.last_time, history.run_id) == (1, 1.0, History().run_id)
+    assert (history.unreadable, history.time.last, history.run_id) == (1, 1.0, History().run_id)
 
 
 def test_events_without_a_meaning_here_are_not_invalid() -> None:

@@ -13,14 +13,9 @@ import pytest
 
 from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
 from grpo_run.runtime.staging import buffer as buffer_module
-from grpo_run.runtime.staging.buffer import (
-    ALIGNMENT_BYTES,
-    GROWTH_BYTES,
-    SnapshotBuffer,
-    SnapshotBufferReader,
-    aligned,
-    free_memory,
-)
+from grpo_run.runtime.staging.buffer import ALIGNMENT_BYTES, GROWTH_BYTES, SnapshotBuffer, aligned
+from grpo_run.runtime.staging.buffer_file import free_memory
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.headroom import Headroom
 
 MIB = 1 << 20

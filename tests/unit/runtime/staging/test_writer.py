@@ -12,7 +12,8 @@ import torch
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging import writer
-from grpo_run.runtime.staging.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.staging.buffer import SnapshotBuffer
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.writer import write_files
 

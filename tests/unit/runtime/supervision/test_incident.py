@@ -18,8 +18,8 @@ from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision import incident
-from grpo_run.runtime.supervision.attempt import Attempt
-from grpo_run.runtime.supervision.exits import Exits
+from grpo_run.runtime.supervision.attempts.attempt import Attempt
+from grpo_run.runtime.supervision.attempts.exits import Exits
 from grpo_run.runtime.supervision.incident import (
     JOURNAL_TAIL_LINES,
     IncidentContext,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history_parts.wall_time import WallTime
 from grpo_run.runtime.supervision.host_memory.last_end import RECENT_SECONDS, suspected
 from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse
 
@@ -20,7 +21,12 @@ WIDE = dataclasses.replace(SHORT, limits=(dataclasses.replace(LIMIT, working_set
 
 def history(**changes: object) -> History:
     """A run whose supervisor has written its last event a second after the sample, and no end."""
-    fields: dict[str, object] = {"supervisors": 1, "exit_code": None, "last_time": 1001.0, **changes}
+    fields: dict[str, object] = {
+        "supervisors": 1,
+        "exit_code": None,
+        "time": WallTime(last=1001.0),
+        **changes,
+    }
     return History(**fields)  # type: ignore[arg-type]
 
 
@@ -35,7 +41,12 @@ def test_a_silent_end_while_memory_was_short_is_reported_as_probable() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"supervisors": 0}, {"exit_code": 75}, {"exit_code": 93}, {"last_time": 1001.0 + RECENT_SECONDS}],
+    [
+        {"supervisors": 0},
+        {"exit_code": 75},
+        {"exit_code": 93},
+        {"time": WallTime(last=1001.0 + RECENT_SECONDS)},
+    ],
 )
 def test_an_end_in_order_or_another_time_is_not_reported(changes: dict[str, object]) -> None:
     """A first launch, a stop, a run that was given up, or a sample of a supervisor before the last one."""

@@ -17,7 +17,7 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.detection import exit_hangs
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.launch.config import Budget, RunConfig
-from grpo_run.runtime.launch.injection import Injection
+from grpo_run.runtime.launch.injections.parsing import parse_injection
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
@@ -914,7 +914,7 @@ def test_a_run_whose_drill_never_happened_says_so(
     start: Callable[..., SupervisedRun], strict: bool, code: int
 ) -> None:
     """It is in the last sentence and counts as a warning; under --strict-drills the run has failed."""
-    run = start(injections=(Injection.parse("kill@rank1:step9"),), strict_drills=strict)
+    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_drills=strict)
     run.vote(6)
     run.poll()
     run.done(0, 1)
@@ -929,7 +929,7 @@ def test_a_run_whose_drill_never_happened_says_so(
 
 def test_a_drill_that_happened_lets_a_strict_run_finish(start: Callable[..., SupervisedRun]) -> None:
     """The event of the rank may come with its exit."""
-    drill = Injection.parse("slow@rank1:step2")
+    drill = parse_injection("slow@rank1:step2")
     run = start(injections=(drill,), strict_drills=True)
     run.vote(6)
     run.poll()
@@ -941,7 +941,7 @@ def test_a_drill_that_happened_lets_a_strict_run_finish(start: Callable[..., Sup
 
 def test_a_stopped_run_may_still_reach_its_drill(start: Callable[..., SupervisedRun]) -> None:
     """The same command continues it."""
-    run = start(injections=(Injection.parse("kill@rank1:step9"),), strict_drills=True)
+    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_drills=True)
     run.vote(6)
     run.poll()
     run.supervisor.request_stop("SIGTERM")

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import (
-    diagnose_early_exit,
-    diagnose_exits,
-    is_victim,
-    position,
-    reports_lost_peer,
-    signal_name,
-)
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, signal_name
+from grpo_run.watchdog.diagnosis.lost_peers import is_victim, reports_lost_peer
+from grpo_run.watchdog.diagnosis.place import position
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, RankState, Slot, all_done
 from grpo_run.watchdog.origins import Origin
 

@@ -13,7 +13,7 @@ import pytest
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.diagnosis import hangs
+from grpo_run.watchdog.diagnosis import hangs, rewards
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Slot
@@ -182,6 +182,7 @@ def test_a_rank_that_waits_for_others_in_a_store_is_cleared_by_its_stack(
     verdict = hangs.diagnose_stall(both, slots, {0: (in_store,), 1: (stack(12),)})
     assert (verdict.culprits, verdict.waiters) == ((1,), (0,))
     assert verdict.sentence == "Rank 1 has been in startup for 60.4 s, at train.py:12 in reward."
+    both = replace(both, alone={0: alone, 1: alone})
     for stacks in ({0: (in_store,), 1: (in_store,)}, {0: (stack(88),), 1: (stack(12),)}):
         assert hangs.diagnose_stall(both, slots, stacks).culprits == (0, 1)
 
@@ -262,6 +263,71 @@ def test_a_verdict_on_exits_gets_the_lines_of_waiting_ranks(
     placed = hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
     assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}
     assert replace(placed, locations={}) == verdict
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_steps_of_a_loop_of_the_script_s_own_are_not_taken_for_counted_ones(
+    make_slot: MakeSlot, alone: bool
+) -> None:
+    """They are not counted, so a deadlock at the same line may be another one, and no step is named."""
+    slots: dict[int, Slot | None] = {0: make_slot(0), 1: make_slot(1, alone_after=2 if alone else 0), 2: None}
+    verdicts = (
+        hangs.diagnose_deadlock(deadlock(), slots, {}),
+        hangs.diagnose_stall(stall(), slots, {}),
+        hangs.diagnose_slow_stop(30.0, slots, {}),
+    )
+    assert [verdict.counted for verdict in verdicts] == [not alone] * 3
+    assert verdicts[0].deterministic is not alone
+    assert ("step" in verdicts[2].sentence) is not alone
+
+
+def test_ranks_in_different_waits_have_no_common_name_for_them(slots: dict[int, Slot | None]) -> None:
+    """What one of two culprits waits for is not said of both."""
+    library = sysconfig.get_path("stdlib")
+    queue = Stack("0x1", (Frame(f"{library}/queue.py", 171, "get"), *stack(88).frames), True)
+    sentence = f"Ranks 0 and 1 wait for {ANOTHER_THREAD}."
+    both = stall(culprits=(0, 1), waiters=(), sentence=sentence, confidence="proved")
+    assert "a queue" in hangs.diagnose_stall(both, slots, {0: (queue,), 1: (queue,)}).sentence
+    assert hangs.diagnose_stall(both, slots, {0: (queue,), 1: (stack(12),)}).sentence == sentence
+
+
+@pytest.mark.parametrize("cause", sorted(Cause))
+def test_a_healthy_thread_beside_a_missed_deadline_is_not_named(
+    slots: dict[int, Slot | None], cause: Cause
+) -> None:
+    """It may hold the interpreter, and otherwise nothing."""
+    verdict = hangs.diagnose_stall(stall(cause=cause), slots, {1: (stack(88, main=False), stack(12))})
+    assert ("another of its threads" in verdict.sentence) is (cause is Cause.interpreter_stuck)
+
+
+@pytest.mark.parametrize("phase", [*Phase, None])
+def test_a_reward_function_has_failed_in_the_reward_phase_only(
+    slots: dict[int, Slot | None], phase: Phase | None
+) -> None:
+    """Its frames are on the stack also while a callback or a data loader that it has called runs."""
+    called = (Frame("/home/user/train.py", 12, "reward"), Frame(rewards.CALLER_FILE, 1, "call_in_rank"))
+    verdict = hangs.diagnose_stall(stall(phase=phase), slots, {1: (Stack("0x1", called, True),)})
+    assert (verdict.failed_reward is not None) is (phase is Phase.reward)
+
+
+def test_a_culprit_without_a_line_gets_none_from_its_stack(
+    slots: dict[int, Slot | None], make_exit: MakeExit
+) -> None:
+    """The stacks show where ranks wait; one that has exited has none."""
+    verdict = diagnose_exits([make_exit(1, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    assert verdict.culprit == 1
+    assert verdict.location is None
+    assert set(hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)}).locations) == {0}
+
+
+def test_a_stack_at_another_line_of_the_same_file_does_not_complete_a_record(
+    slots: dict[int, Slot | None],
+) -> None:
+    """The rank has gone on since it issued the collective."""
+    short = replace(THERE, file="user/train.py")
+    for line in (11, 13):
+        verdict = hangs.diagnose_deadlock(deadlock(locations={1: short}), slots, {1: (stack(line),)})
+        assert verdict.location == short
 
 
 PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from grpo_run.runtime.launch.injection import Injection
+from grpo_run.runtime.launch.injections.parsing import parse_injection
 from grpo_run.runtime.supervision.ending.drills import never_happened, sentence
 
-KILL = Injection.parse("kill@rank1:step9")
-EVAL = Injection.parse("exception@rank0:step2:phase=eval")
+KILL = parse_injection("kill@rank1:step9")
+EVAL = parse_injection("exception@rank0:step2:phase=eval")
 
 
 def test_a_drill_that_happened_is_not_missed() -> None:
@@ -26,9 +26,9 @@ def test_the_reason_is_the_step_or_the_phase() -> None:
         "2 drills never happened: kill@rank1:step9 (the run ended at step 6),"
         " exception@rank0:step2:phase=eval (step 2 was not run with phase eval)."
     )
-    rows = Injection.parse("oom@rank0:step2:rows=4")
+    rows = parse_injection("oom@rank0:step2:rows=4")
     assert "(no phase forward from step 2 on had more than 4 rows)" in sentence((rows,), 6, counted=True)
-    tokens = Injection.parse("oom@rank0:step2:tokens=40")
+    tokens = parse_injection("oom@rank0:step2:tokens=40")
     assert "(no phase forward from step 2 on had more than 40 tokens)" in sentence((tokens,), 6, counted=True)
     assert sentence((), 6, counted=True) == ""
     assert sentence((KILL,), 0, counted=False) == (

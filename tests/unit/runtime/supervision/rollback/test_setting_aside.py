@@ -16,7 +16,7 @@ from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back, set_aside
 
 

@@ -1,0 +1,242 @@
+"""Supervise one run: connect forkserver, supervisor, agent, terminal, metrics and signals, and run the agent to the end.
+
+Called by `launch.py` under the lock of the run directory. The order is fixed: what the run starts is marked first, the
+ranks start last, and after their end nothing changes the exit code. Decides nothing (`runtime/supervision/`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_run.cli.launch_options.parse import LaunchCommand
+from grpo_run.cli.launch_options.run_inputs import ChangedFiles
+from grpo_run.cli.launching.announcement import announce
+from grpo_run.cli.launching.elastic import build_agent
+from grpo_run.cli.launching.own_processes import own_processes
+from grpo_run.cli.launching.rank_environment import rank_environment
+from grpo_run.cli.launching.stop_signals import (
+    StoppedWithoutRanks,
+    handle_signals,
+    ignore_signals,
+    note_signals,
+    stop_by_signal,
+)
+from grpo_run.cli.run_end.end_record import end_record
+from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
+from grpo_run.cli.run_end.on_end import run_on_end
+from grpo_run.runtime.board.stop_requests import StopRequests
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
+from grpo_run.runtime.processes.helpers import Helpers
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.supervision.ending.earlier import end_earlier, own_identity
+from grpo_run.runtime.supervision.ending.guardian import Guardian
+from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
+
+if TYPE_CHECKING:
+    from grpo_run.dashboards.metrics.address import Listener
+    from grpo_run.dashboards.metrics.server import MetricsServer
+    from grpo_run.dashboards.terminal.terminal import Terminal
+    from grpo_run.runtime.processes.agent import Agent
+    from grpo_run.runtime.processes.output import OutputFollower
+
+SERVER_STOP_SECONDS = 2.0
+
+
+def supervise(
+    launch: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
+) -> int:
+    """Supervise one run until it ends.
+
+    Args:
+        launch: the command, with its staging area.
+        directory: of the run, created and locked.
+        listener: the socket of the metrics server; None if there is none.
+        changed_files: reports files of the script that change while the run lasts.
+
+    Returns:
+        the exit code of the run.
+    """
+    config = launch.config
+    os.environ.update(config.environment)
+    processes = own_processes(config)
+
+    from grpo_run.dashboards.terminal.terminal import Terminal
+    from grpo_run.runtime.processes.output import OutputFollower
+
+    supervisor: Supervisor | None = None
+    terminal = Terminal(
+        shown_ranks=config.shown_ranks, status=lambda: supervisor.status() if supervisor is not None else None
+    )
+    output = OutputFollower(terminal.rank_line)
+
+    remaining = RemainingProcesses(processes.owned, keep=config.keep)
+    supervisor = Supervisor(
+        config,
+        directory,
+        local_world_size=int(launch.elastic.nproc_per_node),
+        rank_environment=lambda *of_rank: {**processes.marks, **rank_environment(*of_rank)},
+        notify=terminal.notify,
+        observe_exit=remaining.observe,
+        follow_output=functools.partial(_begin_output, output, terminal, changed_files),
+        staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
+        enter_cgroup=processes.cgroup.enter,
+    )
+    guardian = Guardian(
+        directory.journal,
+        config.run_id,
+        tokens=(processes.token,),
+        keep=config.keep,
+        cgroup=processes.cgroup.folder,
+    )
+    helpers = Helpers(
+        processes.owned,
+        remaining,
+        keep=config.keep,
+        settings=config.deadlines,
+        announce_ranks=guardian.begin_attempt,
+        notify=terminal.notify,
+        report=supervisor.report_terminated,
+        interrupted=lambda: supervisor.stop.noted,
+    )
+    agent = build_agent(launch, supervisor, helpers)
+    server = announce(launch, directory, supervisor, terminal, listener)
+    stops = StopRequests(lambda: supervisor.board, stop_by_signal)
+    terminal.start()
+    output.start()
+    # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks need
+    gc.freeze()
+    try:
+        stop_signals = _run_agent(agent, supervisor, stops, launch, directory, processes.token)
+    finally:
+        for part in (guardian.end, processes.cgroup.remove, output.stop, terminal.stop):
+            try:
+                part()
+            except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
+                supervisor.note_thread_failure(part.__qualname__, error)
+    exit_code = _end(supervisor, terminal, directory)
+    _after_end(launch, directory, supervisor, terminal, server, stop_signals)
+    stops.end()
+    ignore_signals()
+    return exit_code
+
+
+def _begin_output(
+    output: OutputFollower, terminal: Terminal, changed_files: ChangedFiles, files: dict[int, Path]
+) -> None:
+    """Show the output of the ranks of a new attempt, by rank, and whether the script has changed since the last one."""
+    output.follow(files)
+    change = changed_files.since_last_attempt()
+    if change is not None:
+        terminal.notify(change)
+    terminal.attempt_begins()
+
+
+def _run_agent(
+    agent: Agent,
+    supervisor: Supervisor,
+    stops: StopRequests,
+    launch: LaunchCommand,
+    directory: RunDirectory,
+    token: str,
+) -> list[float]:
+    """Run the agent until the run has ended, and tell the supervisor why if it ends in another way.
+
+    Returns:
+        when this process was asked to stop, in monotonic seconds.
+
+    Raises:
+        UsageError: the user's mistake, found late.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    stop_signals: list[float] = []
+    try:
+        stop_signals = handle_signals(supervisor)
+        stops.start()
+        _report_failed_threads(supervisor)
+        supervisor.begin(
+            world_size_local=int(launch.elastic.nproc_per_node),
+            may_use_trainer=may_use_trainer(launch.sources),
+            accept_change=launch.accept_change,
+        )
+        supervisor.report_terminated(
+            end_earlier(directory.processes, own_identity(token), launch.config.keep)
+        )
+        agent.run()
+    except StoppedWithoutRanks as stopped:
+        supervisor.stop_without_ranks(str(stopped))
+    except (ProcessError, RendezvousError, DistError) as error:
+        # ranks could not be started, or the nodes could not meet
+        supervisor.give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
+        supervisor.fail(error)
+    return stop_signals
+
+
+def _end(supervisor: Supervisor, terminal: Terminal, directory: RunDirectory) -> int:
+    """Show how the run has ended, and return its exit code."""
+    if supervisor.exit_code is None:
+        supervisor.give_up("another node closed the rendezvous before this node had ranks")
+    assert supervisor.exit_code is not None
+    supervisor.held.end(finished=supervisor.exit_code == EXIT_FINISHED)  # no rank can remove any more
+    terminal.show_end(
+        supervisor.sentence, wrong_usage=supervisor.exit_code == EXIT_USAGE, run_directory=directory.path
+    )
+    return supervisor.exit_code
+
+
+def _after_end(
+    launch: LaunchCommand,
+    directory: RunDirectory,
+    supervisor: Supervisor,
+    terminal: Terminal,
+    server: MetricsServer | None,
+    stop_signals: list[float],
+) -> None:
+    """Run the command of `--on-end`, and let a scraper read the last state. A signal ends either."""
+    ended_at, signals = time.monotonic(), note_signals()
+    assert supervisor.exit_code is not None
+    if launch.on_end is not None:
+        status = supervisor.status()
+        record = end_record(
+            run_id=launch.config.run_id, directory=directory.path, state=status.state,
+            exit_code=supervisor.exit_code, sentence=supervisor.sentence, status=status,
+        )  # fmt: skip
+        run_on_end(
+            launch.on_end,
+            record,
+            warn=functools.partial(supervisor.warn, None),
+            interrupted=lambda: bool(signals),
+        )
+    if server is not None:
+        await_last_scrapes(
+            server,
+            ended_at=ended_at,
+            until=leave_at(stop_signals, stopped=supervisor.status().state == "stopped"),
+            notify=terminal.notify,
+            interrupted=lambda: bool(signals),
+        )  # fmt: skip
+        server.stop(SERVER_STOP_SECONDS)
+
+
+def _report_failed_threads(supervisor: Supervisor) -> None:
+    """Report an exception that ends a thread once, with a traceback in a file instead of on the terminal."""
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        name = failure.thread.name if failure.thread is not None else "a thread"
+        if failure.exc_value is not None:
+            supervisor.note_thread_failure(name, failure.exc_value)
+
+    threading.excepthook = report

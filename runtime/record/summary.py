@@ -1,0 +1,67 @@
+"""One sentence on the state of a run: what `grpo-run status` shows first, and how a run has ended.
+
+Called by `status.py`, and by the supervisor when the run ends. Reads nothing but the history and the clock.
+"""
+
+from __future__ import annotations
+
+import time
+
+from grpo_run.runtime.continuity import own_training
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.record.history import History
+
+
+def summarize(state: str, history: History, exit_code: int | None = None) -> str:
+    """Return one sentence on the state of the run.
+
+    Args:
+        state: of the lifecycle, or `unknown`.
+        history: of the run.
+        exit_code: of a run that is about to end; that of the history if None.
+    """
+    if exit_code is None:
+        exit_code = history.exit_code
+    left_after = history.calls.left_after(history.train_call) if exit_code == EXIT_FINISHED else None
+    step = history.step if left_after is None else left_after  # no vote follows the last step then
+    place = f"step {step} of {history.target_steps}" if history.target_steps else f"step {step}"
+    if left_after is not None:
+        place += ", where the script left the loop"
+    recovered = sum(
+        1
+        for recovery in history.recoveries
+        # the script of a finished run may have had no further step to commit
+        if recovery.recovery_seconds is not None
+        or (exit_code == EXIT_FINISHED and recovery.action.startswith("restart"))
+    )
+    faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
+    if history.recoveries and not recovered:
+        faults = "no fault recovered"
+    trained = history.train_call > 0 or history.step > 0
+    if history.own.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
+        restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
+        return own_training.summarize(history.own, state, exit_code, restarts=restarts, now=time.time())
+    if state == "stopped" and exit_code == EXIT_GAVE_UP and not trained:
+        return "Stopped. The same command begins the script anew; nothing is saved."
+    if state == "stopped" and exit_code not in (None, EXIT_STOPPED):
+        return f"Stopped: the script returned {exit_code}. Run the same command to start again."
+    if exit_code == EXIT_FINISHED and not trained:
+        return f"Finished, {faults}. The script did not use a Trainer, so no steps were counted."
+    if exit_code == EXIT_FINISHED:
+        return f"Finished at {place}, {faults}."
+    if exit_code == EXIT_STOPPED and not trained:
+        return "Stopped before the first step of a Trainer. Run the same command to start again."
+    if exit_code == EXIT_STOPPED:
+        saved = f"checkpoint at step {history.checkpoint.step}" if history.checkpoint else "no checkpoint yet"
+        return f"Stopped at {place} ({saved}). Run the same command to resume."
+    if exit_code is not None:
+        return history.sentence or f"Gave up at {place}."
+    if state == "unknown":
+        return (
+            f"Unknown: the supervisor exited without ending the run, last seen at {place}."
+            " Run the same command to resume."
+        )
+    if state == "starting" and history.restarting:
+        return f"Restarting after {place}, attempt {history.attempts}, {faults}."
+    summary = f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."
+    return f"{summary} {own_training.SINCE_CALL}" if history.own.current else summary

@@ -1,0 +1,213 @@
+"""Drain one snapshot: write it from memory to disk as a published checkpoint.
+
+    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to
+    checkpoint-N
+
+A snapshot that the script has not scheduled goes to a folder of its own in the output directory (`search.py`).
+
+The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`).
+Does not choose the snapshot; `drain_scheduler.py` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from grpo_run.runtime.checkpoints.manifest import write_manifest
+from grpo_run.runtime.checkpoints.publishing import (
+    clean_partial_directories,
+    make_directory,
+    partial_directory,
+    publish,
+)
+from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import directory_of, name_of
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.files import sync_tree
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
+from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.staging.headroom import least_headroom
+from grpo_run.runtime.staging.index import SnapshotIndex
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.staging.writer import write_files
+
+LOCK_WAIT_SECONDS = 30.0
+"""How long a rank may hold a slot's lock before the request fails."""
+COPY_BYTES = 8 << 20
+SYNC_BYTES = 1 << 30
+"""Bytes between two syncs: one fsync of a large checkpoint could take minutes and would look like a stall."""
+DISK_RESERVE_BYTES = 64 << 20
+"""Stays free on the disk for the run's journal, logs and incidents."""
+
+
+def handle_request(
+    staging: StagingArea, request: DrainRequest, report: Callable[[int], None]
+) -> DrainPublished | DrainFailed:
+    """Carry out one request. Errors of the file system or the snapshot become a `DrainFailed`.
+
+    Args:
+        report: called with the total of bytes written so far, also while they are synced and digested.
+    """
+    slot = staging.slots[request.slot]
+    step = None
+    try:
+        with slot.locked(wait_seconds=LOCK_WAIT_SECONDS, shared=True) as acquired:
+            if not acquired:
+                return DrainFailed(
+                    slot=slot.index, step=None, reason="a rank is writing the slot", full=False
+                )
+            with _broken_snapshot_errors():
+                staged = slot.read_snapshot()
+            if staged is None:
+                return DrainFailed(slot=slot.index, step=None, reason="the slot is empty", full=False)
+            step = staged.step
+            return _drain(slot, staged, request.restore, report)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = f" ({error.filename})" if error.filename else ""
+        return DrainFailed(slot=slot.index, step=step, reason=f"{error.strerror or error}{where}", full=full)
+    except _BrokenSnapshotError as error:
+        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False, broken=True)
+    except CheckpointError as error:  # in files just written, so a fault of the disk: a retry may succeed
+        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False)
+
+
+class _BrokenSnapshotError(CheckpointError):
+    """The snapshot in memory cannot be read."""
+
+
+@contextmanager
+def _broken_snapshot_errors() -> Iterator[None]:
+    """Convert a CheckpointError in the block to a `_BrokenSnapshotError`."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise _BrokenSnapshotError(str(error)) from error
+
+
+def _drain(
+    slot: StagingSlot, staged: StagedSnapshot, restore: str | None, report: Callable[[int], None]
+) -> DrainPublished:
+    began = time.perf_counter()
+    durable = restore is None
+    output_dir = Path(staged.output_dir if restore is None else restore)
+    directory = directory_of(staged, output_dir) if durable else output_dir
+    trainer_files = slot.files / staged.folder
+    with _broken_snapshot_errors():
+        indexes = slot.check_complete(staged)
+        needed_bytes = _tree_bytes(trainer_files) + sum(index.size_bytes for index in indexes)
+    make_directory(directory)
+    clean_partial_directories(directory)
+    _require_free_space(directory, needed_bytes, durable=durable)
+    final = directory / name_of(directory, staged.step)
+    with partial_directory(directory, staged.step) as partial:
+        progress = _Progress(report, partial)
+        _copy_tree(trainer_files, partial, progress.add_written)
+        for rank, index in enumerate(indexes):
+            with _broken_snapshot_errors():
+                _write_rank(slot.buffer_path(rank), index, partial, progress.add_written)
+        manifest = write_manifest(partial, staged, progress=progress.repeat)
+        publish(partial, final)
+    if durable:
+        slot.mark_drained()
+    try:
+        removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best)
+    except (OSError, CheckpointError):
+        removed = []  # the checkpoint is published; the next one rotates
+    return DrainPublished(
+        slot=slot.index,
+        step=staged.step,
+        train_call=staged.train_call.ordinal,
+        path=str(final),
+        scheduled=staged.scheduled,
+        kept=staged.kept,
+        size_bytes=manifest.size_bytes,
+        seconds=time.perf_counter() - began,
+        durable=durable,
+        removed=tuple(map(str, removed)),
+    )
+
+
+class _Progress:
+    """Add up written bytes, sync every `SYNC_BYTES` of them, and report the total."""
+
+    def __init__(self, report: Callable[[int], None], partial: Path) -> None:
+        self._report = report
+        self._partial = partial
+        self._written = self._synced = 0
+
+    def add_written(self, size_bytes: int) -> None:
+        """Count bytes just written."""
+        self._written += size_bytes
+        if self._written - self._synced >= SYNC_BYTES:
+            sync_tree(self._partial, self.repeat)
+            self._synced = self._written
+        self._report(self._written)
+
+    def repeat(self, size_bytes: int) -> None:
+        """Report the same total again: bytes were synced or digested, so the disk is not stuck."""
+        self._report(self._written)
+
+
+def _require_free_space(directory: Path, needed_bytes: int, *, durable: bool) -> None:
+    if durable:
+        usable_bytes = shutil.disk_usage(directory).free - DISK_RESERVE_BYTES
+    else:
+        # the kernel kills a process that exceeds its memory limit, so there is no error to handle later
+        usable_bytes = least_headroom(directory).usable_bytes
+    if usable_bytes < needed_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{needed_bytes >> 20} MiB are needed and {max(0, usable_bytes) >> 20} MiB are usable",
+            str(directory),
+        )
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _tree_bytes(source: Path) -> int:
+    try:
+        return sum(
+            os.stat(os.path.join(folder, name)).st_size
+            for folder, _, names in os.walk(source, onerror=_raise)
+            for name in names
+        )
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -> None:
+    for folder, _, names in os.walk(source, onerror=_raise):
+        copy = target / Path(folder).relative_to(source)
+        copy.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with open(Path(folder) / name, "rb") as reader, open(copy / name, "wb") as writer:
+                while block := reader.read(COPY_BYTES):
+                    writer.write(block)
+                    add_written(len(block))
+            with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+                shutil.copymode(Path(folder) / name, copy / name)
+
+
+def _write_rank(
+    buffer_path: Path, index: SnapshotIndex, target: Path, add_written: Callable[[int], None]
+) -> None:
+    if not index.files:
+        return
+    with SnapshotBufferReader(buffer_path) as buffer:
+        try:
+            write_files(index, buffer, target, progress=add_written)
+        except RuntimeError as error:
+            # torch's writer does not report the errno, but the reserve was free when the drain began
+            full = shutil.disk_usage(target).free < DISK_RESERVE_BYTES
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, f"{os.strerror(number)}: {' '.join(str(error).split())[:200]}") from error

@@ -1,0 +1,156 @@
+"""Requests to the drain worker, one at a time: sent, awaited, and abandoned if the worker dies or the disk hangs.
+
+Called by `drain_scheduler.py`, which chooses what is requested and is told what was published. Does not choose, and
+does not retry by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from grpo_run.runtime.staging.draining.drain_messages import (
+    DrainFailed,
+    DrainProgress,
+    DrainPublished,
+    DrainRequest,
+)
+from grpo_run.runtime.staging.draining.drain_reports import DrainReports
+from grpo_run.runtime.staging.draining.drain_worker import DrainProcess
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.watchdog.causes import Cause
+
+RETRY_SECONDS = 30.0
+"""Wait after a failed drain."""
+STALL_SECONDS = 60.0
+"""Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60
+s (nfs(5), timeo=600)."""
+STOP_SECONDS = 5.0
+"""How long the drain worker may take to exit before it is killed."""
+
+
+class DrainRequests:
+    """The request in progress, and the latest one.
+
+    Args:
+        worker: the drain worker of the run.
+        reports: receives failures.
+        on_published: called with the snapshot of a request and the reply that it was published.
+        on_broken: called with a snapshot that cannot be read, its slot and the reason.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        worker: DrainProcess,
+        reports: DrainReports,
+        *,
+        on_published: Callable[[StagedSnapshot, DrainPublished], None],
+        on_broken: Callable[[StagedSnapshot, int, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker = worker
+        self.retry_at = 0.0
+        """No request should be sent sooner; monotonic seconds."""
+        self._reports = reports
+        self._on_published = on_published
+        self._on_broken = on_broken
+        self._clock = clock
+        self._request: DrainRequest | None = None
+        self._requested: StagedSnapshot | None = None
+        self._last_reply_at = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """A request is in progress."""
+        return self._request is not None
+
+    def send(self, staged: StagedSnapshot, slot: StagingSlot, request: DrainRequest | None = None) -> None:
+        """Send a request, by default to write the snapshot to disk. No other one may be in progress."""
+        self._request = request or DrainRequest(slot=slot.index)
+        self._requested = staged
+        self._last_reply_at = self._clock()
+        try:
+            self.worker.send(self._request)
+        except (OSError, EOFError) as error:
+            self._abandon(f"{self._name()} could not be written: the drain worker did not start: {error}")
+
+    def wait(self) -> DrainFailed | None:
+        """Wait for the current request while it makes progress. Return its reply if it failed."""
+        while self.busy:
+            if self._is_stalled():
+                return self._abandon(
+                    f"writing {self._name()} has made no progress for {STALL_SECONDS:.0f} s",
+                    Cause.checkpoint_stall,
+                )
+            failed = self.receive(0.1)
+            if failed is not None:
+                return failed
+        return None
+
+    def receive(self, wait_seconds: float = 0.0) -> DrainFailed | None:
+        """Process replies, waiting up to `wait_seconds` for each. Return the reply if the request failed."""
+        while self._request is not None:
+            try:
+                reply = self.worker.receive(wait_seconds)
+            except (EOFError, OSError):
+                return self._abandon(f"{self._name()} could not be written: the drain worker died")
+            if reply is None:
+                return None
+            self._last_reply_at = self._clock()
+            if isinstance(reply, DrainProgress):
+                continue
+            self._request = None
+            if isinstance(reply, DrainFailed):
+                self._handle_failure(reply)
+                return reply
+            self._on_published(self._snapshot, reply)
+        return None
+
+    def report_stall(self) -> None:
+        """Report the request in progress if it has made no progress for long. It continues."""
+        if self._is_stalled():
+            self._alert(
+                f"writing {self._name()} has made no progress for {STALL_SECONDS:.0f} s; training continues,"
+                " and its snapshots stay in memory",
+                Cause.checkpoint_stall,
+            )
+
+    def stop_worker(self) -> None:
+        """Stop the drain worker; the next request starts it again."""
+        # a worker stuck on the disk does not exit by itself
+        self.worker.stop(0.0 if self._reports.stalled else STOP_SECONDS)
+
+    def _is_stalled(self) -> bool:
+        return self._clock() - self._last_reply_at > STALL_SECONDS
+
+    def _handle_failure(self, reply: DrainFailed) -> None:
+        if reply.broken:
+            self._on_broken(self._snapshot, reply.slot, reply.reason)
+            return
+        self.retry_at = self._clock() + RETRY_SECONDS
+        if reply.step is not None:  # otherwise a rank reused the slot first, which is not a disk error
+            prefix, cause = ("the disk is full: ", Cause.disk_full) if reply.full else ("", Cause.unknown)
+            self._alert(f"{self._name()} could not be written: {prefix}{reply.reason}", cause)
+
+    def _abandon(self, sentence: str, cause: Cause = Cause.unknown) -> DrainFailed:
+        """Give up the current request and stop the drain worker."""
+        assert self._request is not None
+        self.stop_worker()
+        failed = DrainFailed(slot=self._request.slot, step=None, reason=sentence, full=False)
+        self._request = None
+        self.retry_at = self._clock() + RETRY_SECONDS
+        self._alert(sentence, cause)
+        return failed
+
+    def _alert(self, sentence: str, cause: Cause) -> None:
+        self._reports.alert(self._snapshot, sentence, cause)
+
+    @property
+    def _snapshot(self) -> StagedSnapshot:
+        """The snapshot of the latest request."""
+        assert self._requested is not None
+        return self._requested
+
+    def _name(self) -> str:
+        return str(path_of(self._snapshot))

@@ -1,0 +1,300 @@
+"""What a rank writes into its slot: its phases, its heartbeat, and what it counts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES
+from grpo_run.runtime.board.slot_writer import SlotWriter, phases_of
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+
+
+UINT64 = st.integers(0, 2**64 - 1)
+
+
+FLOAT = st.floats(allow_nan=False)
+
+
+FIELDS = {
+    "train_call": INT32, "step": INT32, "target_steps": INT32, "voted_step": INT32, "committed_step": INT32,
+    "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
+    "votes": UINT64, "hygiene_runs": UINT64, "vote_wait_seconds": FLOAT, "hygiene_seconds": FLOAT,
+    "checkpoint_seconds": FLOAT, "reward": FLOAT, "completion_length": FLOAT, "loss": FLOAT,
+    "grad_norm": FLOAT, "learning_rate": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT, "state": st.sampled_from(RankState),
+}  # fmt: skip
+"""Every attribute of a writer that a reader sees under the same name."""
+
+
+def seen(board: Board, index: int = 1) -> Slot:
+    """Return a reading that must exist."""
+    slot = board.read(index)
+    assert slot is not None
+    return slot
+
+
+@given(values=st.fixed_dictionaries(FIELDS))
+def test_every_field_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
+) -> None:
+    """The test covers the full range of each field."""
+    board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
+    writer = board.writer(0, rank=0, pid=1, attempt=0)
+    for name, value in values.items():
+        setattr(writer, name, value)
+    writer.publish()
+    slot = seen(board, 0)
+    assert {name: getattr(slot, name) for name in values} == values
+
+
+def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
+    """A field that is missing in the writer would stay zero."""
+    clocks = {"voted_at_seconds": "voted_at_ns", "train_started_seconds": "train_started_ns"}
+    stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
+    stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued", "last_collective_seconds"}
+    stamped |= {"generation_passes"}
+    stamped |= {"heartbeat_thread", "idle_threads"}
+    names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
+    assert {name for name in names if not hasattr(writer, name)} == set()
+
+
+def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
+    """Written in nanoseconds, read in seconds."""
+    writer.voted_at_ns = 1_500_000_000
+    writer.train_started_ns = 250_000_000
+    before = time.monotonic()
+    writer.publish()
+    slot = seen(board)
+    assert (slot.voted_at_seconds, slot.train_started_seconds) == (1.5, 0.25)
+    assert before - 1e-3 <= slot.last_progress_seconds <= time.monotonic()
+
+
+@pytest.mark.parametrize("name", ["reward", "completion_length", "loss", "grad_norm", "learning_rate"])
+def test_a_gauge_never_set_is_nan(board: Board, writer: SlotWriter, name: str) -> None:
+    """Zero would be a value."""
+    assert math.isnan(getattr(seen(board), name))
+
+
+def test_phases_nest(board: Board, writer: SlotWriter) -> None:
+    """Outermost first, each with its start; leaving one makes the enclosing one current."""
+    writer.enter(Phase.data)
+    writer.enter(Phase.score)
+    writer.enter(Phase.reward)
+    phases = seen(board).phases
+    assert [entry.phase for entry in phases] == [Phase.data, Phase.score, Phase.reward]
+    assert [entry.since_seconds for entry in phases] == sorted(entry.since_seconds for entry in phases)
+    writer.leave(Phase.reward)
+    assert seen(board).phase is Phase.score
+
+
+def fail_in(writer: SlotWriter, *phases: Phase) -> ValueError:
+    """Raise in nested phases; return the exception after it has left all of them."""
+    error = ValueError("broken")
+
+    def inside(remaining: tuple[Phase, ...]) -> None:
+        if not remaining:
+            raise error
+        try:
+            writer.enter(remaining[0])
+            inside(remaining[1:])
+        finally:
+            writer.leave(remaining[0])
+
+    with pytest.raises(ValueError, match="broken"):
+        inside(phases)
+    return error
+
+
+def test_an_exception_keeps_the_phases_that_it_was_raised_in(writer: SlotWriter) -> None:
+    """The innermost one is left first. Without an open callback, none is named."""
+    error = fail_in(writer, Phase.data, Phase.score, Phase.reward)
+    assert phases_of(error) == ((Phase.data, Phase.score, Phase.reward), "")
+    assert phases_of(ValueError("outside")) is None
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def test_a_phase_that_is_left_while_an_exception_is_handled_is_not_its(writer: SlotWriter) -> None:
+    """The script may evaluate in an `except` block and raise again."""
+    error = ValueError("broken")
+    try:
+        raise error
+    except ValueError:
+        writer.enter(Phase.eval)
+        leave = partial(writer.leave, Phase.eval)
+        _call(leave)
+    assert phases_of(error) is None
+
+
+def test_an_exception_of_a_callback_names_it(writer: SlotWriter) -> None:
+    """Class and event."""
+    error = ValueError("broken")
+
+    def on_save() -> None:
+        try:
+            writer.enter_callback("Mine.on_save")
+            raise error
+        finally:
+            writer.leave(Phase.callback)
+
+    with pytest.raises(ValueError, match="broken"):
+        on_save()
+    assert phases_of(error) == ((Phase.callback,), "Mine.on_save")
+
+
+def test_leaving_a_phase_closes_the_phases_inside_it(board: Board, writer: SlotWriter) -> None:
+    """An exception may skip the end of an inner phase."""
+    for phase in (Phase.data, Phase.score, Phase.reward):
+        writer.enter(phase)
+    writer.leave(Phase.data)
+    assert seen(board).phases == ()
+
+
+def test_leaving_the_same_phase_twice_nested_closes_the_inner_one(board: Board, writer: SlotWriter) -> None:
+    """A reward function may call another."""
+    writer.enter(Phase.reward)
+    writer.enter(Phase.reward)
+    writer.leave(Phase.reward)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.reward]
+
+
+def test_leaving_a_phase_that_is_not_open_changes_nothing(board: Board, writer: SlotWriter) -> None:
+    """`replace` may have closed it already."""
+    writer.enter(Phase.data)
+    writer.leave(Phase.vote)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.data]
+
+
+def test_replacing_closes_all_open_phases(board: Board, writer: SlotWriter) -> None:
+    """It sets the outermost phase of a step."""
+    writer.enter(Phase.data)
+    writer.enter(Phase.generate)
+    writer.replace(Phase.optimizer)
+    assert [entry.phase for entry in seen(board).phases] == [Phase.optimizer]
+
+
+def test_only_the_innermost_phases_are_published(board: Board, writer: SlotWriter) -> None:
+    """The writer remembers the others: leaving makes them visible again."""
+    phases = [Phase(1 + index % len(Phase)) for index in range(MAX_OPEN_PHASES + 3)]
+    for phase in phases:
+        writer.enter(phase)
+    assert [entry.phase for entry in seen(board).phases] == phases[-MAX_OPEN_PHASES:]
+    for phase in reversed(phases[3:]):
+        writer.leave(phase)
+    assert [entry.phase for entry in seen(board).phases] == phases[:3]
+
+
+def test_state_is_published_with_a_phase(board: Board, writer: SlotWriter) -> None:
+    """A change of state does not wait for the next `publish`."""
+    writer.state = RankState.training
+    writer.enter(Phase.data)
+    assert seen(board).state is RankState.training
+
+
+def test_writes_are_counted(board: Board, writer: SlotWriter) -> None:
+    """A rank that writes is running."""
+    before = seen(board).writes
+    writer.enter(Phase.data)
+    assert seen(board).writes > before
+
+
+def test_heartbeat_and_work_are_no_writes(board: Board, writer: SlotWriter) -> None:
+    """Any thread may stamp them, so they do not use the seqlock."""
+    before = seen(board)
+    assert (before.heartbeat_seconds > 0, before.last_work_seconds) == (True, 0.0)
+    writer.record_work()
+    after = seen(board)
+    assert after.last_work_seconds >= before.heartbeat_seconds
+    assert (after.writes, after.heartbeat_seconds) == (before.writes, before.heartbeat_seconds)
+    writer.heartbeat()
+    assert seen(board).heartbeat_seconds >= after.last_work_seconds
+    assert seen(board).last_work_seconds == after.last_work_seconds
+
+
+@pytest.mark.parametrize("name", ["tokens_generated", "rewards_scored"])
+def test_measured_work_is_progress_and_publishing_is_not(board: Board, writer: SlotWriter, name: str) -> None:
+    """A rank that only publishes its slot again has done no work."""
+    writer.publish()
+    assert seen(board).last_work_seconds == 0.0
+    setattr(writer, name, 5)
+    writer.publish()
+    counted = seen(board).last_work_seconds
+    assert counted > 0.0
+    writer.publish()
+    assert seen(board).last_work_seconds == counted
+
+
+def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWriter) -> None:
+    """Left, closed with an enclosing phase, or replaced; open phases are not counted."""
+    for _ in range(3):
+        writer.replace(Phase.data)
+        writer.enter(Phase.score)
+        writer.enter(Phase.reward)
+        writer.leave(Phase.reward)
+        writer.enter(Phase.generate)
+        writer.leave(Phase.score)  # and generate with it
+    histograms = board.phase_histograms(1)
+    assert {phase: durations.count + 1 for phase, durations in histograms.items()} == {
+        Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
+    }  # fmt: skip
+    assert board.phase_histograms(0) == {}
+
+
+def test_on_change_is_called_while_the_phase_before_still_runs(board: Board, writer: SlotWriter) -> None:
+    """With the innermost phase that runs and the one that runs then, also if that had begun before."""
+    told: list[tuple[Phase | None, Phase | None, Phase | None]] = []
+
+    def change(ended: Phase | None, begun: Phase | None) -> None:
+        told.append((ended, begun, seen(board).phase))
+
+    writer.on_change = change
+    writer.replace(Phase.data)
+    writer.enter(Phase.score)
+    writer.enter_callback("Upload.on_log")
+    writer.enter(Phase.generate)
+    writer.leave(Phase.callback)
+    writer.leave(Phase.reward)
+    writer.leave(Phase.score)
+    writer.leave(Phase.data)
+    assert told == [
+        (None, Phase.data, None),
+        (Phase.data, Phase.score, Phase.data),
+        (Phase.score, Phase.callback, Phase.score),
+        (Phase.callback, Phase.generate, Phase.callback),
+        (Phase.generate, Phase.score, Phase.generate),
+        (Phase.score, Phase.data, Phase.score),
+        (Phase.data, None, Phase.data),
+    ]
+
+
+def test_on_enter_is_called_after_the_phase_is_on_the_board(board: Board, writer: SlotWriter) -> None:
+    """`enter` and `replace` call it; `leave` does not."""
+    told: list[tuple[Phase, Phase | None]] = []
+    writer.on_enter = lambda phase: told.append((phase, seen(board).phase))
+    writer.replace(Phase.data)
+    writer.enter(Phase.generate)
+    writer.leave(Phase.generate)
+    assert told == [(Phase.data, Phase.data), (Phase.generate, Phase.generate)]
+
+
+def test_on_enter_that_raises_leaves_the_phase_open(board: Board, writer: SlotWriter) -> None:
+    """An injected fault happens in the requested phase; the slot stays readable."""
+
+    def fault(phase: Phase) -> None:
+        raise RuntimeError("planted")
+
+    writer.on_enter = fault
+    with pytest.raises(RuntimeError, match="planted"):
+        writer.enter(Phase.reward)
+    assert seen(board).phase is Phase.reward
