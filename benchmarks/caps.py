@@ -29,7 +29,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, StoppingCriteriaList
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
+from parts import machine
 
 from grpo_run.trainers.caps import Deadline, Repetition
 from grpo_run.trainers.caps.criteria import CapCriteria

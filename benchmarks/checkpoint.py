@@ -34,8 +34,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import Interval, median_interval
+from parts import machine
+from parts.interval import Interval, median_interval
 
 BUFFER_BYTES = 512 << 20
 BUFFER_COPIES = 3
@@ -133,7 +133,7 @@ class CheckpointBenchmark:
     def write_to_disk(self) -> tuple[float, float]:
         """Return the seconds to write the checkpoint from memory to disk, and to compute its digests."""
         from grpo_run.runtime.checkpoints.digests import digest_file
-        from grpo_run.runtime.staging.buffer import SnapshotBufferReader
+        from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
         from grpo_run.runtime.staging.index import read_index
         from grpo_run.runtime.staging.writer import write_files
 

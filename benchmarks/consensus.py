@@ -22,9 +22,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import Interval, median_interval
-from launchers import BIN, OURS, QUIET, TORCHRUN
+from parts import machine
+from parts.interval import Interval, median_interval
+from parts.launchers import BIN, OURS, QUIET, TORCHRUN
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "consensus.py"
 RUN_SECONDS = 300.0

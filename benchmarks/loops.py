@@ -19,9 +19,9 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import median_interval
-from launchers import BIN, QUIET
+from parts import machine
+from parts.interval import median_interval
+from parts.launchers import BIN, QUIET
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "loops.py"
 RUN_SECONDS = 300.0

@@ -28,10 +28,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import median_interval
-from launchers import BIN, QUIET
 from overhead import unit_seconds
+from parts import machine
+from parts.interval import median_interval
+from parts.launchers import BIN, QUIET
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "memory.py"
 RUN_SECONDS = 300.0

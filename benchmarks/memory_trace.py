@@ -16,10 +16,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import median_interval
-from launchers import BIN, OURS, SCRIPT, LauncherError, environment
-from step_log import StepLog
+from parts import machine
+from parts.interval import median_interval
+from parts.launchers import BIN, OURS, SCRIPT, LauncherError, environment
+from parts.step_log import StepLog
 
 STEPS = 80
 SKIPPED_STEPS = 20

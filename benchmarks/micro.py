@@ -24,7 +24,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
+from parts import machine
 from scripts.work import compute
 
 RANKS = 2

@@ -27,11 +27,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
-from interval import Interval, median_interval
-from launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
+from parts import machine
+from parts.interval import Interval, median_interval
+from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
+from parts.step_log import StepLog
 from scripts.work import compute
-from step_log import StepLog
 
 SKIPPED_STEPS = 5
 """Steps at the start that do not count, because of first allocations and first collectives."""

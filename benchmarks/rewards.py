@@ -20,9 +20,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
 import torch  # noqa: F401 - as in a rank
-from interval import Interval, median_interval
+from parts import machine
+from parts.interval import Interval, median_interval
 from transformers import TrainerState
 
 from grpo_run.runtime.launch.config import RunConfig

@@ -38,7 +38,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import machine
+from parts import machine
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.watchdog.observation import Phase, Slot

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from machine import REPOSITORY
+
+from parts.machine import REPOSITORY
 
 OURS = "grpo-run"
 TORCHRUN = "torchrun"
@@ -24,7 +25,7 @@ FT_LAUNCHER = "ft_launcher"
 TORCHRUN_AS_SHIPPED = "torchrun-as-shipped"
 NAMES = (OURS, TORCHRUN, FT_LAUNCHER, TORCHRUN_AS_SHIPPED)
 
-SCRIPT = Path(__file__).parent / "scripts" / "grpo.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "grpo.py"
 BIN = Path(sys.executable).parent
 RANKS = 2
 POLL_SECONDS = 0.1

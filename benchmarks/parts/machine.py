@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("grpo-run", "torch", "transformers", "trl", "accelerate")
 
 
