@@ -4,7 +4,7 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injection.KINDS`. Faults in user code, without the injector:
+The kinds are `grpo_run.runtime.launch.injections.kinds.KINDS`. Faults in user code, without the injector:
 `scripts/faulty.py`.
 """
 
@@ -14,7 +14,8 @@ from collections import Counter
 
 from support.runs import Run
 
-from grpo_run.runtime.launch.injection import KINDS, Injection
+from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.runtime.launch.injections.kinds import KINDS
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 

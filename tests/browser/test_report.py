@@ -70,21 +70,25 @@ def test_the_report_is_complete_without_a_network(chromium: str, page: Path) -> 
     assert DARK not in drawn
 
 
-def test_the_charts_follow_the_color_scheme(chromium: str, page: Path) -> None:
+@pytest.fixture(scope="module")
+def hostile(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """What `opened` returns of a report with script tags in every text, in the dark scheme."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_incident(folder, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
+        assert main(["report", "night", "--output", str(folder / "report.html")]) == 0
+    return opened(chromium, folder / "report.html", dark=True)
+
+
+def test_the_charts_follow_the_color_scheme(hostile: tuple[str, list[str]]) -> None:
     """Their text has the color of the dark scheme; the test above has the light one."""
-    shown, console = opened(chromium, page, dark=True)
-    assert console == []
-    assert DARK in shown
+    assert DARK in hostile[0]
 
 
-def test_scripts_in_quoted_texts_do_not_run(
-    chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_in_quoted_texts_do_not_run(hostile: tuple[str, list[str]]) -> None:
     """A message with script tags is shown as text."""
-    monkeypatch.chdir(tmp_path)
-    write_incident(tmp_path, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
-    assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
-    shown, console = opened(chromium, tmp_path / "report.html")
+    shown, console = hostile
     assert console == []
     assert "<title>taken</title>" not in shown
     assert 'class="main-svg"' in shown

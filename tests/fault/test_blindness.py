@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
@@ -46,6 +47,7 @@ def test_truncated_board_costs_at_most_one_attempt(runs: Callable[..., Run], tmp
     assert run.status()["attempts"] == 2
 
 
+@pytest.mark.full
 def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
     """Processes keep their mapping of a deleted board; the next attempt creates a new file."""
     run = runs(

@@ -49,7 +49,7 @@ def check(rows: list[Row]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first_kind", [0, 5, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("first_kind", [0, *(pytest.param(kind, marks=pytest.mark.full) for kind in (2, 5))])
 @loop_in_full
 def test_deadlocks_of_every_kind_and_phase_are_proved(
     script: str, first_kind: int, runs: Callable[..., Run]

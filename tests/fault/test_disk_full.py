@@ -22,8 +22,8 @@ from support.whole_runs import PATCHED, kill_all, resumed_at
 
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
-from grpo_run.runtime.staging.drain import DISK_RESERVE_BYTES, handle_request
-from grpo_run.runtime.staging.drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.staging.draining.drain import DISK_RESERVE_BYTES, handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainPublished, DrainRequest
 from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.staging.slot import StagingSlot
 
@@ -275,4 +275,4 @@ def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[st
                 seen[name.partition("{")[0]] = float(value)
         if condition(seen):
             return seen
-        time.sleep(0.05)
+        time.sleep(0.2)

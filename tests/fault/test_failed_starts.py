@@ -52,7 +52,7 @@ def test_a_script_without_a_trainer_that_raises_once_finishes(
 ) -> None:
     """As under torchrun with a restart. Its end does not name steps that nobody counted."""
     (tmp_path / "loop.py").write_text(LOOP)
-    run = runs("loop.py", cold=True).start()
+    run = runs("loop.py").start()
     assert run.wait(60) == 0, run.tail()
     assert (tmp_path / "finished").exists()
     assert "step 0" not in run.printed(), run.tail()

@@ -72,6 +72,7 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_default(
     runs: Callable[..., Run], tmp_path: Path
@@ -171,7 +172,7 @@ open(f"child{os.environ['RANK']}-{os.getpid()}", "w").write(str(child.pid))
 process group."""
 
 
-@pytest.mark.parametrize("kind", ["hang", "skip"])
+@pytest.mark.parametrize("kind", ["hang", pytest.param("skip", marks=pytest.mark.full)])
 def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     kind: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:

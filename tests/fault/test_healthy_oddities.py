@@ -1,7 +1,7 @@
 """Nothing healthy is ended: real runs with long pauses, odd communication and odd conditions, under the defaults.
 
 Each run must end with 0, without an incident or a warning, and mostly with the weights of an undisturbed run.
-Two short runs are in `make test`; the rest is a campaign of 200 runs, whose results are appended to
+A short run is in `make test`; the rest is a campaign of 200 runs, whose results are appended to
 `build/oddities.jsonl`. `python -m support.oddities` prints them as a table. Run it with two workers at most.
 """
 
@@ -32,7 +32,9 @@ def prove(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("scenario", QUICK, ids=str)
+@pytest.mark.parametrize(
+    "scenario", [QUICK[0], *(pytest.param(one, marks=pytest.mark.full) for one in QUICK[1:])], ids=str
+)
 def test_healthy_run_is_left_alone(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
     """Waits that end from outside, and communication in which threads and non-members take part."""
     prove(scenario, runs, tmp_path)

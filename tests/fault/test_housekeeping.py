@@ -18,7 +18,7 @@ from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpo
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 
 Captured = pytest.CaptureFixture[str]
-STEPS = 24
+STEPS = 16
 
 
 @pytest.fixture

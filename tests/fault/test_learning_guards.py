@@ -98,7 +98,7 @@ def test_a_reward_collapse_is_answered_at_its_onset(
     """Within two steps; a rollback resumes from before the onset and sets aside what was saved since."""
     run = runs(
         "--nproc-per-node", "1", "--guard", f"reward={response}", "--snapshot-every", "0", COLLAPSE,
-        "--output-dir", "out", "--max-steps", "36", "--save-steps", "1", "--reward-falls-at", "24",
+        "--output-dir", "out", "--max-steps", "36", "--save-steps", "12" if response == "stop" else "1", "--reward-falls-at", "24",
     ).start()  # fmt: skip
     assert run.wait() == code, run.tail()
     trips = run.events("guard_tripped")

@@ -95,6 +95,10 @@ CAMPAIGN = [
     Shortage(
         name="RLOO", script="rloo.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)
     ),
+    Shortage(
+        name="adapters", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,),
+        words=("--lora", "--lora-dropout", "0"),
+    ),
     Shortage(name="SFT", script="sft.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)),
     *(
         Shortage(
@@ -135,10 +139,9 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
     run = short_of_memory(case, runs, tmp_path / "out").start()
     assert run.wait(240) == 0, run.tail()
     check(case, run, tmp_path / "out", expected)
-    if case.script in ("rloo.py", "sft.py"):
+    if case.script in ("rloo.py", "sft.py") or "--lora" in case.words:
         (event,) = run.events("plan_changed")
-        assert event["prediction"] == "closed form"
-        assert "is not traced, only GRPO is" in event["not_traced"]
+        assert event["prediction"] == "traced", event
 
 
 @pytest.mark.full
@@ -264,4 +267,5 @@ def test_an_update_that_is_not_exactly_the_same_is_said(
     assert run.wait(240) == 0, run.tail()
     (event,) = run.events("plan_changed")
     assert any(words in reason for reason in event["inexact"]), event
+    assert event["prediction"] == "traced", event
     assert words in run.printed()

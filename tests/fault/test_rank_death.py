@@ -136,7 +136,7 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
-    run = runs("--nproc-per-node", "2", "broken.py", cold=True).start()
+    run = runs("--nproc-per-node", "2", "broken.py").start()
     assert run.wait() == 93
     text = run.printed()
     assert "no such column: prompt" in text
@@ -252,7 +252,7 @@ tiny.callbacks = lambda arguments: [Leave()]
 """A line of each script, and what exits without an error at the end of step 5, once."""
 
 
-@pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("how", ["os._exit(0)", pytest.param("sys.exit(0)", marks=pytest.mark.full)])
 @loop_in_full
 def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
     script: str, how: str, runs: Callable[..., Run], tmp_path: Path

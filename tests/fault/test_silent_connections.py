@@ -10,16 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.runs import BIN, Run
+from support.runs import SCRIPTS, Run
 
 CONNECTIONS = 5000
-DESCRIPTORS = 256
-LIMITED = (
-    "import os, resource, sys;"
-    f"resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}));"
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
-"""A program that runs another one as `ulimit -n 256` would."""
+LIMITED = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "few_descriptors_launch.py"))
 
 
 @pytest.fixture
@@ -42,7 +36,7 @@ def test_a_run_survives_5000_silent_connections_with_256_descriptors(
     )
     run = runs(
         "--nproc-per-node", "2", str(tmp_path / "train.py"), metrics="127.0.0.1:0",
-        program=(sys.executable, "-c", LIMITED, str(BIN / "grpo-run")), cold=True,
+        program=LIMITED,
     ).start()  # fmt: skip
     run.until(lambda events: [event for event in events if event["event"] == "rank_started"], 120.0)
     (line,) = [line for line in run.printed().splitlines() if "metrics on http://" in line]

@@ -20,20 +20,22 @@ from support.trainer_and_loop import LOOP, TRAINER, both, loop_in_full
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 
-STEPS = ("--max-steps", "24", "--save-steps", "8")
+STEPS = ("--max-steps", "16", "--save-steps", "8")
 
 
 @pytest.mark.parametrize(
-    ("script", "ways"),
+    ("script", "ways", "cold"),
     [
-        pytest.param(TRAINER, ("SIGTERM", "command", "container"), id="trainer"),
-        pytest.param(LOOP, ("SIGTERM",), id="loop"),
-        pytest.param(TRAINER, ("SIGINT",), marks=pytest.mark.full, id="trainer-SIGINT"),
-        pytest.param(LOOP, ("SIGINT", "command", "container"), marks=pytest.mark.full, id="loop-otherwise"),
+        pytest.param(TRAINER, ("SIGTERM", "command", "container"), None, id="trainer"),
+        pytest.param(LOOP, ("SIGTERM",), None, id="loop"),
+        pytest.param(TRAINER, ("SIGTERM", "SIGINT"), True, marks=pytest.mark.full, id="trainer-cold"),
+        pytest.param(
+            LOOP, ("SIGINT", "command", "container"), None, marks=pytest.mark.full, id="loop-otherwise"
+        ),
     ],
 )
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
-    script: str, ways: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    script: str, ways: tuple[str, ...], cold: bool | None, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
@@ -42,7 +44,7 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     """
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
-        "--step-seconds", "0.05", cold=script == TRAINER or None,
+        "--step-seconds", "0.05", cold=cold,
     )  # fmt: skip
     began_at = [0]
     for number, way in enumerate(ways, 1):
@@ -67,11 +69,11 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
             status["checkpoint"],
         )
         stopped_at = status["checkpoint"]["step"]
-        assert began_at[-1] + 3 <= stopped_at < 24
+        assert began_at[-1] + 3 <= stopped_at < 16
         assert status["step"] == stopped_at
         began_at.append(stopped_at)
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
     assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == began_at
     assert json.loads((tmp_path / "end.json").read_bytes())["state"] == "finished"
 
@@ -86,16 +88,17 @@ def stop_from_outside(run: Run, *, another_container: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "start"),
+    ("script", "start", "cold"),
     [
-        pytest.param(TRAINER, (), id="trainer-warm"),
-        pytest.param(TRAINER, ("--no-preload",), marks=pytest.mark.full, id="trainer-fresh"),
-        pytest.param(LOOP, (), marks=pytest.mark.full, id="loop-warm"),
-        pytest.param(LOOP, ("--no-preload",), marks=pytest.mark.full, id="loop-fresh"),
+        pytest.param(TRAINER, (), None, id="trainer-warm"),
+        pytest.param(TRAINER, (), True, marks=pytest.mark.full, id="trainer-cold"),
+        pytest.param(TRAINER, ("--no-preload",), True, marks=pytest.mark.full, id="trainer-fresh"),
+        pytest.param(LOOP, (), True, marks=pytest.mark.full, id="loop-cold"),
+        pytest.param(LOOP, ("--no-preload",), True, marks=pytest.mark.full, id="loop-fresh"),
     ],
 )
 def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
-    script: str, start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    script: str, start: tuple[str, ...], cold: bool | None, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """After SIGKILL of the supervisor no rank is alive within 2 s.
 
@@ -103,7 +106,7 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     """
     run = runs(
         *start, "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
-        "--step-seconds", "0.05", cold=True,
+        "--step-seconds", "0.05", cold=cold,
     )  # fmt: skip
     with run.held(after=10):
         run.start().until_step(10, timeout_seconds=150)
@@ -119,36 +122,37 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     assert run.status()["state"] == "unknown"
     run.cold = None
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
-SLOW = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4", "--step-seconds", "10")
-"""A run whose steps take longer than the test waits for a stop."""
+SHORT = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4")
 
 
 @loop_in_full
 def test_second_signal_stops_at_once(script: str, runs: Callable[..., Run]) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
-    run = runs("--nproc-per-node", "1", str(SCRIPTS / script), *SLOW).start()
-    run.until_step(1)
-    assert run.process is not None
-    pid = run.pid(0)
-    run.process.send_signal(signal.SIGTERM)
-    run.until(lambda events: any(e["event"] == "stop_requested" for e in events))
-    assert alive([pid]) == [pid]
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 75, run.tail()
+    run = runs("--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
+    with run.held(after=1):
+        run.start().until_step(1)
+        assert run.process is not None
+        pid = run.pid(0)
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda events: any(e["event"] == "stop_requested" for e in events))
+        assert alive([pid]) == [pid]
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 75, run.tail()
     assert alive([pid]) == []
 
 
 @loop_in_full
 def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Callable[..., Run]) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
-    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / script), *SLOW).start()
-    run.until_step(1)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 75, run.tail()
+    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
+    with run.held(after=1):
+        run.start().until_step(1)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 75, run.tail()
 
 
 @pytest.mark.parametrize(
@@ -240,10 +244,12 @@ def test_another_number_of_ranks_is_refused_and_the_same_continues(
 ) -> None:
     """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights in the end."""
     command = (str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
-    run = runs("--nproc-per-node", "2", *command).start()
-    run.until_step(3)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
+    run = runs("--nproc-per-node", "2", *command)
+    with run.held(after=3):
+        run.start().until_step(3)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
     assert run.wait() == 75, run.tail()
     before = sorted(path for path in (tmp_path / "ours").rglob("*"))
     for ranks in ("1", "3"):
@@ -253,7 +259,7 @@ def test_another_number_of_ranks_is_refused_and_the_same_continues(
     assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
     run.arguments[1] = "2"
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
 def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def stuck_run(
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("place", "kind"), [("callback", "lock"), ("between", "sleep")])
+@pytest.mark.parametrize(
+    ("place", "kind"), [("callback", "lock"), pytest.param("between", "sleep", marks=pytest.mark.full)]
+)
 def test_a_stuck_rank_is_proved_within_15_seconds(
     runs: Callable[..., Run], tmp_path: Path, place: str, kind: str
 ) -> None:

@@ -18,7 +18,7 @@ FAILING = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "failing_launc
 def grpo(script: str) -> tuple[str, ...]:
     """Return the arguments of a run of a script."""
     return (
-        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "24", "--save-steps", "8",
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "16", "--save-steps", "8",
         "--step-seconds", "0.05",
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     assert end["sentence"].startswith("grpo-run itself failed")
     (tmp_path / "fail").unlink()
     assert run.start().wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
 @pytest.mark.full
@@ -91,16 +91,16 @@ def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
 ) -> None:
     """The descriptors in reserve are enough for the evidence and the next attempt; equal weights."""
     run = runs(*grpo(script), program=FAILING, environment={"TEST_FAILURE": "descriptors"})
-    with run.held(after=8):
-        run.start().until_step(8)
+    with run.held(after=6):
+        run.start().until_step(6)
         (tmp_path / "fail").touch()
         run.until(lambda events: "no descriptors" in run.output.read_text())
         run.kill(1)
         run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
-        run.until_step(12)
+        run.until_step(9)
         (tmp_path / "recover").touch()
     assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 24)
+    assert digest(tmp_path / "ours") == undisturbed(script, 16)
     (event,) = run.events("incident")
     assert (event["cause"], event["rank"]) == ("signal", 1)
     printed = [line.partition(" ")[2] for line in run.output.read_text().splitlines() if "WARN" in line]

@@ -11,7 +11,7 @@ import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
-STEPS = ("--max-steps", "24", "--save-steps", "8", "--output-dir", "ours", "--step-seconds", "0.03")
+STEPS = ("--max-steps", "12", "--save-steps", "8", "--output-dir", "ours", "--step-seconds", "0.03")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_options_of_supervision_continue_the_run_and_changes_of_training_are_ask
     ]
     assert stopped.start().wait() == 0, stopped.tail()
     assert starts(stopped) == [0, step]
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24, ranks=1)
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 12, ranks=1)
     (tmp_path / "train.py").write_text(original + "\n# edited\n")
     assert "has finished" in refused(stopped)
     (tmp_path / "train.py").write_text(original)

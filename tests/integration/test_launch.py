@@ -11,14 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import warm
+from support import loops, warm
 from support.references import undisturbed
 from support.runs import BIN, QUIET, SCRIPTS, Run, digest
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "sft_then_grpo.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "grpo.py",
+        "sft_then_grpo.py",
+        pytest.param("rloo.py", marks=pytest.mark.full),
+        pytest.param("sft.py", marks=pytest.mark.full),
+    ],
+)
 def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
     """An undisturbed supervised run ends with torchrun's weights."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start()
@@ -118,6 +126,19 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., 
 
 
 def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same numbers."""
+    words = ("--form", "for", "--steps", "8")
+    expected = loops.undisturbed(tmp_path, *words)
+    run = loops.launched(runs, tmp_path, *words, options=("--no-preload", *loops.kills([5], 1))).start()
+    assert run.wait() == 0, run.tail()
+    assert len(run.status()["recoveries"]) == 1
+    assert not (different := loops.differences(tmp_path / "out", expected)), different
+
+
+@pytest.mark.full
+def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
     """With `--no-preload`, a killed rank resumes to the same weights."""
     run = runs(
         "--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS

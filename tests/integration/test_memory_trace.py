@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from support.runs import SCRIPTS, Run
 
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import read_status
+
 SCRIPT = "kept_memory.py"
 FOUND: dict[str, tuple[str, str, str, str]] = {
     "graph": ("graph", "log_probabilities.append(logits.log", "list `old_log_probabilities` in main()", "old_log_probabilities = []"),
@@ -16,6 +19,7 @@ FOUND: dict[str, tuple[str, str, str, str]] = {
     "logits": ("growth", "logits.detach().clone()", "list `kept_logits` of Collector", "self.kept_logits: list"),
     "cycle": ("cycle", "", "a reference cycle of Rollout through its attribute `whole`", "self.whole = self"),
     "traceback": ("traceback", "", "the traceback of ValueError that list `errors` keeps", "raise ValueError("),
+    "dropped_graph": ("dropped_graph", "logits = model(input_ids=tokens)", "", ""),
     "last_error": ("traceback", "", "the traceback of ValueError that ValueError `last_error` in main() keeps", "raise ValueError("),
 }  # fmt: skip
 """By way of keeping: the kind of the finding, the line that makes it, the holder, and the line that it is from. The tensors of a graph are
@@ -41,6 +45,8 @@ def check(finding: dict[str, Any], way: str) -> None:
         assert finding["held_at"]["line"] in lines_of(held)
     for place in (finding["made_at"], finding["held_at"]):
         assert place is None or place["file"].endswith(SCRIPT)
+    if way == "padding":
+        assert finding["details"]["length_by"] == 'tokenizer.pad(padding="max_length", max_length=128)'
     assert finding["steps"] >= 5
 
 
@@ -48,6 +54,7 @@ def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
     """Run the script to its end, and return what was found."""
     run.arguments = [
         "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", str(steps), *(("--keep", *ways) if ways else ()),
+        *(("--max-completion-length", "12") if "dropped_graph" in ways else ()),
     ]  # fmt: skip
     assert run.start().wait(300) == 0, run.tail()
     return run.events("memory_finding")
@@ -69,6 +76,60 @@ def test_each_of_several_ways_is_found_in_one_run(runs: Callable[..., Run]) -> N
 def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Callable[..., Run]) -> None:
     """Nothing grows in it."""
     assert findings(runs(), steps=24) == []
+
+
+def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Callable[..., Run]) -> None:
+    """Not again after a restart, in which it is found again; the status says in how many attempts."""
+    run = runs("--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".", "--max-steps", "16",
+               "--mode", "ddp", "--on-rank", "1", "--die-at", "14", "--keep", "rollouts")  # fmt: skip
+    assert run.start().wait(300) == 0, run.tail()
+    found = run.events("memory_finding")
+    assert [(one["attempt"], one["rank"]) for one in found] == [(0, 1), (1, 1)]
+    for one in found:
+        check(one, "rollouts")
+    assert run.output.read_text().count("memory: ") == 1
+    assert f"memory: rank 1: {found[0]['sentence']}" in run.output.read_text()
+    (listed,) = read_status(RunDirectory(path=run.directory)).history.memory_trace.lines()
+    assert listed == f"rank 1: {found[0]['sentence']} (found in 2 attempts)"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Callable[..., Run]) -> None:
+    """Each rank has it in the journal; the terminal names both."""
+    ways = ("graph", "rollouts", "logits", "cycle", "traceback")
+    run = runs("--nproc-per-node", "2")
+    run.arguments += [
+        "--memory-trace",
+        str(SCRIPTS / SCRIPT),
+        "--output-dir",
+        ".",
+        "--max-steps",
+        "20",
+        "--mode",
+        mode,
+    ]
+    run.arguments += ["--keep", *ways]
+    assert run.start().wait(300) == 0, run.tail()
+    found = run.events("memory_finding")
+    for rank in (0, 1):
+        own = [one for one in found if one["rank"] == rank]
+        assert len(own) == len(ways), [one["sentence"] for one in own]
+        for way in ways:
+            kind, _made, holder, _held = FOUND[way]
+            (finding,) = [one for one in own if one["kind"] == kind and holder in (one["holder"] or "")]
+            check(finding, way)
+    assert run.output.read_text().count("memory: ranks 0 and 1: ") == len(ways)
+    assert run.output.read_text().count("memory: ") == len(ways)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_nothing_is_found_in_clean_scripts_on_two_ranks(mode: str, runs: Callable[..., Run]) -> None:
+    """What DDP and FSDP keep from step to step is none of the script's."""
+    run = runs("--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".", "--max-steps", "24", "--mode", mode)  # fmt: skip
+    assert run.start().wait(300) == 0, run.tail()
+    assert run.events("memory_finding") == []
 
 
 @pytest.mark.full

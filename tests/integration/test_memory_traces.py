@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_run.cli.main import main
-from grpo_run.cli.planning import plan
+from grpo_run.cli.planning import requested_job
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.model_config import load_model_config
@@ -105,16 +105,27 @@ def test_the_private_names_of_the_head_exist() -> None:
         {"lora_rank": 8},
         {"lora_rank": 4, "lora_targets": ("all-linear",), "weights": "bfloat16", "reference": True},
         {"optimizer": "adamw_8bit"},
+        {"algorithm": "sft", "prompt": 0},
+        {"lora_rank": 8, "lora_dropout": 0.1, "checkpointing": False},
     ],
 )
 def test_other_jobs_grow_linearly_with_their_layers_too(changes: dict[str, Any]) -> None:
-    """RLOO, adapters, and optimizers that are modelled by name."""
+    """RLOO, adapters, optimizers that are modelled by name, and SFT."""
     config = load_model_config(MODEL)
     job = replace(JOB, **changes)
     shallow, whole = Predictor(config).predict(job), Predictor(config, all_layers=True).predict(job)
     assert shallow.trained_parameters == whole.trained_parameters
     for phase, memory in whole.phases.items():
         assert shallow.phases[phase].allocated_bytes == pytest.approx(memory.allocated_bytes, rel=1e-6)
+
+
+def test_a_mixture_of_experts_is_traced() -> None:
+    """Which expert takes a token is not known without data, and changes no size. The experts keep their type under autocast."""
+    predictor = Predictor(load_model_config(f"type=mixtral,{SHALLOW}"))
+    found = predictor.predict(JOB)
+    assert found.phases["forward"].traced["activations"] > 0
+    held = found.phases["optimizer"].traced
+    assert held["gradients"] == pytest.approx(4 * predictor.shape.parameters, rel=0.01)
 
 
 def test_a_job_that_the_libraries_refuse_is_one_line() -> None:
@@ -149,14 +160,17 @@ def test_an_optimizer_of_8_bits_keeps_embeddings_in_fp32() -> None:
 
 def test_the_defaults_of_trl_are_those_that_a_plan_takes() -> None:
     """They are written out so that bad input is reported before TRL is imported."""
-    from trl import GRPOConfig, RLOOConfig
+    from trl import GRPOConfig, RLOOConfig, SFTConfig
 
+    lengths = SFTConfig.__dataclass_fields__
+    assert lengths["max_length"].default == requested_job.TRL_LENGTH
+    assert lengths["per_device_train_batch_size"].default == requested_job.TRL_BATCH
     for kind, algorithm in ((GRPOConfig, "grpo"), (RLOOConfig, "rloo")):
         fields = kind.__dataclass_fields__
-        assert fields["beta"].default == plan.TRL_BETA[algorithm]
-        assert fields["max_completion_length"].default == plan.TRL_COMPLETION
-        assert fields["per_device_train_batch_size"].default == plan.TRL_BATCH
-        assert fields["vllm_gpu_memory_utilization"].default == plan.TRL_VLLM_SHARE
+        assert fields["beta"].default == requested_job.TRL_BETA[algorithm]
+        assert fields["max_completion_length"].default == requested_job.TRL_COMPLETION
+        assert fields["per_device_train_batch_size"].default == requested_job.TRL_BATCH
+        assert fields["vllm_gpu_memory_utilization"].default == requested_job.TRL_VLLM_SHARE
 
 
 def test_nothing_stays_replaced_after_a_trace() -> None:

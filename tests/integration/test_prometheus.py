@@ -28,10 +28,12 @@ from grpo_run.dashboards.provisioning.generate import FOLDER
 from grpo_run.dashboards.provisioning.grafana import dashboard, queries_of
 from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.runtime.host_memory.last_sample import LastSample
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.record.status import RunStatus, read_status
+from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -75,12 +77,19 @@ def eventually(check: Callable[[], Any], what: str) -> Any:
 
 
 def fill_memory(area: MemoryAreaWriter) -> None:
-    """Publish memory of a rank with a GPU of 80 GiB; every figure has a value."""
+    """Publish memory of a rank with a GPU of 80 GiB whose rollouts are split; every figure has a value."""
     totals, own = area.totals, area.figures(Phase.generate)
     for name in totals.__slots__:
         setattr(totals, name, 2**30)
     totals.has_device, totals.capacity_bytes, totals.retries, totals.ooms = 1, 80 * 2**30, 3, 1
     own.peak_allocated_bytes, own.peak_resident_bytes = 60 * 2**30, 9 * 2**30
+    foreseen = area.forecast
+    foreseen.predicted_bytes, foreseen.observed_bytes, foreseen.limit_bytes = (
+        70 * 2**30,
+        66 * 2**30,
+        78 * 2**30,
+    )
+    foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts = 2, 9, 4
     area.publish(Phase.generate)
 
 
@@ -107,10 +116,15 @@ HOST_SAMPLE = HostSample(
 class Run:
     """A run directory as a supervisor with two ranks writes it in the middle of a run.
 
-    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet.
+    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet, and is waited for.
+
+    Args:
+        folder: of the runs.
+        run_id: of this one.
+        eventful: nobody is waited for, rank 0 reports all that it can, and everything that is counted can be counted on.
     """
 
-    def __init__(self, folder: Path, run_id: str) -> None:
+    def __init__(self, folder: Path, run_id: str, *, eventful: bool = False) -> None:
         self.directory = RunDirectory(path=folder / run_id)
         self.directory.create()
         self.directory.write_run({"run_id": run_id})
@@ -120,21 +134,26 @@ class Run:
         self.board = Board.create(self.directory.board, 2)
         self._write_history()
         self.board.begin_attempt(1)
-        slot = self.board.writer(0, rank=0, pid=os.getpid(), attempt=1)
+        self._eventful = eventful
+        slot = self._slot = self.board.writer(0, rank=0, pid=os.getpid(), attempt=1)
         slot.state = RankState.training
         slot.train_call, slot.target_steps, slot.voted_step, slot.votes = 1, 50, 8, 3
         slot.tokens_generated, slot.vote_wait_seconds, slot.loss = 4096, 1.25, 0.5
+        if eventful:
+            slot.grad_norm, slot.learning_rate, slot.completion_length = 0.75, 1e-5, 200.0
+            self._write_rare_events()
         slot.replace(Phase.data)
         slot.enter(Phase.generate)
         slot.publish()
         fill_memory(slot.memory_area)
         LastSample(self.directory.host_memory).write(HOST_SAMPLE)
         now = time.monotonic()
-        self.board.write_awaited(
-            AwaitedRank(
-                rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0, busy=None, waiters=(1,)
-            )
-        )  # fmt: skip
+        if not eventful:
+            self.board.write_awaited(
+                AwaitedRank(
+                    rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0, busy=None, waiters=(1,)
+                )
+            )  # fmt: skip
 
     def _write_history(self) -> None:
         write = self._journal.write
@@ -156,6 +175,23 @@ class Run:
             write("step_logged", rank=0, step=step, reward=step / 8)
         write("state_changed", to="running")
 
+    def _write_rare_events(self) -> None:
+        write = self._journal.write
+        write("checkpoint_staged", step=8, train_call=1)
+        write("memory_short", step=8)
+        write("memory_restart", step=8, train_call=1)
+
+    def count_on(self) -> None:
+        """Let everything happen once more that is counted while a run goes on."""
+        write = self._journal.write
+        write("sample_excluded", rank=0, step=8, reason=Reason.failed.value, count=1)
+        write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
+        write("reward_worker_replaced", rank=0, step=8)
+        write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
+        write("state_changed", to="running")
+        self._slot.ended_eos += 1
+        self._slot.publish()
+
     def read(self) -> RunStatus:
         """Read the status of the directory, like a reader outside the supervisor."""
         if self.broken:
@@ -174,9 +210,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("prometheus")
 
 
-def served(folder: Path, run_id: str) -> Iterator[tuple[Run, MetricsServer]]:
+def served(folder: Path, run_id: str, *, eventful: bool = False) -> Iterator[tuple[Run, MetricsServer]]:
     """Create a run directory, lock it as its supervisor does, and serve its metrics."""
-    run = Run(folder, run_id)
+    run = Run(folder, run_id, eventful=eventful)
     server = start(run.read, "127.0.0.1:0")
     yield run, server
     assert server.stop(DEADLINE_SECONDS)
@@ -190,6 +226,12 @@ def night(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
 
 
 @pytest.fixture(scope="module")
+def storm(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
+    """The run in which everything happens that is counted."""
+    yield from served(folder, "storm", eventful=True)
+
+
+@pytest.fixture(scope="module")
 def doomed(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
     """Serve a run that one test makes unreadable."""
     yield from served(folder, "doomed")
@@ -197,13 +239,16 @@ def doomed(folder: Path) -> Iterator[tuple[Run, MetricsServer]]:
 
 @pytest.fixture(scope="module")
 def prometheus(
-    folder: Path, night: tuple[Run, MetricsServer], doomed: tuple[Run, MetricsServer]
+    folder: Path,
+    night: tuple[Run, MetricsServer],
+    storm: tuple[Run, MetricsServer],
+    doomed: tuple[Run, MetricsServer],
 ) -> Iterator[httpx.Client]:
-    """A client of a Prometheus that has loaded the alert rules and scrapes both servers four times a second.
+    """A client of a Prometheus that has loaded the alert rules and scrapes the servers four times a second.
 
     Shared by the module, because Prometheus waits five seconds before its first scrape.
     """
-    targets = ["{}:{}".format(*server.address) for _, server in (night, doomed)]
+    targets = ["{}:{}".format(*server.address) for _, server in (night, storm, doomed)]
     config = folder / "prometheus.yml"
     config.write_text(
         yaml.safe_dump({
@@ -265,9 +310,9 @@ def values(client: httpx.Client, expression: str, label: str) -> dict[str, float
     return {item["metric"].get(label, ""): float(item["value"][1]) for item in query(client, expression)}
 
 
-def for_the_run(expression: str) -> str:
-    """Return a dashboard query as Grafana sends it for the run `night`."""
-    return expression.replace("$run_id", "night").replace("$__rate_interval", "1m")
+def for_the_run(expression: str, run_id: str = "night") -> str:
+    """Return a dashboard query as Grafana sends it for a run."""
+    return expression.replace("$run_id", run_id).replace("$__rate_interval", "1m")
 
 
 def test_promtool_accepts_the_rules() -> None:
@@ -326,27 +371,29 @@ def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client
     assert 0 <= age["night"] < 60
 
 
-def test_prometheus_answers_every_query_of_the_dashboard(prometheus: httpx.Client) -> None:
-    """Every query is valid PromQL, and the timeline distinguishes the unobservable rank from the working one."""
+def test_prometheus_answers_every_query_of_the_dashboard(
+    prometheus: httpx.Client, storm: tuple[Run, MetricsServer]
+) -> None:
+    """Every query has values for a run that has them, and the timeline distinguishes the unobservable rank from the working one.
+
+    No run has all of them at once: while a rank is waited for, no time is left.
+    """
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
     queries = queries_of(dashboard())
-    # This run has no values for these: its counters do not increase, memory was never short or forecast, rank 0 reports only a loss, and no time is
-    # left while a rank is waited for.
-    without_values = re.compile(
-        r"increase\(|completion_length|grad_norm|learning_rate|grpo_snapshot_step|grpo_eta_seconds"
-        r"|grpo_host_memory_(short|restarts)_total|grpo_rank_memory_(predicted|observed|limit)_bytes"
-        r"|grpo_micro_batch_pieces|grpo_split_rollouts_total"
-    )
-    expected = [expression for expression in queries if not without_values.search(expression)]
     silent: list[str] = []
 
     def all_answered() -> bool:
-        silent[:] = [expression for expression in expected if not query(prometheus, for_the_run(expression))]
+        storm[0].count_on()
+        silent[:] = [
+            expression
+            for expression in queries
+            if not any(query(prometheus, for_the_run(expression, run_id)) for run_id in ("storm", "night"))
+        ]
         return not silent
 
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not all_answered() and time.monotonic() < deadline:  # a scrape that takes too long leaves a gap
-        time.sleep(0.1)
+        time.sleep(0.3)
     assert silent == []
     (timeline,) = [expression for expression in queries if "grpo_rank_phase{" in expression]
     assert values(prometheus, for_the_run(timeline), "rank") == {"0": Phase.generate, "1": -1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,8 +52,10 @@ here["pickles_main"] = pickle.loads(pickle.dumps(function)) is function
 json.dump(here, open(os.path.join(os.environ["OBSERVED"], f"rank{rank}.json"), "w"))
 """
 
-LAUNCHERS = ("cold", "fresh", "warm")
-"""`grpo-run launch`, the same with --no-preload, and the same from the warm launcher of these tests."""
+LAUNCHERS = ("cold", "warm")
+"""`grpo-run launch`, and the same from the warm launcher of these tests."""
+FRESH = "fresh"
+"""`grpo-run launch --no-preload`, from the warm launcher."""
 DRAWN = ("numpy", "python_random", "torch_seed")
 """Values of unseeded generators, which differ in each process."""
 
@@ -63,22 +67,24 @@ DIFFER_BY_NATURE = {
 buffer, and that titles of processes must not overwrite the environment that /proc shows."""
 
 
-@pytest.fixture(scope="module")
-def observations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Run the script under each launcher; return what it observed by launcher and rank."""
-    folder = tmp_path_factory.mktemp("observations")
+Observations = dict[str, list[dict[str, Any]]]
+"""What the script observed, by launcher and rank."""
+
+
+def observe(folder: Path, launchers: Sequence[str]) -> Observations:
+    """Run the script under torchrun and these launchers."""
     (folder / "scripts").mkdir()
     (folder / "scripts" / "observe.py").write_text(OBSERVE)
     command = ["--nproc-per-node", "2", "scripts/observe.py", "--x", "a b", ""]
-    seen: dict[str, list[dict[str, Any]]] = {}
-    for launcher in ("torchrun", *LAUNCHERS):
+    seen: Observations = {}
+    for launcher in ("torchrun", *launchers):
         out = folder / launcher
         out.mkdir()
         environment = {"OBSERVED": str(out), "OMP_NUM_THREADS": "1"}
         if launcher == "torchrun":
             torchrun(folder, command, environment=environment)
         else:
-            extra = ["--no-preload"] if launcher == "fresh" else []
+            extra = ["--no-preload"] if launcher == FRESH else []
             cold = launcher == "cold"
             run = Run(
                 folder, [*extra, *command], name=f"run-{launcher}", environment=environment, cold=cold or None
@@ -91,32 +97,49 @@ def observations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dic
     return seen
 
 
-def test_script_observes_the_same_as_under_torchrun(observations: dict[str, list[dict[str, Any]]]) -> None:
-    """Environment, arguments, module, session, signals and threads are equal to those under torchrun."""
-    for launcher in LAUNCHERS:
-        for reference, ours in zip(observations["torchrun"], observations[launcher], strict=True):
-            for name in set(reference) - {"environment", *DRAWN, "parent", "title"}:
-                assert ours[name] == reference[name], (launcher, name)
-            theirs, own = (
-                {
-                    name: value
-                    for name, value in observed["environment"].items()
-                    if name not in DIFFER_BY_NATURE and not name.startswith("GRPO_RUN_")
-                }
-                for observed in (reference, ours)
-            )
-            assert own == theirs, launcher
-            assert set(reference["environment"]) - set(ours["environment"]) <= {"_"}
+@pytest.fixture(scope="module")
+def observations(tmp_path_factory: pytest.TempPathFactory) -> Observations:
+    """What the script observed under torchrun and `LAUNCHERS`."""
+    return observe(tmp_path_factory.mktemp("observations"), LAUNCHERS)
 
 
-def test_unseeded_generators_differ_between_ranks(observations: dict[str, list[dict[str, Any]]]) -> None:
+def check_equal(observations: Observations, launcher: str) -> None:
+    """Hold that environment, arguments, module, session, signals and threads are equal to those under torchrun."""
+    for reference, ours in zip(observations["torchrun"], observations[launcher], strict=True):
+        for name in set(reference) - {"environment", *DRAWN, "parent", "title"}:
+            assert ours[name] == reference[name], (launcher, name)
+        theirs, own = (
+            {
+                name: value
+                for name, value in observed["environment"].items()
+                if name not in DIFFER_BY_NATURE and not name.startswith("GRPO_RUN_")
+            }
+            for observed in (reference, ours)
+        )
+        assert own == theirs, launcher
+        assert set(reference["environment"]) - set(ours["environment"]) <= {"_"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_script_observes_the_same_as_under_torchrun(observations: Observations, launcher: str) -> None:
+    """In a rank that was forked."""
+    check_equal(observations, launcher)
+
+
+@pytest.mark.full
+def test_script_in_a_fresh_interpreter_observes_the_same_as_under_torchrun(tmp_path: Path) -> None:
+    """In a rank that was not."""
+    check_equal(observe(tmp_path, [FRESH]), FRESH)
+
+
+def test_unseeded_generators_differ_between_ranks(observations: Observations) -> None:
     """Forked ranks do not share the state of torch's, numpy's and Python's generators."""
     for name in DRAWN:
         first, second = observations["cold"]
         assert first[name] != second[name], name
 
 
-def test_title_names_run_rank_and_script(observations: dict[str, list[dict[str, Any]]]) -> None:
+def test_title_names_run_rank_and_script(observations: Observations) -> None:
     """The process title names rank and script."""
     for rank, ours in enumerate(observations["cold"]):
         assert ours["title"].startswith(f"grpo-run rank {rank}/2: scripts/observe.py --x a b")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
@@ -58,6 +57,8 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
+    import torch  # noqa: F401 - its generators are compared
+
     made = Workers()
     below = {process.pid for process in psutil.Process(made.host.pid).children(recursive=True)}
     yield made
@@ -76,6 +77,8 @@ def lengths(prompts: list[str], **columns: Any) -> list[int]:
 
 
 def draws(prompts: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    import torch
+
     log_metric("mean", 0.5)
     return [random.random() + np.random.rand() + float(torch.rand(())) for _ in prompts]
 

@@ -1,17 +1,21 @@
 """GRPO as a loop of the script's own, with neither Trainer nor `loop`, that keeps memory without need in the ways of `--keep`.
 
 Each way is a mistake that scripts make. Without `--keep` nothing grows, except for a replay buffer that has a bound. Run it with
-`grpo-run launch --memory-trace`.
+`grpo-run launch --memory-trace`, on several ranks with `--mode ddp` or `--mode fsdp2`.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import tiny
 import torch
+import torch.distributed as dist
 
-WAYS = ("graph", "padding", "rollouts", "logits", "cycle", "traceback", "last_error")
+WAYS = ("graph", "padding", "rollouts", "logits", "cycle", "traceback", "last_error", "dropped_graph")
 
 
 class Collector:
@@ -65,6 +69,28 @@ def score(tokens: torch.Tensor, limit: int) -> torch.Tensor:
     return (tokens % 7).float().mean(dim=1)
 
 
+def wrapped(model: Any, mode: str) -> Any:
+    """Return the model as it is trained, and connect the ranks."""
+    if mode in ("ddp", "fsdp2"):
+        dist.init_process_group("gloo")
+    if mode == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if mode == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    return torch.compile(model) if mode == "compile" else model
+
+
+def die_once(path: Path) -> None:
+    """Kill this rank, once in a run."""
+    if not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 errors: list[Exception] = []
 
 
@@ -72,19 +98,25 @@ def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
     parser.add_argument("--keep", nargs="*", choices=WAYS, default=[])
+    parser.add_argument("--mode", choices=["plain", "ddp", "fsdp2", "compile"], default="plain")
+    parser.add_argument("--on-rank", type=int, help="the rank that keeps something; all ranks by default")
+    parser.add_argument("--die-at", type=int, help="rank 0 is killed in this step, once")
     arguments = parser.parse_args()
-    keep = set(arguments.keep)
+    rank = int(os.environ.get("RANK", "0"))
+    keep = set(arguments.keep) if arguments.on_rank in (None, rank) else set()
     torch.manual_seed(arguments.seed)
     tokenizer = tiny.tokenizer()
-    model = tiny.policy(len(tokenizer), arguments)
+    model = wrapped(tiny.policy(len(tokenizer), arguments), arguments.mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     prompts: Any = tiny.prompts(arguments.max_steps)["prompt"]
     length, rows = arguments.max_completion_length, arguments.num_generations
     collector, replay, last_error = Collector(), ReplayBuffer(4), None
     old_log_probabilities = []
     for step in range(arguments.max_steps):
+        if step == arguments.die_at and rank == 0:
+            die_once(arguments.output_dir / "died")
         batch = tokenizer([prompts[step]] * rows, return_tensors="pt").input_ids
-        with torch.set_grad_enabled("graph" in keep):
+        with torch.set_grad_enabled(bool(keep & {"graph", "dropped_graph"})):
             tokens, sampled, logits = generate(model, batch, length)
         if "graph" in keep:
             old_log_probabilities.append(sampled)

@@ -78,6 +78,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--kill-after-steps", type=int, nargs="*", default=[], help="a rank kills itself after each of these"
     )
     parser.add_argument("--lora", action="store_true", help="train an adapter of PEFT")
+    parser.add_argument("--lora-dropout", type=float, default=0.1, help="of the adapter's inputs")
     return parser
 
 
@@ -320,12 +321,16 @@ def callbacks(arguments: argparse.Namespace) -> list[TrainerCallback]:
 
 
 def adapter(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the argument of a trainer that trains an adapter of PEFT, whose dropout draws random numbers."""
+    """Return the argument of a trainer that trains an adapter of PEFT, whose dropout draws random numbers unless it is 0."""
     if not arguments.lora:
         return {}
     from peft import LoraConfig
 
-    return {"peft_config": LoraConfig(r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])}
+    return {
+        "peft_config": LoraConfig(
+            r=2, lora_dropout=arguments.lora_dropout, target_modules=["q_proj", "v_proj"]
+        )
+    }
 
 
 def train(trainer: Any, arguments: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ def fail_in_poll() -> None:
 
 def fail_in_start() -> None:
     """Let the preparation of the second attempt raise."""
-    from grpo_run.runtime.supervision.attempt import Attempt
+    from grpo_run.runtime.supervision.attempts.attempt import Attempt
 
     make_files = Attempt.make_files
 

@@ -1,4 +1,4 @@
-"""Measure the peak of each phase of a real GRPO or RLOO run: on the CPU from the memory events of torch's own profiler, on a GPU from
+"""Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of torch's own profiler, on a GPU from
 `torch.cuda.max_memory_allocated`.
 
 Run as a module with a JSON list of jobs as its argument, in its own process. TRL's `train()` runs unmodified; its scoring, loss,
@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+
+from support.warm import QUIET
 
 STEPS = 3
 """Optimizer steps; the last one is measured, in which the optimizer has state."""
@@ -94,7 +96,7 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.upstream.memory_names import forget_accelerator
@@ -123,7 +125,7 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         accumulation = job.get("accumulation", 1)
-        rloo = job.get("algorithm") == "rloo"
+        rloo, sft = job.get("algorithm") == "rloo", job.get("algorithm") == "sft"
         config = load_model_config(job["model"])
         dtype = job.get("weights", "float32")
         model: Any = AutoModelForCausalLM.from_config(
@@ -138,26 +140,41 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
 
             given["peft_config"] = LoraConfig(
                 r=job["lora_rank"],
+                lora_dropout=job.get("lora_dropout", 0.0),
                 target_modules=list(job.get("lora_targets", ())) or None,
                 task_type="CAUSAL_LM",
             )
-        if rloo:  # has no `rollout_func`: every completion has the full length, and every other prompt is a token shorter
-            prompts = [" ".join(["a"] * (prompt - number % 2)) for number in range(64)]
+        rows: dict[str, Any]
+        if sft:  # every other row is shorter; labels of its first half are masked, as those of prompts are
+            lengths = [completion - (completion // 3 if padded and row % 2 else 0) for row in range(64)]
+            rows = {
+                "input_ids": [[0] * length for length in lengths],
+                "labels": [[-100] * (length // 2) + [0] * (length - length // 2) for length in lengths],
+            }
+            settings: dict[str, Any] = {"max_length": completion, "train_sampling_strategy": "sequential"}
+        elif rloo:  # has no `rollout_func`: every completion has the full length, and every other prompt is a token shorter
+            rows = {"prompt": [" ".join(["a"] * (prompt - number % 2)) for number in range(64)]}
             settings = {"generation_kwargs": {"min_new_tokens": completion}, "shuffle_dataset": False}
         else:
-            prompts, settings = ["a"] * 64, {"num_iterations": 2 if job.get("rescored") else 1}
+            rows, settings = {"prompt": ["a"] * 64}, {"num_iterations": 2 if job.get("rescored") else 1}
             given["rollout_func"] = rollout
-        args = (RLOOConfig if rloo else GRPOConfig)(
+        if not sft:
+            settings |= {
+                "num_generations": 2 if rloo else batch,
+                "max_completion_length": completion,
+                "beta": 0.05 if job.get("reference") else 0.0,
+            }
+            given["reward_funcs"] = lambda completions, **kwargs: [
+                float(row % 2) for row in range(len(completions))
+            ]
+        args = (SFTConfig if sft else RLOOConfig if rloo else GRPOConfig)(
             output_dir=folder,
             use_cpu=job.get("device") != "cuda",
             bf16=job.get("autocast", True),
             report_to=[],
             per_device_train_batch_size=batch,
-            num_generations=2 if rloo else batch,
             gradient_accumulation_steps=accumulation,
             gradient_checkpointing=job.get("checkpointing", True),
-            max_completion_length=completion,
-            beta=0.05 if job.get("reference") else 0.0,
             max_steps=STEPS,
             save_strategy="no",
             disable_tqdm=True,
@@ -165,11 +182,10 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
             model_init_kwargs={"dtype": dtype} if job.get("reference") else None,
             **settings,
         )
-        trainer = (RLOOTrainer if rloo else GRPOTrainer)(
+        trainer = (SFTTrainer if sft else RLOOTrainer if rloo else GRPOTrainer)(
             model=model,
             args=args,
-            reward_funcs=lambda completions, **kwargs: [float(row % 2) for row in range(len(completions))],
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            train_dataset=Dataset.from_dict(rows),
             processing_class=tokenizer,
             **given,
         )
@@ -189,12 +205,14 @@ def _mark_calls(trainer: Any, mark: Marked) -> None:
 
         return wrapper
 
-    score = trainer._get_per_token_logps_and_entropies
+    score = getattr(trainer, "_get_per_token_logps_and_entropies", None)
 
     def scored(*args: Any, **kwargs: Any) -> Any:
+        assert score is not None
         return score(*args, **kwargs) if torch.is_grad_enabled() else marked("score", score)(*args, **kwargs)
 
-    trainer._get_per_token_logps_and_entropies = scored
+    if score is not None:
+        trainer._get_per_token_logps_and_entropies = scored
     trainer.compute_loss = marked("forward", trainer.compute_loss)
     trainer.accelerator.backward = marked("backward", trainer.accelerator.backward)
     create = trainer.create_optimizer
@@ -214,7 +232,8 @@ def measure_in_process(jobs: list[dict[str, Any]], *, timeout_seconds: float) ->
         jobs: see `measure`.
         timeout_seconds: for all of them.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    # with one thread: on a busy machine, threads of torch spend most of their time waiting for one another
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-m", "support.measured_memory", json.dumps(jobs)],
         capture_output=True,

@@ -34,6 +34,87 @@ SMALLER: tuple[dict[str, Any], ...] = (
     {"weights": "bfloat16"},
 )
 """What the largest shape changes of each corner, so that it needs at most 8 GiB."""
+DEEP = "layers=7,hidden=128,heads=4,kv-heads=2,intermediate=352,vocabulary=4000"
+"""Deep enough to be extrapolated, and small enough for every test."""
+_SFT = {"algorithm": "sft", "prompt": 0}
+OTHER_JOBS: dict[str, dict[str, Any]] = {
+    "LoRA": {"model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 8},
+    "LoRA with dropout": {
+        "model": DEEP,
+        "batch": 4,
+        "prompt": 24,
+        "completion": 72,
+        "lora_rank": 8,
+        "lora_dropout": 0.1,
+        "checkpointing": False,
+    },
+    "LoRA on two modules, bf16 weights": {
+        "model": DEEP,
+        "batch": 4,
+        "prompt": 24,
+        "completion": 72,
+        "lora_rank": 4,
+        "lora_targets": ["q_proj", "up_proj"],
+        "weights": "bfloat16",
+        "checkpointing": False,
+    },
+    "RLOO": {
+        "model": DEEP,
+        "batch": 4,
+        "prompt": 24,
+        "completion": 72,
+        "algorithm": "rloo",
+        "rescored": True,
+        "reference": True,
+    },
+    "RLOO with LoRA": {
+        "model": DEEP,
+        "batch": 4,
+        "prompt": 24,
+        "completion": 72,
+        "algorithm": "rloo",
+        "rescored": True,
+        "reference": True,
+        "lora_rank": 8,
+        "autocast": False,
+    },
+    "SFT, equal length, fp32": {
+        **_SFT,
+        "model": DEEP,
+        "batch": 2,
+        "completion": 96,
+        "padded": False,
+        "autocast": False,
+        "checkpointing": False,
+    },
+    "SFT, accumulated": {**_SFT, "model": DEEP, "batch": 4, "completion": 160, "accumulation": 2},
+    "SFT with LoRA, bf16 weights": {
+        **_SFT,
+        "model": DEEP,
+        "batch": 4,
+        "completion": 160,
+        "weights": "bfloat16",
+        "lora_rank": 8,
+        "lora_dropout": 0.1,
+        "checkpointing": False,
+    },
+    "experts, bf16 weights": {
+        "model": f"type=mixtral,{DEEP}",
+        "batch": 2,
+        "prompt": 24,
+        "completion": 72,
+        "weights": "bfloat16",
+        "checkpointing": False,
+    },
+    "SFT of experts, fp32": {
+        **_SFT,
+        "model": f"type=mixtral,{DEEP}",
+        "batch": 2,
+        "completion": 72,
+        "autocast": False,
+    },
+}
+"""Other trainers, adapters, and Mixtral with 8 experts, on a CPU."""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
     "Llama, 360 M": "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152,tied=yes",

@@ -1,4 +1,4 @@
-"""`grpo-run` with other timeouts of the drain scheduler, so that tests wait seconds instead of minutes.
+"""`grpo-run` with other timeouts of drains, so that tests wait seconds instead of minutes.
 
 TEST_DRAINS='{"STALL_SECONDS": 2.0}' python -P tests/support/patched_launch.py launch …
 """
@@ -11,9 +11,10 @@ import sys
 
 if __name__ == "__main__":
     from grpo_run.cli.main import main
-    from grpo_run.runtime.staging import drain_scheduler
+    from grpo_run.runtime.staging.draining import drain_requests, drain_scheduler
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
-        assert hasattr(drain_scheduler, name), name
-        setattr(drain_scheduler, name, value)
+        modules = [module for module in (drain_requests, drain_scheduler) if hasattr(module, name)]
+        assert len(modules) == 1, name
+        setattr(modules[0], name, value)
     sys.exit(main())

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.staging.drain import handle_request
-from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.draining.drain import handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainPublished, DrainRequest
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.snapshots import Snapshots

@@ -26,9 +26,9 @@ from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_mani
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, snapshot_directories, step_of
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.drain import handle_request
-from grpo_run.runtime.staging.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.staging.drain_policy import next_to_drain
+from grpo_run.runtime.staging.draining.drain import handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.staging.draining.drain_policy import next_to_drain
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import hidden_main
 from grpo_run.trainers.patches import override_attributes

@@ -39,7 +39,7 @@ IMPORTED = (
     "grpo_run.dashboards.terminal",
     "grpo_run.runtime.processes.agent",
     "grpo_run.runtime.processes.output",
-    "grpo_run.runtime.staging.drain_scheduler",
+    "grpo_run.runtime.staging.draining.drain_scheduler",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.run",
     "accelerate.commands.launch",

@@ -16,39 +16,59 @@ from xdist.scheduler import EachScheduling, LoadScopeScheduling
 
 UNIT = Path(__file__).parents[1] / "unit"
 LARGEST = UNIT / "trainers"
+SLOWER = 2.3
+"""How many times longer tests in `LARGEST` take than others of the same size."""
 SESSION = pytest.StashKey[pytest.Session]()
 
 TOGETHER = (
-    "test_prometheus.py",
-    "test_rank_is_torchruns.py",
-    "test_report.py",
-    "test_torture.py",
-    "test_torture_files.py",
-    "test_wait_states.py",
+    "integration/test_bad_input.py",
+    "integration/test_memory_traces.py",
+    "integration/test_prometheus.py",
+    "integration/test_rank_is_torchruns.py",
+    "integration/test_reward_workers.py",
+    "integration/test_torture_files.py",
+    "integration/test_wait_states.py",
+    "browser/test_report.py",
+    "fault/test_torture.py",
 )
-"""Files of integration and fault tests with expensive module fixtures: one worker runs all their tests."""
+"""Files of integration and fault tests with expensive module fixtures, and those that import torch or TRL into pytest
+itself: one worker runs all their tests."""
 LONGEST_FIRST = (
-    "test_torture.py",
     "test_hangs_end",
-    "test_an_interpreter_that",
-    "test_parallel_modes.py",
-    "test_an_unmodified_script_whose_reward_hangs",
-    "test_stop_saves",
     "test_prometheus.py",
+    "test_an_unmodified_script_whose_reward_hangs",
+    "test_run_directory_on_a_full_disk",
+    "test_parallel_modes.py",
+    "test_memory_prediction.py",
+    "test_torture.py",
     "test_deadlocks.py",
-    "test_housekeeping.py",
-    "test_supervisor_failure.py",
-    "test_killed_supervisor",
-    "test_fresh_interpreters",
+    "test_rank_is_torchruns.py",
+    "test_references.py",
+    "test_same_command",
     "test_left_processes.py",
     "test_collective_records.py",
+    "test_stop_saves",
+    "test_housekeeping.py",
+    "test_healthy_oddities.py",
+    "test_hang_matrix.py",
+    "test_equality.py",
+    "test_supervisor_failure.py",
+    "test_neighbours.py",
+    "test_reward_workers.py",
+    "test_wait_states.py",
+    "test_memory_traces.py",
+    "test_bad_input.py",
+    "test_fresh_interpreters",
+    "test_identity.py",
     "test_disk_full.py",
     "test_stuck_disk.py",
-    "test_equality.py",
-    "test_rank_is_torchruns.py",
+    "test_hangs.py",
+    "test_stuck_ranks.py",
+    "test_lost_steps.py",
+    "test_two_nodes.py",
     "test_report.py",
-    "test_wait_states.py",
     "test_torture_runs.py",
+    "test_memory_plans.py",
 )
 """Parts of the ids of long tests. They start first, so that no worker waits for one at the end."""
 
@@ -83,8 +103,8 @@ def all_unit_tests(config: pytest.Config) -> bool:
 def shares(count: int) -> list[set[Path]]:
     """Divide the folders and files in `tests/unit` into `count` shares of about equal size.
 
-    The sizes in bytes are about proportional to the durations. A package stays together, because its tests import the
-    same libraries; the largest one, in which most tests need torch, is divided into two parts.
+    A package stays together, because its tests import the same libraries; the largest one, in which most tests need
+    torch, is divided into two parts.
     """
     parts = [{entry} for entry in sorted(UNIT.iterdir()) if entry != LARGEST]
     first, second = set[Path](), set(LARGEST.iterdir())
@@ -98,9 +118,10 @@ def shares(count: int) -> list[set[Path]]:
     return made
 
 
-def _size(entries: set[Path]) -> int:
+def _size(entries: set[Path]) -> float:
+    """Return what is about proportional to the duration of these tests: bytes, and more for those that use torch."""
     return sum(
-        file.stat().st_size
+        file.stat().st_size * (SLOWER if LARGEST in file.parents else 1.0)
         for entry in entries
         for file in [entry, *entry.rglob("test_*.py")]
         if file.is_file()
@@ -139,4 +160,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | Shares:
     """Called by xdist in the controller."""
+    config.option.loadscopereorder = False  # it starts with the files of most tests
     return Shares(config, log) if all_unit_tests(config) else Scheduling(config, log)
