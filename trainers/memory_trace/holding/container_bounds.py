@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from grpo_run.trainers.memory_trace.holding.script_files import other_sources_with, sources_with
 from grpo_run.trainers.memory_trace.holding.sources import (
     NAMED_FUNCTIONS,
     Variable,
@@ -29,6 +30,8 @@ HEAPS = frozenset({"heappop", "heapreplace", "heappushpop"})
 def is_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
     """Whether code removes, replaces or looks up what the variable holds, so that it may stop growing.
 
+    True if more files use it than are read.
+
     Args:
         also: other files, where an attribute may be used through another name than `self`.
     """
@@ -49,8 +52,11 @@ def is_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
             return True
         if _is_bounded_by_other_name(scope, variable):
             return True
-    others = [other for file in also if file != variable.file if (other := parsed(file)) is not None]
+    files = tuple(also)
     if variable.owner is not None:
+        others = other_sources_with(variable, files)
+        if others is None:
+            return True
         counted = {id(node) for scope in scopes_of(tree, variable) for node in ast.walk(scope)}
         assigned += sum(
             _sets_from_outside(node, variable)
@@ -65,7 +71,7 @@ def is_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
     if assigned > 1:
         return True
     calls = [node for node in nodes_of(scope_of(tree, variable), variable) if isinstance(node, ast.Call)]
-    return any(_bounds_argument(call, variable, [tree, *others]) for call in calls)
+    return any(_bounds_argument(call, variable, tree, files) for call in calls)
 
 
 def is_set_anew(variable: Variable) -> bool:
@@ -90,9 +96,10 @@ def is_chain_cut(links: frozenset[str], files: Iterable[str]) -> bool:
         links: attributes through which objects refer to each other.
         files: of the script.
     """
-    for tree in map(parsed, files):
-        if tree is None:
-            continue
+    trees = sources_with(files, attributes=links)
+    if trees is None:
+        return True
+    for tree in trees:
         begun = {
             id(node)
             for function in ast.walk(tree)
@@ -155,16 +162,20 @@ def _sets_from_outside(node: ast.AST, variable: Variable) -> bool:
     )
 
 
-def _bounds_argument(call: ast.Call, variable: Variable, trees: list[ast.Module]) -> bool:
+def _bounds_argument(call: ast.Call, variable: Variable, tree: ast.Module, files: Iterable[str]) -> bool:
     """Whether a function of the script that is called with the variable bounds what that holds."""
     given: list[int | str | None] = [
         position for position, argument in enumerate(call.args) if is_variable(argument, variable)
     ]
     given += [keyword.arg for keyword in call.keywords if is_variable(keyword.value, variable)]
-    if not given:
+    called = last_name(call.func)
+    if not given or called is None:
         return False
-    for function in (node for tree in trees for node in ast.walk(tree)):
-        if not isinstance(function, NAMED_FUNCTIONS) or function.name != last_name(call.func):
+    others = sources_with((file for file in files if file != variable.file), functions=[called])
+    if others is None:
+        return True
+    for function in (node for one in (tree, *others) for node in ast.walk(one)):
+        if not isinstance(function, NAMED_FUNCTIONS) or function.name != called:
             continue
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
         if isinstance(call.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):

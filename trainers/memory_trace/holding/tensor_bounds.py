@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
+from grpo_run.trainers.memory_trace.holding.script_files import other_sources_with
 from grpo_run.trainers.memory_trace.holding.sources import (
     Variable,
     assignments_of,
@@ -81,8 +82,10 @@ def _any(variable: Variable, also: Iterable[str], test: Callable[[ast.AST, Varia
         return True
     if variable.owner is None:
         return False
-    others = [other for file in also if (other := parsed(file)) is not None]
-    return any(test(node, variable) for other in others for node in ast.walk(other))
+    others = other_sources_with(variable, also)
+    if others is None:
+        return True
+    return any(test(node, variable) for other in (tree, *others) for node in ast.walk(other))
 
 
 def _shortens(node: ast.AST, variable: Variable) -> bool:
@@ -112,12 +115,13 @@ def _is_extended_in_sight(variable: Variable, also: Iterable[str]) -> bool:
     tree = parsed(variable.file)
     if tree is None:
         return False
-    others = [other for file in also if file != variable.file and (other := parsed(file)) is not None]
-    nodes = (
-        [node for scope in scopes_of(tree, variable) for node in nodes_of(scope, variable)]
-        if variable.owner is None
-        else [node for one in (tree, *others) for node in ast.walk(one)]
-    )
+    if variable.owner is None:
+        nodes = [node for scope in scopes_of(tree, variable) for node in nodes_of(scope, variable)]
+    else:
+        others = other_sources_with(variable, also)
+        if others is None:
+            return False
+        nodes = [node for one in (tree, *others) for node in ast.walk(one)]
     values = [
         node.value
         for node in nodes
