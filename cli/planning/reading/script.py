@@ -117,9 +117,8 @@ class _Script:
                 raise ConfigError(f"{self.path}: models with images are not covered by plan")
             given = {one.arg: self._value(one.value) for one in call.keywords if one.arg in QUANTIZED}
             if given.get("quantization_config") is UNKNOWN and self._calls_of(TRLS_QUANTIZATION):
-                del given[
-                    "quantization_config"
-                ]  # None, unless the command line of TRL's script says otherwise
+                # None, unless the command line of TRL's script says otherwise
+                del given["quantization_config"]
                 self.found.notes.append(
                     f"{TRLS_QUANTIZATION}() is taken to return None; quantized weights are not covered by plan."
                 )

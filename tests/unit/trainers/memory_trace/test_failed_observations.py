@@ -17,16 +17,6 @@ from grpo_run.trainers.memory_trace.padding import PaddingWatch
 from grpo_run.trainers.memory_trace.sites import SiteRecorder
 
 
-class NoHistory:
-    """Stands for the history of an allocator, without a device."""
-
-    def begin(self) -> None:
-        """Begin nothing."""
-
-    def end(self) -> None:
-        """End nothing."""
-
-
 def fails(*_: Any) -> None:
     """An observation that meets what nobody thought of."""
     raise AttributeError("'_Holder' object has no attribute 'is_meta'")
@@ -38,7 +28,7 @@ def fails(*_: Any) -> None:
     ids=["a model's results", "a mask", "a census", "an operator"],
 )
 def test_the_script_goes_on_and_one_line_says_what_has_failed(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    monkeypatch: pytest.MonkeyPatch, no_history: Any, owner: type, name: str
 ) -> None:
     """What the script computes is what it computes without a trace, and no mode of ours stays active."""
     monkeypatch.setattr(tracer, "SHARE", 1e9)
@@ -52,7 +42,7 @@ def test_the_script_goes_on_and_one_line_says_what_has_failed(
 
     found: list[Finding] = []
     warnings: list[str] = []
-    trace = tracer.MemoryTrace(found.append, NoHistory(), warnings.append)  # type: ignore[arg-type]
+    trace = tracer.MemoryTrace(found.append, no_history, warnings.append)
     trace.begin()
     trace.padding.watch(Model)
     model, kept = Model(4, 4), []
@@ -70,7 +60,7 @@ def test_the_script_goes_on_and_one_line_says_what_has_failed(
     assert "test_failed_observations.py:" in warnings[0]
 
 
-def test_what_the_script_itself_raises_reaches_it() -> None:
+def test_what_the_script_itself_raises_reaches_it(no_history: Any) -> None:
     """Only looks are guarded."""
 
     class Model:
@@ -79,7 +69,7 @@ def test_what_the_script_itself_raises_reaches_it() -> None:
         def __call__(self) -> None:
             raise ValueError("the script's own")
 
-    trace = tracer.MemoryTrace(pytest.fail, NoHistory(), pytest.fail)  # type: ignore[arg-type]
+    trace = tracer.MemoryTrace(pytest.fail, no_history, pytest.fail)
     trace.padding.watch(Model)
     model: Callable[[], None] = Model()
     with pytest.raises(ValueError, match="the script's own"):

@@ -53,13 +53,7 @@ def holder_of(tensor: torch.Tensor) -> Holder:
     return found
 
 
-def line_of(text: str) -> int:
-    """The line of this file that begins with a text."""
-    lines = Path(__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
-
-
-def test_a_list_of_an_instance_is_named_by_attribute_class_and_line() -> None:
+def test_a_list_of_an_instance_is_named_by_attribute_class_and_line(line_of: Callable[[str], int]) -> None:
     """Also if the tensors are in dictionaries in the list."""
     collector = Collector()
     tensor = fill(lambda made: collector.history.append({"logits": made}))
@@ -217,7 +211,7 @@ def only_tensor(size: int) -> torch.Tensor:
     return found[0]
 
 
-def test_a_cycle_that_alone_holds_a_tensor_is_proved_and_named() -> None:
+def test_a_cycle_that_alone_holds_a_tensor_is_proved_and_named(line_of: Callable[[str], int]) -> None:
     """By the class and the attribute that closes it."""
     gc.disable()
     try:
@@ -299,7 +293,7 @@ def test_looking_for_a_name_keeps_nothing_alive() -> None:
         assert reference() is None
 
 
-def test_a_cycle_may_be_looked_for_in_the_midst_of_a_parse() -> None:
+def test_a_cycle_may_be_looked_for_in_the_midst_of_a_parse(line_of: Callable[[str], int]) -> None:
     """CPython refuses a parse within a parse, and a collection within one runs our callback."""
 
     class Node:

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import contextvars
-import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from grpo_run.trainers.memory_trace import tracer
 from grpo_run.trainers.memory_trace.findings.finding import Finding
 from grpo_run.trainers.memory_trace.findings.sentences import sentence
 from grpo_run.trainers.memory_trace.growing_tensors import longest_runs
 from grpo_run.trainers.memory_trace.holding.container_bounds import is_chain_cut
 from grpo_run.trainers.memory_trace.holding.sources import Variable
 from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut, is_length_bounded
-from grpo_run.trainers.memory_trace.tracer import MemoryTrace
 
-STEPS = 14
 PREDICTED = torch.nn.Linear(20, 20)
-
-
-class NoHistory:
-    """There is no CUDA allocator."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def found(self) -> None: ...
 
 
 class Kept:
@@ -41,36 +29,8 @@ class Kept:
         self.total: Any = 0
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Finding]]]:
-    """Runs steps and returns what is found. Each step is looked at."""
-    monkeypatch.setattr(tracer, "SHARE", 1e9)
-
-    def run(step: Callable[[int], object], steps: int = STEPS) -> list[Finding]:
-        found: list[Finding] = []
-        trace = MemoryTrace(found.append, NoHistory(), pytest.fail)  # type: ignore[arg-type]
-        try:
-            for number in range(1, steps + 1):
-                step(number)
-                trace.step_ended(number)
-        finally:
-            trace.end()
-        return found
-
-    gc.collect()
-    gc.freeze()
-    yield run
-    gc.unfreeze()
-
-
-def line_of(text: str) -> int:
-    """The line of this file that begins with a text."""
-    lines = Path(__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
-
-
 def test_a_tensor_that_is_made_longer_in_each_step_is_found_once(
-    traced: Callable[..., list[Finding]],
+    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
 ) -> None:
     """With its name, the line, and how much it was and is."""
     kept = Kept()
@@ -144,8 +104,8 @@ def test_a_cache_that_is_bounded_by_a_length_is_no_growth(traced: Callable[..., 
         nonlocal kept
         kept = torch.cat([kept, torch.full((4, 1, 8), float(number))], 1)[:, -30:]
 
-    assert traced(step) == []
-    assert kept.shape[1] > STEPS
+    assert traced(step, steps=14) == []
+    assert kept.shape[1] == 15
 
 
 def test_tensors_of_varying_lengths_are_no_growth(traced: Callable[..., list[Finding]]) -> None:
@@ -161,7 +121,9 @@ def test_tensors_of_varying_lengths_are_no_growth(traced: Callable[..., list[Fin
     assert traced(step, 20) == []
 
 
-def test_a_sum_of_losses_that_keeps_their_graphs_is_named_once(traced: Callable[..., list[Finding]]) -> None:
+def test_a_sum_of_losses_that_keeps_their_graphs_is_named_once(
+    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
+) -> None:
     """The variable or attribute that holds the end of the graph, with its line."""
     kept = Kept()
 
@@ -247,7 +209,9 @@ def test_code_that_cuts_a_chain_is_found(tmp_path: Path, code: str, cut: bool) -
     assert is_chain_cut(frozenset({"after"}), [str(file)]) is cut
 
 
-def test_attributes_of_models_functions_and_modules_are_named(traced: Callable[..., list[Finding]]) -> None:
+def test_attributes_of_models_functions_and_modules_are_named(
+    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
+) -> None:
     """With the line of the script that sets them, and the variable of a context variable."""
     model = torch.nn.Linear(2, 2)
     model.kept_in_model = []  # type: ignore[assignment]

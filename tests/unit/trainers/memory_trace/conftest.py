@@ -1,0 +1,64 @@
+"""What the tests of the memory trace share: steps of a script with its trace, and lines of their own files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.trainers.memory_trace import tracer
+from grpo_run.trainers.memory_trace.findings.finding import Finding
+
+STEPS = 14
+
+
+class NoHistory:
+    """Stands for the history of an allocator, without a device."""
+
+    def begin(self) -> None:
+        """Begin nothing."""
+
+    def end(self) -> None:
+        """End nothing."""
+
+
+@pytest.fixture
+def no_history() -> Any:
+    """The history of the CUDA allocator where there is none."""
+    return NoHistory()
+
+
+@pytest.fixture
+def line_of(request: pytest.FixtureRequest) -> Callable[[str], int]:
+    """Returns the first line of the test's file that begins with a text."""
+
+    def find(text: str) -> int:
+        lines = Path(request.path).read_text().splitlines()
+        return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+    return find
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Iterator[Callable[..., list[Finding]]]:
+    """Runs steps and returns what is found. Each step is looked at."""
+    monkeypatch.setattr(tracer, "SHARE", 1e9)
+
+    def run(step: Callable[[int], object], steps: int = STEPS) -> list[Finding]:
+        found: list[Finding] = []
+        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail)
+        try:
+            for number in range(1, steps + 1):
+                step(number)
+                trace.step_ended(number)
+        finally:
+            trace.end()
+        return found
+
+    gc.collect()
+    gc.freeze()
+    yield run
+    gc.unfreeze()
