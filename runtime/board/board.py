@@ -1,9 +1,9 @@
 """The board file: a header, and for each local rank a slot, a callback table, an exchange area and a memory area.
 
-Memory-mapped, and readable after a rank's death. The supervisor creates and reads it; each rank writes its own slot
+Readable after a rank's death. The supervisor creates and reads it; each rank maps it and writes its own slot
 (`slot_writer.py`) and the messages that it sends to the others (`exchange.py`). Where what is stands in `file_layout.py`;
-`slot_reading.py` reads slots consistently, and `header/` has the requests. Does not interpret slots and does not
-notify: readers poll.
+`storage/` reads and writes the bytes, `slot_reading.py` reads slots consistently, and `header/` has the requests. Does not
+interpret slots and does not notify: readers poll.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from grpo_run.runtime.board.accounting.memory_area import read_memory_area
-from grpo_run.runtime.board.callback_table import read_callback_durations
+from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, read_callback_durations
 from grpo_run.runtime.board.collective_log import (
     LOG_BYTES,
     is_blocked,
@@ -27,11 +27,14 @@ from grpo_run.runtime.board.exchange import CHANNELS, Exchange, messages_sent
 from grpo_run.runtime.board.file_layout import FileLayout
 from grpo_run.runtime.board.header.awaited_field import read_awaited, write_awaited
 from grpo_run.runtime.board.header.disagreement_field import write_disagreement
-from grpo_run.runtime.board.header.header import BoardHeader, read_shape, write_header
-from grpo_run.runtime.board.phase_histogram import read_phase_histograms
+from grpo_run.runtime.board.header.header import HEADER_BYTES, BoardHeader, read_shape, write_header
+from grpo_run.runtime.board.phase_histogram import HISTOGRAMS_BYTES, read_phase_histograms
 from grpo_run.runtime.board.slot_layout import COLLECTIVE_LOG_AT, HISTOGRAMS_AT, SLOT_BYTES
 from grpo_run.runtime.board.slot_reading import SlotReadings
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
+from grpo_run.runtime.board.storage.board_file import BoardFile
+from grpo_run.runtime.board.storage.mapped_board import MappedBoard
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.deadlocks.collectives import Collective
@@ -41,12 +44,17 @@ from grpo_run.watchdog.stalls.durations import Durations
 
 
 class Board(BoardHeader):
-    """The mapped file. The supervisor keeps one mapping for the whole run; each rank opens its own."""
+    """The board. The supervisor keeps one for the whole run; each rank opens its own.
 
-    def __init__(self, memory: mmap.mmap, slots: int, descriptor: int | None = None) -> None:
-        super().__init__(memory, descriptor)
-        self._layout = FileLayout(slots, len(memory))
-        self._slot_readings = SlotReadings(memory, self._layout)
+    Args:
+        contents: its bytes.
+        slots: number of local ranks.
+    """
+
+    def __init__(self, contents: BoardBytes, slots: int) -> None:
+        super().__init__(contents)
+        self._layout = FileLayout(slots, contents.size_bytes)
+        self._slot_readings = SlotReadings(contents, self._layout)
         self._logs: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._awaited: AwaitedRank | None = None
         self.slots = slots
@@ -56,61 +64,79 @@ class Board(BoardHeader):
         """Create a zeroed board of `slots` slots at `path` (mode 0600), replacing an existing one by rename.
 
         Raises:
-            RunDirectoryError: the file system has no space for it.
+            RunDirectoryError: the file system has no space for it, or cannot map files.
         """
         size = FileLayout.of(slots).size_bytes
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        contents = BoardFile(descriptor, size, writable=True)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # writing to a hole on a full disk raises SIGBUS
-        except OSError as error:
-            os.close(descriptor)
-            raise RunDirectoryError(f"no space for the board at {path}: {error.strerror}") from error
-        memory = mmap.mmap(descriptor, size)
-        write_header(memory, slots)
+            os.posix_fallocate(descriptor, 0, size)  # writing to a hole on a full disk would kill a rank
+            contents.try_reads()
+        except (OSError, ValueError) as error:
+            contents.close()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RunDirectoryError(f"no space for the board at {path}: {reason}") from error
+        write_header(contents, slots)
         os.replace(temporary, path)
-        return cls(memory, slots, descriptor)
+        return cls(contents, slots)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Board:
-        """Map an existing board.
+        """Open an existing board, as a command does.
 
         Raises:
             RunDirectoryError: `path` is missing or is not a board of this format.
         """
         try:
-            with open(path, "r+b" if writable else "rb") as file:
-                access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-                memory = mmap.mmap(file.fileno(), 0, access=access)
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            contents = BoardFile(descriptor, os.fstat(descriptor).st_size, writable=writable)
+        except OSError as error:
+            raise RunDirectoryError(f"no readable board at {path}: {error}") from error
+        return cls._checked(path, contents)
+
+    @classmethod
+    def map(cls, path: Path) -> Board:
+        """Map an existing board, as a rank does. Keeps no descriptor.
+
+        Raises:
+            RunDirectoryError: as `open`.
+        """
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"no readable board at {path}: {error}") from error
-        shape = read_shape(memory)
+        return cls._checked(path, MappedBoard(mapping))
+
+    @classmethod
+    def _checked(cls, path: Path, contents: BoardBytes) -> Board:
+        size = contents.size_bytes
+        shape = read_shape(contents) if size >= HEADER_BYTES else None
         if shape is None:
             raise RunDirectoryError(f"{path} is not a board of this version")
         slots, slot_bytes = shape
-        if slot_bytes != SLOT_BYTES or len(memory) < FileLayout(slots, len(memory)).slots_end:
+        if slot_bytes != SLOT_BYTES or size < FileLayout(slots, size).slots_end:
             raise RunDirectoryError(f"{path} is truncated or of another version")
-        return cls(memory, slots)
+        return cls(contents, slots)
 
     def begin_attempt(self, attempt: int) -> None:
         """Clear all slots and requests. Call it while no rank is running."""
         self._start_attempt(attempt)
         self._slot_readings.forget()
-        for index in range(self.slots):
-            offset = self._layout.slot(index)
-            self._memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
-        tables = self._layout.slots_end
-        self._memory[tables:] = bytes(len(self._memory) - tables)
+        self._logs.clear()
+        first = self._layout.slot(0)
+        self._contents.write(first, bytes(self._contents.size_bytes - first))
 
     def write_awaited(self, awaited: AwaitedRank | None) -> None:
         """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
         if awaited != self._awaited and self.has_full_size:
-            write_awaited(self._memory, awaited)
+            write_awaited(self._contents, awaited)
             self._awaited = awaited
 
     def read_awaited(self) -> AwaitedRank | None:
         """Return the rank that the others wait for; None while nobody waits for long."""
-        return read_awaited(self._memory) if self.has_full_size else None
+        return read_awaited(self._contents)
 
     def writer(self, index: int, *, rank: int, pid: int, attempt: int) -> SlotWriter:
         """Return the writer of local rank `index`'s slot; the slot is zeroed and gets `rank` and `pid`."""
@@ -118,7 +144,7 @@ class Board(BoardHeader):
             raise IndexError(f"local rank {index} on a board of {self.slots}")
         offset = self._layout.slot(index)
         return SlotWriter(
-            self._memory,
+            self._contents.mapping,
             offset,
             rank=rank,
             local_rank=index,
@@ -136,22 +162,26 @@ class Board(BoardHeader):
         if not self._layout.has_exchange:
             return None
         areas = [self._layout.exchange(other) for other in range(self.slots)]
-        return Exchange(self._memory, areas, own=index, attempt=attempt, channel=channel)
+        return Exchange(self._contents.mapping, areas, own=index, attempt=attempt, channel=channel)
 
     def publish_disagreement(self, text: str) -> None:
         """Let the ranks of the present attempt that wait in the exchange area raise `text`."""
-        if self._layout.has_exchange and self.has_full_size:
-            write_disagreement(self._memory, self.attempt, text)
-            for channel in CHANNELS:
+        if not self._layout.has_exchange or not self.has_full_size:
+            return
+        write_disagreement(self._contents, self.attempt, text)
+        for channel in CHANNELS:
+            try:
                 exchange = self.exchange(0, attempt=self.attempt, channel=channel)
-                assert exchange is not None
-                exchange.wake_all()
+            except (OSError, ValueError):
+                return  # truncated now, or out of address space: the ranks are about to be ended without the text
+            assert exchange is not None
+            exchange.wake_all()
 
     def messages_sent(self, index: int) -> dict[str, int]:
         """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange area."""
         if not self._layout.has_exchange:
             return {}
-        return messages_sent(self._memory, self._layout.exchange(index), self.attempt)
+        return messages_sent(self._contents, self._layout.exchange(index), self.attempt)
 
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
@@ -170,11 +200,10 @@ class Board(BoardHeader):
 
     def collective_log(self, index: int) -> tuple[Collective, ...]:
         """Return the collectives that local rank `index` issued from Python in this attempt, oldest first."""
-        offset = self._layout.slot(index) + COLLECTIVE_LOG_AT
-        raw = self._memory[offset : offset + LOG_BYTES]
+        raw = self._log(index)
         last = self._logs.get(index)
         if last is None or last[0] != raw:  # the log of a rank that waits does not change
-            last = self._logs[index] = raw, read_collective_log(self._memory, offset)
+            last = self._logs[index] = raw, read_collective_log(raw, self._log(index))
         return last[1]
 
     def current_collectives(self, index: int, number: int) -> tuple[Collective, ...]:
@@ -185,7 +214,7 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return read_current_collectives(self._memory, self._layout.slot(index) + COLLECTIVE_LOG_AT, number)
+        return read_current_collectives(self._log(index), self._log(index), number)
 
     def last_sequence(self, index: int, number: int, group: str) -> int:
         """Return the sequence number of the last collective of a group that local rank `index` issued from Python.
@@ -195,11 +224,11 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return last_sequence(self._memory, self._layout.slot(index) + COLLECTIVE_LOG_AT, number, group)
+        return last_sequence(self._log(index), number, group)
 
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""
-        return is_blocked(self._memory, self._layout.slot(index) + COLLECTIVE_LOG_AT)
+        return is_blocked(self._log(index))
 
     def is_in_backward(self, index: int, number: int) -> bool:
         """Whether the last entry of local rank `index` is that of a DDP backward pass which has not ended.
@@ -207,7 +236,7 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return is_in_backward(self._memory, self._layout.slot(index) + COLLECTIVE_LOG_AT, number)
+        return is_in_backward(self._log(index), number)
 
     def may_be_in_collective(self, index: int, number: int) -> bool:
         """Whether local rank `index` is blocked in a collective, or its last one runs on a device.
@@ -215,14 +244,15 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return may_be_in_collective(self._memory, self._layout.slot(index) + COLLECTIVE_LOG_AT, number)
+        return may_be_in_collective(self._log(index), number)
 
     def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
         """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""
-        histograms = read_phase_histograms(self._memory, self._layout.slot(index) + HISTOGRAMS_AT)
+        offset = self._layout.slot(index) + HISTOGRAMS_AT
+        histograms = read_phase_histograms(self._contents.read(offset, HISTOGRAMS_BYTES))
         callbacks_at = self._layout.callbacks(index)
         if callbacks_at is not None:
-            histograms.update(read_callback_durations(self._memory, callbacks_at))
+            histograms.update(read_callback_durations(self._contents.read(callbacks_at, CALLBACKS_BYTES)))
         return histograms
 
     def rank_memory(self, index: int) -> RankMemory | None:
@@ -231,4 +261,7 @@ class Board(BoardHeader):
         None if the rank has measured nothing, cannot be read, or writes a board of an earlier version.
         """
         offset = self._layout.memory_area(index)
-        return read_memory_area(self._memory, offset) if offset is not None and self.has_full_size else None
+        return read_memory_area(self._contents, offset) if offset is not None else None
+
+    def _log(self, index: int) -> bytes:
+        return self._contents.read(self._layout.slot(index) + COLLECTIVE_LOG_AT, LOG_BYTES)

@@ -80,20 +80,23 @@ class CallbackTableWriter:
         self._memory[begin : begin + len(content)] = content
 
 
-def read_callback_name(memory: mmap.mmap, offset: int, number: int) -> str:
-    """Return the name of an entry; "" if there is no such entry."""
+def read_callback_name(table: bytes, number: int) -> str:
+    """Return the name of an entry of a copied table; "" if there is no such entry."""
     if not 1 <= number <= ENTRIES:
         return ""
-    begin = offset + (number - 1) * _ENTRY.size
-    return _text(memory[begin : begin + NAME_BYTES])
+    begin = (number - 1) * _ENTRY.size
+    return _text(table[begin : begin + NAME_BYTES])
 
 
-def read_callback_durations(memory: mmap.mmap, offset: int) -> dict[str, Durations]:
-    """Return the durations of every callback that has ended at least once in this attempt, by name."""
-    raw = memory[offset : offset + CALLBACKS_BYTES]
+def read_callback_durations(table: bytes) -> dict[str, Durations]:
+    """Return the durations of every callback that has ended at least once in this attempt, by name.
+
+    Args:
+        table: a copy of the table.
+    """
     found = {}
     for entry in range(ENTRIES):
-        name, first, longest, *counts = _ENTRY.unpack_from(raw, entry * _ENTRY.size)
+        name, first, longest, *counts = _ENTRY.unpack_from(table, entry * _ENTRY.size)
         if first:
             found[_text(name)] = Durations(counts=tuple(counts), first_seconds=first, max_seconds=longest)
     return found

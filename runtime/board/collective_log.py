@@ -205,76 +205,83 @@ def _if_it_fits(text: str, size_bytes: int) -> bytes:
     return raw if len(raw) <= size_bytes else b""
 
 
-def is_blocked(memory: mmap.mmap, offset: int) -> bool:
-    """Whether a thread of the rank is blocked in any collective of the log. Does not decode the entries."""
-    return CollectiveProgress.waiting in memory[offset + _PROGRESS_AT : offset + LOG_BYTES : ENTRY_BYTES]
+def is_blocked(log: bytes) -> bool:
+    """Whether a thread of the rank is blocked in any collective of a copied log. Does not decode the entries."""
+    return CollectiveProgress.waiting in log[_PROGRESS_AT::ENTRY_BYTES]
 
 
-def may_be_in_collective(memory: mmap.mmap, offset: int, number: int) -> bool:
+def may_be_in_collective(log: bytes, number: int) -> bool:
     """Whether a thread of the rank is blocked in a collective, or its last one runs on a device.
 
     Args:
+        log: a copy of the log.
         number: number of the rank's last entry; 0 if there is none.
     """
-    if is_blocked(memory, offset):
-        return True
-    at = _entry_at(offset, number)
-    return bool(number and memory[at + _FLAGS_AT] & _ON_DEVICE)
+    return is_blocked(log) or bool(number and log[_entry_at(0, number) + _FLAGS_AT] & _ON_DEVICE)
 
 
-def is_in_backward(memory: mmap.mmap, offset: int, number: int) -> bool:
+def is_in_backward(log: bytes, number: int) -> bool:
     """Whether the rank's last entry is that of a DDP backward pass which has not ended.
 
     Args:
+        log: a copy of the log.
         number: number of the rank's last entry; 0 if there is none.
     """
-    at = _entry_at(offset, number)
-    operation = memory[at + _OPERATION_AT : at + _OPERATION_AT + len(_BACKWARD)]
+    at = _entry_at(0, number)
     return bool(
-        number and operation == _BACKWARD and memory[at + _PROGRESS_AT] != CollectiveProgress.completed
+        number
+        and log.startswith(_BACKWARD, at + _OPERATION_AT)
+        and log[at + _PROGRESS_AT] != CollectiveProgress.completed
     )
 
 
-def read_collective_log(memory: mmap.mmap, offset: int) -> tuple[Collective, ...]:
-    """Return the entries of one slot's log, oldest first."""
-    return _read_entries(memory, offset, range(ENTRIES))
+def read_collective_log(log: bytes, again: bytes) -> tuple[Collective, ...]:
+    """Return the entries of one slot's log, oldest first.
+
+    Args:
+        log: a copy of the log.
+        again: a later copy: an entry whose number differs was overwritten while it was copied, and is left out.
+    """
+    return _read_entries(log, again, range(ENTRIES))
 
 
-def read_current_collectives(memory: mmap.mmap, offset: int, number: int) -> tuple[Collective, ...]:
+def read_current_collectives(log: bytes, again: bytes, number: int) -> tuple[Collective, ...]:
     """Return the entries of one slot's log in which a thread is blocked, oldest first.
 
     Without any, the last entry if it runs on a device.
 
     Args:
+        log: a copy of the log.
+        again: a later copy, see `read_collective_log`.
         number: number of the rank's last entry; 0 if there is none.
     """
-    progress = memory[offset + _PROGRESS_AT : offset + LOG_BYTES : ENTRY_BYTES]
+    progress = log[_PROGRESS_AT::ENTRY_BYTES]
     current = [index for index, value in enumerate(progress) if value == CollectiveProgress.waiting]
-    if not current and may_be_in_collective(memory, offset, number):
+    if not current and may_be_in_collective(log, number):
         current = [(number - 1) % ENTRIES]
-    return _read_entries(memory, offset, current)
+    return _read_entries(log, again, current)
 
 
-def last_sequence(memory: mmap.mmap, offset: int, number: int, group: str) -> int:
+def last_sequence(log: bytes, number: int, group: str) -> int:
     """Return the sequence number of the newest entry of a group in one slot's log; 0 if there is none.
 
     Args:
+        log: a copy of the log.
         number: number of the rank's last entry; 0 if there is none.
     """
     name = group.encode()[:GROUP_BYTES].ljust(GROUP_BYTES, b"\0")
     for index in range(number, max(0, number - ENTRIES), -1):
-        at = _entry_at(offset, index)
-        if memory[at + _HEADER.size : at + _HEADER.size + GROUP_BYTES] == name:
-            return int(_SEQUENCE.unpack_from(memory, at + _SEQUENCE_AT)[0])
+        at = _entry_at(0, index)
+        if log.startswith(name, at + _HEADER.size):
+            return int(_SEQUENCE.unpack_from(log, at + _SEQUENCE_AT)[0])
     return 0
 
 
-def _read_entries(memory: mmap.mmap, offset: int, indices: Iterable[int]) -> tuple[Collective, ...]:
-    raw = memory[offset : offset + LOG_BYTES]
+def _read_entries(log: bytes, again: bytes, indices: Iterable[int]) -> tuple[Collective, ...]:
     entries = []
     for index in indices:
-        fields = _ENTRY.unpack_from(raw, index * ENTRY_BYTES)
-        if fields[0] and fields[0] == _NUMBER.unpack_from(memory, offset + index * ENTRY_BYTES)[0]:
+        fields = _ENTRY.unpack_from(log, index * ENTRY_BYTES)
+        if fields[0] and fields[0] == _NUMBER.unpack_from(again, index * ENTRY_BYTES)[0]:
             entries.append(fields)
     entries.sort()
     return tuple(_decode(fields) for fields in entries)

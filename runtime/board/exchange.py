@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 from grpo_run.runtime.board import futex
 from grpo_run.runtime.board.header.disagreement_field import read_disagreement
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
+from grpo_run.runtime.board.storage.mapped_board import MappedBoard
 
 CHANNELS = ("grpo_run/vote", "grpo_run/consensus")
 """Names of the channels, in the order of their places in the area."""
@@ -136,7 +138,7 @@ class Exchange:
     @property
     def disagreement(self) -> str:
         """What was proved of the ranks of this attempt, so that no further message will come; empty if nothing was."""
-        return read_disagreement(self._memory, self._attempt)
+        return read_disagreement(MappedBoard(self._memory), self._attempt)
 
     def _word(self, rank: int) -> int:
         (word,) = _WORD.unpack_from(self._memory, self._places[rank])
@@ -146,17 +148,17 @@ class Exchange:
         return word & _SEQUENCE_MASK if word >> _SEQUENCE_BITS == self._attempt else 0
 
 
-def messages_sent(memory: mmap.mmap, area: int, attempt: int) -> dict[str, int]:
+def messages_sent(contents: BoardBytes, area: int, attempt: int) -> dict[str, int]:
     """Return how many messages a rank has sent in an attempt, by channel; a channel without any is left out.
 
     Args:
-        memory: the board's mapping.
+        contents: the bytes of the board.
         area: where the rank's part begins.
         attempt: number of the attempt.
     """
     sent = {}
     for number, channel in enumerate(CHANNELS):
-        (word,) = _WORD.unpack_from(memory, area + number * _CHANNEL_BYTES)
+        (word,) = _WORD.unpack(contents.read(area + number * _CHANNEL_BYTES, _WORD.size))
         if word & _SEQUENCE_MASK and word >> _SEQUENCE_BITS == attempt:
             sent[channel] = word & _SEQUENCE_MASK
     return sent

@@ -61,9 +61,12 @@ class PhaseHistogramWriter:
         self._memory = private
 
 
-def read_phase_histograms(memory: mmap.mmap, offset: int) -> dict[PhaseKey, Durations]:
-    """Return the durations of every phase that has ended at least once in this attempt."""
-    raw = memory[offset : offset + HISTOGRAMS_BYTES]
+def read_phase_histograms(raw: bytes) -> dict[PhaseKey, Durations]:
+    """Return the durations of every phase that has ended at least once in this attempt.
+
+    Args:
+        raw: a copy of the slot's histograms.
+    """
     histograms: dict[PhaseKey, Durations] = {}
     for index, phase in enumerate(PHASES):
         (first,) = _DOUBLE.unpack_from(raw, _COUNTS_BYTES + index * 8)

@@ -199,11 +199,9 @@ def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
     return OpenPhase(phase=Phase(stored), since_seconds=since_ns / 1e9)
 
 
-def with_marks(reading: Slot, memory: mmap.mmap, offset: int) -> Slot:
-    """Return an earlier reading with the present marks, which are stored outside the seqlock."""
-    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(
-        memory, offset + HEARTBEAT_AT
-    )
+def with_marks(reading: Slot, raw: bytes) -> Slot:
+    """Return an earlier reading with the marks of a copy of the slot: they are stored outside the seqlock."""
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
     return dataclasses.replace(
         reading,
         heartbeat_seconds=heartbeat_ns / 1e9,

@@ -1,6 +1,7 @@
-"""The last sample of the host's memory, in a small mapped file of the run directory that outlives every process.
+"""The last sample of the host's memory, in a small file of the run directory that outlives every process.
 
-The supervisor writes it about once a second, which costs no write to the disk by itself. `grpo-run status` reads it, and so
+The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the supervisor.
+`grpo-run status` reads it, and so
 does the next launch, if the kernel has killed this supervisor together with its ranks. One record as JSON, with a
 sequence number before it that is odd during a write.
 """
@@ -8,9 +9,9 @@ sequence number before it that is odd during a write.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
+import weakref
 from pathlib import Path
 
 from grpo_run.watchdog.host_memory.sample import HostSample
@@ -29,32 +30,34 @@ class LastSample:
     """
 
     def __init__(self, path: Path) -> None:
-        self._memory: mmap.mmap | None = None
+        self._descriptor: int | None = None
+        self._sequence = 0
         temporary = path.with_name(path.name + ".new")
         try:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(
-                    descriptor, 0, FILE_BYTES
-                )  # writing to a hole on a full disk raises SIGBUS
-                self._memory = mmap.mmap(descriptor, FILE_BYTES)
-            finally:
-                os.close(descriptor)
+        except OSError:
+            return  # the disk is full: samples are known to this process only
+        close = weakref.finalize(self, os.close, descriptor)
+        close.atexit = False  # in a forked process, the number may belong to another file by then
+        try:
+            os.posix_fallocate(descriptor, 0, FILE_BYTES)
             os.replace(temporary, path)
         except OSError:
-            self._memory = None  # the disk is full: samples are known to this process only
+            return
+        self._descriptor = descriptor
 
     def write(self, sample: HostSample) -> None:
         """Replace the record."""
-        memory = self._memory
-        if memory is None:
+        if self._descriptor is None:
             return
         text = _encode(sample)
-        (sequence, _) = _HEAD.unpack_from(memory, 0)
-        sequence += 1 + sequence % 2
-        _HEAD.pack_into(memory, 0, sequence, 0)
-        memory[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(memory, 0, sequence + 1, len(text))
+        self._sequence += 2
+        try:
+            os.pwrite(self._descriptor, _HEAD.pack(self._sequence - 1, 0), 0)
+            os.pwrite(self._descriptor, text, _HEAD.size)
+            os.pwrite(self._descriptor, _HEAD.pack(self._sequence, len(text)), 0)
+        except OSError:
+            self._descriptor = None  # truncated on a disk that is full now
 
 
 def read_last_sample(path: Path) -> HostSample | None:

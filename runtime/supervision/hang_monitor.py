@@ -84,7 +84,10 @@ class HangMonitor:
             if self._board is not None:
                 late = find_late_ranks(self._board, self._board.read_all(), self._history)
                 notices.warn_of_late_ranks(late, self._reporter.warn_once)
-        return finding or self._check_step(slots)
+        found = finding or self._check_step(slots)
+        if found is not None and self._board is not None and not self._board.has_full_size:
+            return None  # truncated during the scan: parts of it have read as if nothing was written
+        return found
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> Finding | None:
         """Report a step that is slow, once; return one that can have no end."""

@@ -64,7 +64,7 @@ class Session:
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         # virtual local ranks are all 0, so the slot index is the rank's position on this node
         position = self.rank % self.local_world_size
-        self.board = Board.open(run.board, writable=True)
+        self.board = Board.map(run.board)
         self.slot = self.board.writer(position, rank=self.rank, pid=self._pid, attempt=settings.attempt)
         self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt

@@ -11,6 +11,7 @@ import dataclasses
 import mmap
 import struct
 
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
 from grpo_run.watchdog.accounting.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase
 
@@ -139,16 +140,17 @@ class MemoryAreaWriter:
         self._memory = private
 
 
-def read_memory_area(memory: mmap.mmap, offset: int) -> RankMemory | None:
+def read_memory_area(contents: BoardBytes, offset: int) -> RankMemory | None:
     """Return one consistent reading of an area; None if nothing was written, or a write never ended.
 
     Args:
+        contents: the bytes of the board.
         offset: where the area begins.
     """
     for _ in range(READ_ATTEMPTS):
-        raw = memory[offset : offset + MEMORY_AREA_BYTES]
-        (before,) = _SEQUENCE.unpack_from(raw)
-        (after,) = _SEQUENCE.unpack_from(memory, offset)
+        (before,) = _SEQUENCE.unpack(contents.read(offset, _SEQUENCE.size))
+        raw = contents.read(offset, MEMORY_AREA_BYTES)
+        (after,) = _SEQUENCE.unpack(contents.read(offset, _SEQUENCE.size))
         if before == 0:
             return None
         if before == after and before % 2 == 0:

@@ -7,9 +7,9 @@ when it changes. Called by `board.py`. Does not determine who is waited for (`wa
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -22,25 +22,23 @@ READ_ATTEMPTS = 10
 _HEAD = struct.Struct("<QI")  # sequence number, length of the text
 
 
-def write_awaited(memory: mmap.mmap, awaited: AwaitedRank | None) -> None:
+def write_awaited(contents: BoardBytes, awaited: AwaitedRank | None) -> None:
     """Replace the record; None clears it."""
     text = b"" if awaited is None else _encode(awaited)
     assert len(text) <= MAX_TEXT_BYTES
-    sequence, _ = _HEAD.unpack_from(memory, FIELD_AT)
+    sequence, _ = _HEAD.unpack(contents.read(FIELD_AT, _HEAD.size))
     sequence += 1 + sequence % 2
-    _HEAD.pack_into(memory, FIELD_AT, sequence, 0)
-    start = FIELD_AT + _HEAD.size
-    memory[start : start + len(text)] = text
-    _HEAD.pack_into(memory, FIELD_AT, sequence + 1, len(text))
+    contents.write(FIELD_AT, _HEAD.pack(sequence, 0))
+    contents.write(FIELD_AT + _HEAD.size, text)
+    contents.write(FIELD_AT, _HEAD.pack(sequence + 1, len(text)))
 
 
-def read_awaited(memory: mmap.mmap) -> AwaitedRank | None:
+def read_awaited(contents: BoardBytes) -> AwaitedRank | None:
     """Return the record; None if there is none, or if it is damaged or of another version."""
-    start = FIELD_AT + _HEAD.size
     for _ in range(READ_ATTEMPTS):
-        before, length = _HEAD.unpack_from(memory, FIELD_AT)
-        text = memory[start : start + min(length, MAX_TEXT_BYTES)]
-        after, _ = _HEAD.unpack_from(memory, FIELD_AT)
+        before, length = _HEAD.unpack(contents.read(FIELD_AT, _HEAD.size))
+        text = contents.read(FIELD_AT + _HEAD.size, min(length, MAX_TEXT_BYTES))
+        after, _ = _HEAD.unpack(contents.read(FIELD_AT, _HEAD.size))
         if before == after and before % 2 == 0:
             return _decode(text)
     return None

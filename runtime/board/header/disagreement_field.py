@@ -6,8 +6,9 @@ before it ends the ranks; those that wait in the exchange area (`exchange.py`) r
 
 from __future__ import annotations
 
-import mmap
 import struct
+
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
 
 FIELD_AT = 2560
 MAX_TEXT_BYTES = 1024
@@ -15,18 +16,16 @@ MAX_TEXT_BYTES = 1024
 _HEAD = struct.Struct("<QI")  # attempt plus one, or 0 for no text; length of the text
 
 
-def write_disagreement(memory: mmap.mmap, attempt: int, text: str) -> None:
+def write_disagreement(contents: BoardBytes, attempt: int, text: str) -> None:
     """Publish a text; a longer one than the field holds loses its end."""
     raw = text.encode(errors="replace")[:MAX_TEXT_BYTES]
-    start = FIELD_AT + _HEAD.size
-    memory[start : start + len(raw)] = raw
-    _HEAD.pack_into(memory, FIELD_AT, attempt + 1, len(raw))
+    contents.write(FIELD_AT + _HEAD.size, raw)
+    contents.write(FIELD_AT, _HEAD.pack(attempt + 1, len(raw)))
 
 
-def read_disagreement(memory: mmap.mmap, attempt: int) -> str:
+def read_disagreement(contents: BoardBytes, attempt: int) -> str:
     """Return the text of an attempt; empty if there is none."""
-    written, length = _HEAD.unpack_from(memory, FIELD_AT)
+    written, length = _HEAD.unpack(contents.read(FIELD_AT, _HEAD.size))
     if written != attempt + 1:
         return ""
-    start = FIELD_AT + _HEAD.size
-    return memory[start : start + min(length, MAX_TEXT_BYTES)].decode(errors="replace")
+    return contents.read(FIELD_AT + _HEAD.size, min(length, MAX_TEXT_BYTES)).decode(errors="replace")

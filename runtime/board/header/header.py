@@ -6,12 +6,11 @@ other processes count requests up. Every field is written by one process alone, 
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import time
 
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
+from grpo_run.runtime.board.storage.board_bytes import BoardBytes
 
 MAGIC = b"GRPOBRD2"
 HEADER_BYTES = 4096
@@ -22,6 +21,10 @@ FREE_CACHES = 4
 _HEADER = struct.Struct(
     "<8sIIIIQQ"
 )  # magic, slots, slot bytes, attempt, requests, saves requested, created (ns)
+_COUNT = struct.Struct("<Q")
+_NUMBER = struct.Struct("<I")
+_REQUESTS = struct.Struct("<IQ")
+_STOPS = struct.Struct("<QQ")
 _ATTEMPT_AT = 16
 _REQUESTS_AT = 20
 _SAVES_REQUESTED_AT = 24
@@ -30,44 +33,40 @@ _STOPS_AT = 40
 """Requests of `stop_requests.py`: how many were made, and how many the supervisor has taken."""
 
 
-def write_header(memory: mmap.mmap, slots: int) -> None:
+def write_header(contents: BoardBytes, slots: int) -> None:
     """Write the header of a new board."""
-    _HEADER.pack_into(memory, 0, MAGIC, slots, SLOT_BYTES, 0, 0, 0, time.monotonic_ns())
+    contents.write(0, _HEADER.pack(MAGIC, slots, SLOT_BYTES, 0, 0, 0, time.monotonic_ns()))
 
 
-def read_shape(memory: mmap.mmap) -> tuple[int, int] | None:
+def read_shape(contents: BoardBytes) -> tuple[int, int] | None:
     """Return the number of slots and the bytes of each; None if this is no board of this version."""
-    if len(memory) < HEADER_BYTES or memory[:8] != MAGIC:
-        return None
-    _, slots, slot_bytes, *_ = _HEADER.unpack_from(memory, 0)
-    return slots, slot_bytes
+    magic, slots, slot_bytes, *_ = _HEADER.unpack(contents.read(0, _HEADER.size))
+    return (slots, slot_bytes) if magic == MAGIC and contents.size_bytes >= HEADER_BYTES else None
 
 
 class BoardHeader:
-    """The header of a mapped board.
+    """The header of a board.
 
     Args:
-        memory: the mapping.
-        descriptor: of the file, for the supervisor, whose mapping may outlive the file's size; None for a rank.
+        contents: the bytes of the board.
     """
 
-    def __init__(self, memory: mmap.mmap, descriptor: int | None = None) -> None:
-        self._memory = memory
-        self._descriptor = descriptor
+    def __init__(self, contents: BoardBytes) -> None:
+        self._contents = contents
 
     @property
     def attempt(self) -> int:
         """The attempt whose ranks may write here."""
-        return int(struct.unpack_from("<I", self._memory, _ATTEMPT_AT)[0])
+        return self._number(_ATTEMPT_AT)
 
     def _start_attempt(self, attempt: int) -> None:
         """Set the attempt, and withdraw what was asked of the ranks."""
-        struct.pack_into("<II", self._memory, _ATTEMPT_AT, attempt, 0)
+        self._contents.write(_ATTEMPT_AT, struct.pack("<II", attempt, 0))
 
     @property
     def has_full_size(self) -> bool:
-        """Whether the file has its original size; access beyond the end of a mapped file raises SIGBUS."""
-        return self._descriptor is None or os.fstat(self._descriptor).st_size >= len(self._memory)
+        """Whether the file has its original size. A truncated one reads as if no rank had written the missing part."""
+        return self._contents.has_full_size
 
     def request_stop(self) -> None:
         """Ask the ranks to agree on a step, save and exit. Every vote reads this request."""
@@ -92,46 +91,51 @@ class BoardHeader:
         return self._has_flag(FREE_CACHES)
 
     def _set_flag(self, flag: int, value: bool) -> None:
-        if not self.has_full_size:
-            return  # the ranks that would read it end too
-        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
-        struct.pack_into("<I", self._memory, _REQUESTS_AT, flags | flag if value else flags & ~flag)
+        flags = self._number(_REQUESTS_AT)
+        self._contents.write(_REQUESTS_AT, _NUMBER.pack(flags | flag if value else flags & ~flag))
 
     def _has_flag(self, flag: int) -> bool:
-        (flags,) = struct.unpack_from("<I", self._memory, _REQUESTS_AT)
-        return bool(flags & flag)
+        return bool(self._number(_REQUESTS_AT) & flag)
 
     def ask_to_stop(self) -> int:
         """Ask the supervisor to stop the run, as `grpo-run stop` does. Returns the number of this request."""
-        (count,) = struct.unpack_from("<Q", self._memory, _STOPS_AT)
-        struct.pack_into("<Q", self._memory, _STOPS_AT, count + 1)
-        return int(count) + 1
+        return self._count_up(_STOPS_AT)
 
     def take_stop(self) -> bool:
         """Take one request of `ask_to_stop`; return whether there was one."""
-        asked, taken = struct.unpack_from("<QQ", self._memory, _STOPS_AT)
+        asked, taken = _STOPS.unpack(self._contents.read(_STOPS_AT, _STOPS.size))
         if asked <= taken:
             return False
-        struct.pack_into("<Q", self._memory, _STOPS_AT + 8, taken + 1)
+        self._contents.write(_STOPS_AT + 8, _COUNT.pack(taken + 1))
         return True
 
     @property
     def stops_taken(self) -> int:
         """How many requests of `ask_to_stop` the supervisor has taken."""
-        return int(struct.unpack_from("<Q", self._memory, _STOPS_AT + 8)[0])
+        return self._count(_STOPS_AT + 8)
 
     @property
     def created_ns(self) -> int:
         """When the board was created, on the monotonic clock: every supervisor creates a new one."""
-        return int(struct.unpack_from("<Q", self._memory, _CREATED_AT)[0])
+        return self._count(_CREATED_AT)
 
     def request_save(self) -> None:
         """Ask the ranks for one joint checkpoint at the next step they agree on."""
-        (count,) = struct.unpack_from("<Q", self._memory, _SAVES_REQUESTED_AT)
-        struct.pack_into("<Q", self._memory, _SAVES_REQUESTED_AT, count + 1)
+        self._count_up(_SAVES_REQUESTED_AT)
 
     @property
     def requests(self) -> tuple[bool, int]:
         """(whether a stop is requested, number of saves requested so far)."""
-        flags, saves = struct.unpack_from("<IQ", self._memory, _REQUESTS_AT)
+        flags, saves = _REQUESTS.unpack(self._contents.read(_REQUESTS_AT, _REQUESTS.size))
         return bool(flags & REQUEST_STOP), saves
+
+    def _number(self, offset: int) -> int:
+        return int(_NUMBER.unpack(self._contents.read(offset, _NUMBER.size))[0])
+
+    def _count(self, offset: int) -> int:
+        return int(_COUNT.unpack(self._contents.read(offset, _COUNT.size))[0])
+
+    def _count_up(self, offset: int) -> int:
+        count = self._count(offset) + 1
+        self._contents.write(offset, _COUNT.pack(count))
+        return count

@@ -25,6 +25,7 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 def seen(board: Board, index: int = 1) -> Slot:
@@ -96,16 +97,16 @@ def test_creating_replaces_by_rename(tmp_path: Path) -> None:
 
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
-    """Read-only commands map the file read-only."""
+    """Read-only commands open the file read-only."""
     Board.create(tmp_path / "board.mmap", 1)
-    with pytest.raises(TypeError):
+    with pytest.raises(OSError, match="Bad file descriptor"):
         Board.open(tmp_path / "board.mmap").request_stop()
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no readable board"),
+        (b"", "not a board"),
         (b"GRPOBRD2", "not a board"),
         (b"SOMETHING" + bytes(HEADER_BYTES + SLOT_BYTES), "not a board"),
         (b"GRPOBRD2" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
@@ -235,7 +236,7 @@ def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWr
 
 
 def test_a_truncated_file_does_not_have_its_full_size(tmp_path: Path) -> None:
-    """Access beyond its end would raise SIGBUS; a file that was renamed has its full size."""
+    """A file that was renamed has its full size."""
     path = tmp_path / "board.mmap"
     board = Board.create(path, 2)
     assert board.has_full_size
@@ -243,6 +244,78 @@ def test_a_truncated_file_does_not_have_its_full_size(tmp_path: Path) -> None:
     assert board.has_full_size
     os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
     assert not board.has_full_size
+
+
+@pytest.mark.parametrize("size", [0, 8, HEADER_BYTES, HEADER_BYTES + SLOT_BYTES + 2000])
+def test_a_truncated_board_reads_as_if_no_rank_had_written(tmp_path: Path, size: int) -> None:
+    """Also between two reads of one scan; access to a mapping would end this process with SIGBUS."""
+    path = tmp_path / "board.mmap"
+    board, reader = Board.create(path, 2), Board.open(path)
+    writer = board.writer(1, rank=1, pid=4711, attempt=0)
+    writer.enter(Phase.generate)
+    writer.replace(Phase.vote)
+    add_entry(writer.collective_log, progress=CollectiveProgress.waiting)
+    writer.memory_area.publish()
+    board.request_stop()
+    board.ask_to_stop()
+    for one in (board, reader):
+        assert seen(one).collectives_issued == 1
+        assert one.is_blocked(1)
+        assert one.phase_histograms(1)
+    os.truncate(path, size)
+    for one in (board, reader):
+        assert one.read(1) is None
+        assert one.read_all()[1] is None
+        assert not one.is_blocked(1)
+        assert not one.may_be_in_collective(1, 1)
+        assert not one.is_in_backward(1, 1)
+        assert one.collective_log(1) == one.current_collectives(1, 1) == ()
+        assert one.last_sequence(1, 1, "0") == 0
+        assert one.phase_histograms(1) == one.messages_sent(1) == {}
+        assert one.rank_memory(1) is None
+        assert one.read_awaited() is None
+        if size < HEADER_BYTES:
+            assert (one.attempt, one.requests, one.memory_is_short) == (0, (False, 0), False)
+            assert not one.take_stop()
+
+
+@pytest.mark.parametrize("size", [0, HEADER_BYTES])
+def test_writing_to_a_truncated_board_changes_nothing(tmp_path: Path, size: int) -> None:
+    """The file does not grow again: its ranks have ended or will, and the next attempt gets a new one."""
+    path = tmp_path / "board.mmap"
+    board = Board.create(path, 2)
+    os.truncate(path, size)
+    before = path.read_bytes()
+    board.request_stop()
+    board.request_save()
+    board.announce_short_memory(True)
+    board.write_awaited(
+        AwaitedRank(
+            rank=1,
+            phase=Phase.reward,
+            callback="",
+            since_seconds=1.0,
+            deadline_at_seconds=9.0,
+            busy=None,
+            waiters=(0,),
+        )
+    )
+    board.publish_disagreement("rank 1 made another call")
+    board.ask_to_stop()
+    board.begin_attempt(2)
+    assert path.read_bytes() == before
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    """Of the supervisor's boards, of which every truncation makes one more, and of a rank's, which a script may close."""
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        board = Board.create(tmp_path / "board.mmap", 1)
+    rank = Board.map(tmp_path / "board.mmap")
+    del board
+    rank.writer(0, rank=0, pid=1, attempt=0).publish()
+    assert rank.read(0) is not None
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1  # the mapping's own
 
 
 def test_a_full_disk_is_reported_before_the_file_is_mapped(

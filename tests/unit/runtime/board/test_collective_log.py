@@ -20,7 +20,7 @@ from grpo_run.runtime.board.collective_log import (
     CollectiveLogWriter,
     read_collective_log,
 )
-from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.verdict import Location
 
 OFFSET, NUMBER_AT = 64, 8
@@ -38,6 +38,12 @@ def writer(memory: mmap.mmap) -> CollectiveLogWriter:
     return CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
 
 
+def entries(memory: mmap.mmap) -> tuple[Collective, ...]:
+    """Read the log as it is now."""
+    log = memory[OFFSET : OFFSET + LOG_BYTES]
+    return read_collective_log(log, log)
+
+
 def add(writer: CollectiveLogWriter, **changes: Any) -> int:
     """Log an all-reduce of two tensors."""
     fields: dict[str, Any] = {
@@ -50,7 +56,7 @@ def add(writer: CollectiveLogWriter, **changes: Any) -> int:
 def test_an_entry_is_read_as_it_was_written(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """Every field; the operation under its normalized name."""
     add(writer, point_to_point=True, progress=CollectiveProgress.waiting)
-    (note,) = read_collective_log(memory, OFFSET)
+    (note,) = entries(memory)
     assert (note.group, note.sequence, note.operation, note.step) == ("0", 41, "all_reduce", 8)
     assert (note.sizes, note.dtypes, note.members) == (((2, 3), (7,)), ("Float", "Long"), (0, 1, 3))
     assert note.location == Location(file="/home/user/train.py", line=88, function="reward")
@@ -59,7 +65,7 @@ def test_an_entry_is_read_as_it_was_written(memory: mmap.mmap, writer: Collectiv
 
 def test_an_empty_log_has_no_entries(memory: mmap.mmap) -> None:
     """Zeroed memory is no entry."""
-    assert read_collective_log(memory, OFFSET) == ()
+    assert entries(memory) == ()
 
 
 def test_the_last_number_is_stored_outside_the_log(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
@@ -78,7 +84,7 @@ def test_the_log_keeps_the_newest_entries_in_order(
     for sequence in range(1, many + 1):
         add(writer, sequence=sequence)
     kept = range(max(1, many - ENTRIES + 1), many + 1)
-    assert [note.sequence for note in read_collective_log(memory, OFFSET)] == list(kept)
+    assert [note.sequence for note in entries(memory)] == list(kept)
     assert (memory[:NUMBER_AT], memory[OFFSET + LOG_BYTES :]) == (before, behind)
 
 
@@ -89,7 +95,7 @@ def test_progress_is_marked_on_its_own_entry(
     """Other entries do not change."""
     first, second = add(writer), add(writer)
     writer.mark(first, progress)
-    notes = read_collective_log(memory, OFFSET)
+    notes = entries(memory)
     assert [note.progress for note in notes] == [progress, CollectiveProgress.enqueued]
     assert second == 2
 
@@ -100,7 +106,7 @@ def test_the_waiting_thread_is_recorded_while_it_waits(
     """It may differ from the thread that issued the collective."""
     own = str(threading.get_ident())
     number = add(writer)
-    assert read_collective_log(memory, OFFSET)[0].thread == own
+    assert entries(memory)[0].thread == own
     waiting: list[int] = []
 
     def wait() -> None:
@@ -110,7 +116,7 @@ def test_the_waiting_thread_is_recorded_while_it_waits(
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(10)
-    assert read_collective_log(memory, OFFSET)[0].thread == str(waiting[0]) != own
+    assert entries(memory)[0].thread == str(waiting[0]) != own
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_what_a_collective_needs_is_recorded(
 ) -> None:
     """Its root, and whether its sequence number, its completion and its time limit are its own."""
     add(writer, **given)
-    (entry,) = read_collective_log(memory, OFFSET)
+    (entry,) = entries(memory)
     assert {name: getattr(entry, name) for name in read} == read
 
 
@@ -144,10 +150,10 @@ def test_the_number_of_collectives_that_an_entry_stands_for_is_amended(
     writer.amend(number, count=count)
     writer.exclude(number + ENTRIES)
     writer.amend(number + ENTRIES, count=9)
-    (entry,) = read_collective_log(memory, OFFSET)
+    (entry,) = entries(memory)
     assert (entry.count, entry.point_to_point) == (min(count, 0xFFFF), False)
     writer.exclude(number)
-    assert read_collective_log(memory, OFFSET)[0].point_to_point
+    assert entries(memory)[0].point_to_point
 
 
 def test_an_entry_written_during_another_does_not_deadlock(
@@ -167,7 +173,7 @@ def test_an_entry_written_during_another_does_not_deadlock(
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert [(note.sequence, note.sizes) for note in read_collective_log(memory, OFFSET)] == [
+    assert [(note.sequence, note.sizes) for note in entries(memory)] == [
         (41, ((2, 3), (7,))),
         (42, ((2, 3), (7,))),
     ]
@@ -179,7 +185,7 @@ def test_a_mark_on_an_overwritten_entry_is_ignored(memory: mmap.mmap, writer: Co
     for _ in range(ENTRIES):
         add(writer)
     writer.mark(first, CollectiveProgress.completed)
-    assert {note.progress for note in read_collective_log(memory, OFFSET)} == {CollectiveProgress.enqueued}
+    assert {note.progress for note in entries(memory)} == {CollectiveProgress.enqueued}
 
 
 def test_an_incomplete_entry_is_not_read(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
@@ -187,7 +193,7 @@ def test_an_incomplete_entry_is_not_read(memory: mmap.mmap, writer: CollectiveLo
     add(writer, sequence=1)
     add(writer, sequence=2)
     struct.pack_into("<Q", memory, OFFSET, 0)
-    assert [note.sequence for note in read_collective_log(memory, OFFSET)] == [2]
+    assert [note.sequence for note in entries(memory)] == [2]
 
 
 def test_the_number_is_written_after_the_entry(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
@@ -197,7 +203,7 @@ def test_the_number_is_written_after_the_entry(memory: mmap.mmap, writer: Collec
     with pytest.raises(struct.error):
         add(writer, line=2**40)
     assert struct.unpack_from("<Q", memory, NUMBER_AT) == (ENTRIES,)
-    assert len(read_collective_log(memory, OFFSET)) == ENTRIES - 1
+    assert len(entries(memory)) == ENTRIES - 1
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_sizes_are_complete_or_omitted(
     A scalar among others has a size; a symbolic size is omitted.
     """
     add(writer, sizes=sizes)
-    assert read_collective_log(memory, OFFSET)[0].sizes == read
+    assert entries(memory)[0].sizes == read
 
 
 @pytest.mark.parametrize(
@@ -236,19 +242,19 @@ def test_dtypes_are_complete_or_omitted(
 ) -> None:
     """A truncated name is no dtype."""
     add(writer, sizes="3;3;3;3", dtypes=dtypes)
-    assert read_collective_log(memory, OFFSET)[0].dtypes == read
+    assert entries(memory)[0].dtypes == read
 
 
 def test_an_entry_without_a_line_has_no_location(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """It is not line 0 of an unnamed file."""
     add(writer, file="", line=0, function="")
-    assert read_collective_log(memory, OFFSET)[0].location is None
+    assert entries(memory)[0].location is None
 
 
 def test_a_long_path_keeps_its_end(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """The file name is more useful than the root directory."""
     add(writer, file="/very" * 30 + "/train.py")
-    place = read_collective_log(memory, OFFSET)[0].location
+    place = entries(memory)[0].location
     assert place is not None
     assert place.short == "train.py:88 in reward"
 
@@ -259,11 +265,11 @@ def test_any_name_can_be_logged(file: str, function: str, group: str) -> None:
     memory = mmap.mmap(-1, OFFSET + LOG_BYTES)
     writer = CollectiveLogWriter(memory, OFFSET, NUMBER_AT)
     add(writer, file=file, function=function, group=group)
-    (note,) = read_collective_log(memory, OFFSET)
+    (note,) = entries(memory)
     assert (note.sequence, note.step, note.members) == (41, 8, (0, 1, 3))
 
 
 def test_a_surrogate_in_a_path_is_replaced(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
     """File names may contain bytes that are not UTF-8."""
     add(writer, file="/home/\udcff/train.py")
-    assert read_collective_log(memory, OFFSET)[0].location is not None
+    assert entries(memory)[0].location is not None

@@ -89,8 +89,10 @@ def test_a_reading_that_overlaps_a_write_is_repeated(
     """The sequence number changed during the reading."""
     numbers = iter([2, 4, 6, 6])
     # the number as seen while a writer is at work
+    overtaken = SimpleNamespace(
+        unpack_from=lambda raw: (next(numbers),), unpack=lambda raw: (next(numbers),), size=8
+    )
     for name in ("VERSION", "SEQUENCE"):
-        overtaken = SimpleNamespace(unpack_from=lambda memory, offset: (next(numbers),))
         monkeypatch.setattr(reading_module, name, overtaken)
     assert seen(board).writes == 3
     assert next(numbers, None) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -50,3 +51,13 @@ def test_a_file_without_a_sample_is_none(content: bytes | None, tmp_path: Path) 
 def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     """The samples are then known to the supervisor only."""
     LastSample(tmp_path / "missing" / "sample").write(HostSample(at=1.0))
+
+
+def test_a_truncated_file_is_written_anew(tmp_path: Path) -> None:
+    """Access to a mapping would end the supervisor with SIGBUS."""
+    path = tmp_path / "sample"
+    last = LastSample(path)
+    last.write(HostSample(at=1.0))
+    os.truncate(path, 0)
+    last.write(HostSample(at=2.0))
+    assert read_last_sample(path) == HostSample(at=2.0)

@@ -1,0 +1,89 @@
+"""A board as the supervisor and the commands see it: an open file, read and written with system calls.
+
+The file may be truncated at any time, also between a look at its size and an access to a mapping, and that access would
+kill the process with SIGBUS. A read call returns less instead, and what is missing reads as zeros: as if no rank had
+written it. It costs less than asking for the size before every access (0.8 and 1.2 µs).
+
+On some network and user-space file systems, read calls do not see what others write through mappings. The creator of a
+board tries that and notes it in the file; then reads use a mapping too, after a look at the size. Used by `board.py`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import weakref
+
+READS_MAPPING_AT = 56
+"""Where the header notes that read calls do not see what is written to mappings: one byte."""
+_TRIAL_AT = 64
+_TRIAL_BYTES = 8
+
+
+class BoardFile:
+    """The bytes of a board, through an open file.
+
+    Args:
+        descriptor: of the file. It is closed with this object.
+        size_bytes: the size that the file should have.
+        writable: whether the descriptor can write.
+    """
+
+    def __init__(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
+        self.size_bytes = size_bytes
+        self._descriptor = descriptor
+        self._writable = writable
+        self._mapped: mmap.mmap | None = None
+        self.close = weakref.finalize(self, os.close, descriptor)
+        """Closes the descriptor, once."""
+        self.close.atexit = False  # in a forked process, the number may belong to another file by then
+        self._reads_mapping = os.pread(descriptor, 1, READS_MAPPING_AT) == b"\1"
+
+    def try_reads(self) -> None:
+        """Find out whether read calls see what is written to mappings, and note it. Call it once, for a new board.
+
+        Raises:
+            OSError, ValueError: the file cannot be mapped.
+        """
+        content = secrets.token_bytes(_TRIAL_BYTES)
+        trial = slice(_TRIAL_AT, _TRIAL_AT + _TRIAL_BYTES)
+        self.mapping[trial] = content
+        seen = os.pread(self._descriptor, _TRIAL_BYTES, _TRIAL_AT) == content
+        os.pwrite(self._descriptor, bytes(_TRIAL_BYTES), _TRIAL_AT)
+        if not seen or self.mapping[trial] != bytes(_TRIAL_BYTES):
+            self._reads_mapping = True
+            os.pwrite(self._descriptor, b"\1", READS_MAPPING_AT)
+
+    @property
+    def has_full_size(self) -> bool:
+        """Whether the file has its size."""
+        return os.fstat(self._descriptor).st_size >= self.size_bytes
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapped file, made when it is needed for the first time.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped, or is too short.
+        """
+        if self._mapped is None:
+            access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
+            self._mapped = mmap.mmap(self._descriptor, self.size_bytes, access=access)
+        return self._mapped
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a copy of some bytes; zeros where the file was truncated."""
+        if self._reads_mapping:
+            return self.mapping[offset : offset + size_bytes] if self.has_full_size else bytes(size_bytes)
+        content = os.pread(self._descriptor, size_bytes, offset)
+        return content if len(content) == size_bytes else content.ljust(size_bytes, b"\0")
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Replace some bytes. Does nothing if the file was truncated."""
+        if not self.has_full_size:
+            return
+        if self._reads_mapping:
+            self.mapping[offset : offset + len(content)] = content
+        else:
+            os.pwrite(self._descriptor, content, offset)
