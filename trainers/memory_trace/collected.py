@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.trainers.memory_trace.census import Group, group_of, storage_of
-from grpo_run.trainers.memory_trace.growth import SUSPICIOUS
+from grpo_run.trainers.memory_trace.growing.growth import SUSPICIOUS
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
 
 SHARE = 0.2

@@ -3,7 +3,7 @@
 Made by `attach.py` under `--memory-trace`. `calls/steps.py` calls `step_ended` after the steps of a Trainer or loop; in a script
 with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay alive, where
 such tensors are made is recorded in the next steps, and then their holder is looked for. Everything is held weakly. Decides with
-`growth.py` and `padding.py`; changes nothing.
+`growing/` and `padding.py`; changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from grpo_run.trainers.memory_trace import growth
 from grpo_run.trainers.memory_trace.census import (
     Census,
     Group,
@@ -28,7 +27,8 @@ from grpo_run.trainers.memory_trace.collected import CollectedTensors
 from grpo_run.trainers.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.trainers.memory_trace.findings import making
 from grpo_run.trainers.memory_trace.findings.finding import Finding
-from grpo_run.trainers.memory_trace.growing_tensors import GrowingTensors, Grown
+from grpo_run.trainers.memory_trace.growing import growth
+from grpo_run.trainers.memory_trace.growing.longer_tensors import GrowingTensors, Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
 from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding.holders import find_holder

@@ -9,7 +9,7 @@ from grpo_run.trainers.memory_trace.census import Group
 from grpo_run.trainers.memory_trace.collected import Collected
 from grpo_run.trainers.memory_trace.dropped_graphs import Dropped
 from grpo_run.trainers.memory_trace.findings.finding import Finding, Place
-from grpo_run.trainers.memory_trace.growing_tensors import Grown
+from grpo_run.trainers.memory_trace.growing.longer_tensors import Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle
 from grpo_run.trainers.memory_trace.holding.holders import Holder
 from grpo_run.trainers.memory_trace.holding.length_arguments import length_arguments

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.trainers.memory_trace.growth import ENOUGH, ENOUGH_IF_BOUNDED, FIRST_STEPS, grows, is_suspicious
+from grpo_run.trainers.memory_trace.growing.growth import (
+    ENOUGH,
+    ENOUGH_IF_BOUNDED,
+    FIRST_STEPS,
+    grows,
+    is_suspicious,
+)
 
 
 def grown(births: list[int], *, now: int, bounded: bool = False) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from grpo_run.trainers.memory_trace.findings.finding import Finding
 from grpo_run.trainers.memory_trace.findings.sentences import sentence
-from grpo_run.trainers.memory_trace.growing_tensors import longest_runs
+from grpo_run.trainers.memory_trace.growing.longer_tensors import longest_runs
 from grpo_run.trainers.memory_trace.holding.container_bounds import is_chain_cut
 from grpo_run.trainers.memory_trace.holding.sources import Variable
 from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut, is_length_bounded

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grpo_run.trainers.memory_trace.census import SMALLEST_BYTES, Group
-from grpo_run.trainers.memory_trace.growth import ENOUGH, ENOUGH_IF_BOUNDED, FIRST_STEPS, SUSPICIOUS
+from grpo_run.trainers.memory_trace.growing.growth import ENOUGH, ENOUGH_IF_BOUNDED, FIRST_STEPS, SUSPICIOUS
 from grpo_run.trainers.memory_trace.ledger import Entry
 
 RECORDED_STEPS = 12
