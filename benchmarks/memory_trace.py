@@ -57,8 +57,7 @@ def step_seconds(folder: Path, *, traced: bool, size: float) -> float:
     log.update()
     if run.returncode or len(log.ends) != STEPS:
         raise LauncherError(f"a run ended with code {run.returncode}:\n{run.stdout[-2000:]}")
-    first = log.ends[SKIPPED_STEPS - 1]
-    return (log.ends[-1].at_seconds - first.at_seconds) / (STEPS - SKIPPED_STEPS)
+    return log.mean_seconds(SKIPPED_STEPS)
 
 
 def main() -> int:

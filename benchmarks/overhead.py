@@ -94,8 +94,7 @@ def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> Ru
             raise LauncherError(
                 f"a run under {launcher} did not complete {steps} steps in order ({reason}):\n{training.tail()}"
             )
-        first = log.ends[SKIPPED_STEPS - 1]
-        means.append((log.ends[-1].at_seconds - first.at_seconds) / (steps - SKIPPED_STEPS))
+        means.append(log.mean_seconds(SKIPPED_STEPS))
     return RunResult(step_seconds=statistics.mean(means), exit_code=code)
 
 

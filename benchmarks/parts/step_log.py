@@ -58,3 +58,7 @@ class StepLog:
     def last(self) -> StepEnd | None:
         """The end of the latest step, or None."""
         return self.ends[-1] if self.ends else None
+
+    def mean_seconds(self, skipped: int) -> float:
+        """Return the mean time of a step after the first `skipped` ones, which warm up."""
+        return (self.ends[-1].at_seconds - self.ends[skipped - 1].at_seconds) / (len(self.ends) - skipped)
