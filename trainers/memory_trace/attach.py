@@ -42,7 +42,8 @@ def trace_memory(
             sentence=sentence(finding, directory),
             **finding.as_json(),
         )
-        history.found()
+        if finding.kind != "filling":  # the only snapshot of a finding is for one that is sure
+            history.found()
 
     trace = MemoryTrace(report, history, warn)
     trace.begin()

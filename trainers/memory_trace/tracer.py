@@ -16,18 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from grpo_run.trainers.memory_trace.census import (
-    Census,
-    Group,
-    storage_of,
-    take_census,
-    tensor_types,
-)
+from grpo_run.trainers.memory_trace.census import Census, Group, storage_of, take_census, tensor_types
 from grpo_run.trainers.memory_trace.collected import CollectedTensors
 from grpo_run.trainers.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.trainers.memory_trace.findings import making
 from grpo_run.trainers.memory_trace.findings.finding import Finding
 from grpo_run.trainers.memory_trace.growing import growth
+from grpo_run.trainers.memory_trace.growing.containers import Containers
 from grpo_run.trainers.memory_trace.growing.longer_tensors import GrowingTensors, Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
 from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
@@ -85,6 +80,7 @@ class MemoryTrace:
         self._collected = CollectedTensors(self._step_of, self._note_cycle)
         self._cycle_sites: dict[Group, Site] = {}
         self._dropped = DroppedGraphs()
+        self._containers = Containers()
         self._growing = GrowingTensors()
         self.padding = PaddingWatch(
             lambda: self._step + 1, self._site_of, self.observe, history.begin, self._dropped.called
@@ -265,18 +261,22 @@ class MemoryTrace:
         if holder is None:
             return False
         held = entries_of(holder.tensors)
-        births = {one.born for one in held}
         # a list in a dictionary of lists has grown enough later than the dictionary, and is the same variable
         same = {holder.identity, holder.name.variable if holder.name is not None else None} - {None}
-        grows = growth.grows(births, first=first, now=step, bounded=holder.bounded)
         # links of a chain that has grown since
         longer = holder.name is None and any(one.reported for one in held)
-        if grows and not longer and not holder.limited and self._reported.isdisjoint(same):
+        direct = {storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None}
+        kept = making.kept_by(held, direct)
+        kind = self._containers.judge(
+            holder, held, kept, entries_of, sys.modules["torch"], first=first, now=step
+        )
+        if kind == "filling":
+            self._emit_once(
+                (kind, holder.name or holder.identity), making.of_holder(holder, held, direct, kind)
+            )
+        elif kind is not None and not longer and self._reported.isdisjoint(same):
             self._reported |= same
-            direct = {
-                storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None
-            }
-            self._emit(making.of_holder(holder, held, direct))
+            self._emit(making.of_holder(holder, held, direct, kind))
         told = longer or not self._reported.isdisjoint(same)
         for one in held:
             one.settled = True

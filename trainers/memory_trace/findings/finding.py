@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KINDS = ("growth", "graph", "cycle", "traceback", "padding", "dropped_graph", "growing_tensor")
+KINDS = ("growth", "graph", "cycle", "traceback", "padding", "dropped_graph", "growing_tensor", "filling")
 
 
 @dataclass(frozen=True, kw_only=True)

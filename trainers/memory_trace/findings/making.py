@@ -20,15 +20,25 @@ from grpo_run.trainers.memory_trace.padding import Padded
 from grpo_run.trainers.memory_trace.sites import Site
 
 
-def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int]) -> Finding:
-    """Return what a holder keeps; of several kinds of tensors, the one that takes most.
+def kept_by(held: Collection[Entry], direct: Collection[int]) -> str:
+    """Return the kind of what a holder keeps: most of it by itself, or by an autograd graph.
 
     Args:
         held: storages that the holder keeps.
         direct: storages that it reaches without an autograd graph.
     """
     saved = sum(one.bytes for one in held if one.key not in direct)
-    kind = "graph" if 2 * saved > sum(one.bytes for one in held) else "growth"
+    return "graph" if 2 * saved > sum(one.bytes for one in held) else "growth"
+
+
+def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int], kind: str) -> Finding:
+    """Return what a holder keeps; of several kinds of tensors, the one that takes most.
+
+    Args:
+        held: storages that the holder keeps.
+        direct: storages that it reaches without an autograd graph.
+        kind: `growth`, `graph` or `filling`.
+    """
     shown = _largest([one for one in held if (one.key not in direct) == (kind == "graph")])
     return _finding(
         kind,
@@ -42,6 +52,7 @@ def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int]) 
             "all_tensors": len(held),
             "all_bytes": sum(one.bytes for one in held),
             "ends_graph": holder.ends_graph,
+            "bounded_by_code": holder.bounded,
         },
     )
 

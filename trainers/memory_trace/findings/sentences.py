@@ -13,6 +13,7 @@ from grpo_run.watchdog.size_text import size_text
 
 ADVICE = {
     "growth": "it has kept tensors of {steps} steps",
+    "filling": "it has grown for {steps} steps; no leak if it {until}",
     "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
     "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
     "graph_end": "each of {steps} steps has added its graph; detach what is added",
@@ -38,7 +39,13 @@ def sentence(finding: Finding, working_directory: str) -> str:
     )
     parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
     advice = ADVICE["graph_end" if finding.details.get("ends_graph") else finding.kind]
-    return f"{', '.join(filter(None, parts))}: {advice.format(steps=finding.steps)}"
+    until = (
+        "stops where code removes or looks up what it holds"
+        if finding.details.get("bounded_by_code")
+        else "stops once it has all keys, as one for each prompt of a dataset does"
+    )
+    still = "may still be filling: " if finding.kind == "filling" else ""
+    return f"{still}{', '.join(filter(None, parts))}: {advice.format(steps=finding.steps, until=until)}"
 
 
 def subject(finding: Finding, working_directory: str) -> str:

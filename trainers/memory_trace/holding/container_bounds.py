@@ -74,6 +74,28 @@ def is_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
     return any(_bounds_argument(call, variable, tree, files) for call in calls)
 
 
+def is_set_by_place(variable: Variable, also: Iterable[str] = ()) -> bool:
+    """Whether code assigns places of a list, which makes it no longer. True if more files use it than are read.
+
+    Args:
+        also: other files, where an attribute may be used.
+    """
+    tree = parsed(variable.file)
+    if tree is None:
+        return False
+    others = other_sources_with(variable, also) if variable.owner is not None else []
+    if others is None:
+        return True
+    scopes = [node for scope in scopes_of(tree, variable) for node in nodes_of(scope, variable)]
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and is_variable(node.value, variable)
+        for nodes in (scopes, *map(ast.walk, others))
+        for node in nodes
+    )
+
+
 def is_set_anew(variable: Variable) -> bool:
     """Whether a context variable is set in a loop or in several places."""
     tree = parsed(variable.file)

@@ -13,7 +13,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded, is_chain_cut, is_set_anew
+from grpo_run.trainers.memory_trace.holding.container_bounds import (
+    is_bounded,
+    is_chain_cut,
+    is_set_anew,
+    is_set_by_place,
+)
 from grpo_run.trainers.memory_trace.holding.names import Name, name_of
 from grpo_run.trainers.memory_trace.holding.referrers import (
     Local,
@@ -49,6 +54,8 @@ class Holder:
         bounded: whether its code removes, replaces or looks up what it holds.
         limited: whether it cannot hold more than a number that it was made with.
         ends_graph: whether it is a tensor, whose own autograd graph has saved the others.
+        container: the object itself if it is a container; None otherwise. Drop it before the next step.
+        is_set_by_place: whether it is a list, and code fills places of it, as in `kept[place] = new`.
     """
 
     identity: int
@@ -58,6 +65,8 @@ class Holder:
     bounded: bool
     limited: bool
     ends_graph: bool = False
+    container: Any = None
+    is_set_by_place: bool = False
 
 
 def find_holder(
@@ -102,6 +111,10 @@ def find_holder(
                     if linked
                     else is_bounded_by_code(name),
                     limited=isinstance(candidate, deque) and candidate.maxlen is not None,
+                    container=None if linked else candidate,
+                    is_set_by_place=isinstance(candidate, (list, UserList))
+                    and name is not None
+                    and is_set_by_place(name.variable, user_files()),
                 )
             del held  # which would be among the referrers of the next level
     return None

@@ -33,6 +33,18 @@ def finding(**fields: Any) -> Finding:
             {"kind": "graph", "made_in": Place(file="/usr/lib/python3/site-packages/transformers/model.py", line=9)},
             "made at policy.py:133 (in transformers/model.py:9), saved by the autograd graph of a tensor that is held by list",
         ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": False}},
+            "may still be filling: 64 tensors [8, 174, 50257] float32 (16.7 GiB) alive since step 3",
+        ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": False}},
+            "(collector.py:40): it has grown for 5 steps; no leak if it stops once it has all keys, as one for each prompt of a dataset",
+        ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": True}},
+            "no leak if it stops where code removes or looks up what it holds",
+        ),
         ({"tensors": 1, "made_at": None}, "1 tensor [8, 174, 50257] float32 (16.7 GiB) alive since step 3, held by"),
         ({"holder": None, "held_at": None}, "held by something that has no name in the script: "),
         (

@@ -1,0 +1,154 @@
+"""Whether what a holder keeps grows without end, may stop growing, or has stopped.
+
+Used by `tracer.py` for each holder that was found. A list that code only appends to is a leak as soon as it has tensors of enough
+steps. A dictionary that is filled key by key, a list whose places are filled, and whatever code removes from look the same at first.
+They are compared with what they were at an earlier look: it must be more by most of what was made since. Holds no tensor.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.trainers.memory_trace.census import tensor_types
+from grpo_run.trainers.memory_trace.growing import growth
+from grpo_run.trainers.memory_trace.growing.keys import are_of_model, follow_steps
+from grpo_run.trainers.memory_trace.holding.holders import Holder
+from grpo_run.trainers.memory_trace.holding.referrers import reached
+from grpo_run.trainers.memory_trace.ledger import Entry
+
+KEPT_SHARE = 0.5
+"""Of what was made since an earlier look, how much a holder must have more than then. The rest has replaced something."""
+LEAST_BYTES = 64 * 1024 * 1024
+"""What may stop growing is not worth a line below."""
+LONGER_VALUES = 1.25
+"""How many times more tensors for each key are growth of the values."""
+MOST_KEYS = 64
+"""Keys that are looked at, the last ones."""
+MOST_BELOW_KEY = 1000
+"""Objects below one key that are looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a holder had.
+
+    Attributes:
+        step: after which it was looked at.
+        storages: that it held.
+        length: how many items it had; None if it is no container.
+    """
+
+    step: int
+    storages: int
+    length: int | None
+
+
+class Containers:
+    """Judges holders, and remembers what they had."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, Look] = {}
+
+    def judge(
+        self,
+        holder: Holder,
+        held: Collection[Entry],
+        kind: str,
+        entries_of: Callable[[Collection[Any]], list[Entry]],
+        torch: Any,
+        *,
+        first: int,
+        now: int,
+    ) -> str | None:
+        """Return the kind of a finding: what it is if the holder leaks, `filling` if it may stop growing; None if it is none.
+
+        Args:
+            held: storages that the holder keeps.
+            kind: `growth` or `graph`.
+            entries_of: returns what is known of the storages of some tensors.
+            torch: the module.
+            first: the first step that was looked at.
+            now: the step that has ended.
+        """
+        births = {one.born for one in held}
+        earlier = self._earlier(holder, len(held), births, now)
+        if holder.limited or not growth.grows(births, first=first, now=now, bounded=holder.bounded):
+            return None
+        items = _items(holder.container)
+        if kind == "graph" or not (items or holder.bounded or holder.is_set_by_place):
+            return kind
+        if earlier is None or not _has_more(earlier, held):
+            return None
+        if items:
+            last = items[-MOST_KEYS:]
+            of_model = are_of_model([key for key, _ in last], torch)
+            if _is_leak_by_key(last, entries_of, torch, of_model=of_model):
+                return kind
+            if of_model:
+                return None
+            before = earlier.storages / max(earlier.length or 0, 1)
+            leaks = len(held) > LONGER_VALUES * before * len(items)
+        else:
+            leaks = True
+            if holder.container is not None and _length(holder.container) == earlier.length:
+                return None
+        if leaks and not holder.bounded:
+            return kind
+        return "filling" if sum(one.bytes for one in held) >= LEAST_BYTES else None
+
+    def _earlier(self, holder: Holder, storages: int, births: Collection[int], now: int) -> Look | None:
+        """Return an earlier look at a holder, if something was made in several steps since then, and remember this one."""
+        same: Hashable = holder.identity
+        if holder.name is not None and not _items(holder.container):
+            same = holder.name.variable  # code may put all of it into a new list
+        look = self._looks.get(same)
+        if look is not None and sum(born > look.step for born in births) < growth.SUSPICIOUS:
+            return None
+        length = _length(holder.container) if holder.container is not None else None
+        self._looks[same] = Look(step=now, storages=storages, length=length)
+        return look
+
+
+def _has_more(earlier: Look, held: Collection[Entry]) -> bool:
+    made = sum(one.born > earlier.step for one in held)
+    return len(held) - earlier.storages >= KEPT_SHARE * made
+
+
+def _is_leak_by_key(
+    items: Collection[tuple[Any, Any]],
+    entries_of: Callable[[Collection[Any]], list[Entry]],
+    torch: Any,
+    *,
+    of_model: bool,
+) -> bool:
+    """Whether keys are made anew in each step.
+
+    Names of a model's layers have numbers that may follow the steps, too. A pair of a name and a step has both.
+    """
+    keys = [key for key, _ in items]
+    parameter = torch.nn.Parameter
+    if all(isinstance(key, torch.Tensor) and not isinstance(key, parameter) for key in keys):
+        return True
+    if of_model and not any(isinstance(key, tuple) for key in keys):
+        return False
+    kinds = tensor_types(torch)
+    born = [(key, entries_of(reached([value], kinds, MOST_BELOW_KEY))) for key, value in items]
+    return follow_steps([(key, max(one.born for one in entries)) for key, entries in born if entries])
+
+
+def _items(container: Any) -> list[tuple[Any, Any]]:
+    """Return the items of a dictionary, without running code of its class or keys; none of something else."""
+    if isinstance(container, UserDict):
+        container = container.data
+    return list(dict.items(container)) if isinstance(container, dict) else []
+
+
+def _length(container: Any) -> int:
+    """Return how many items a container has, without running code of its class."""
+    if isinstance(container, (UserDict, UserList)):
+        container = container.data
+    kinds: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
+    return next((int(kind.__len__(container)) for kind in kinds if isinstance(container, kind)), 0)
