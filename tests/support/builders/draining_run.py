@@ -1,0 +1,154 @@
+"""A run whose snapshots are drained, without a worker process.
+
+The worker is a fake that replies when it is polled, with the worker's own code unless a test replaces it. The staging
+area and the disk are real; the tests advance the clock.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.draining.drain import handle_request
+from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainRequest
+from grpo_run.runtime.staging.draining.drain_scheduler import POLL_SECONDS, DrainScheduler
+from grpo_run.runtime.staging.slot import StagedSnapshot
+from support.slots import fill, snapshot
+
+Replies = Callable[[DrainRequest], list[Any]]
+FULL = DrainFailed(slot=0, step=5, reason="No space left on device", full=True)
+DIES = EOFError()
+"""A reply that is the end of the connection."""
+
+
+class World:
+    """A run with a staging area, a disk and a scheduler; records what the scheduler does."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.out = folder / "out"
+        self.staging = StagingArea(folder / "memory")
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.warnings: list[str] = []
+        self.requests: list[DrainRequest] = []
+        self.processes: list[SimpleNamespace] = []
+        self.replies: Replies = self.drain
+        self.refuses_to_start: OSError | None = None
+        self._queue: list[Any] = []
+        context = SimpleNamespace(Pipe=self._pipe, Process=self._process)
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+        self.scheduler = self.begin()
+
+    def begin(self) -> DrainScheduler:
+        """Create the scheduler of a new supervisor."""
+        return DrainScheduler(
+            self.staging,
+            write=lambda name, **fields: self.events.append((name, fields)),
+            warn=self.warnings.append,
+            preloaded=False,
+            clock=lambda: self.now,
+        )
+
+    def drain(self, request: DrainRequest) -> list[Any]:
+        """Reply as the drain worker does."""
+        return [handle_request(self.staging, request, lambda written: None)]
+
+    def full(self, request: DrainRequest) -> list[Any]:
+        """Reply that the disk is full; restore in memory."""
+        return self.drain(request) if request.restore is not None else [FULL]
+
+    def hangs(self, request: DrainRequest) -> list[Any]:
+        """Send no reply; restore in memory."""
+        return self.drain(request) if request.restore is not None else []
+
+    def poll(self, seconds: float = POLL_SECONDS) -> None:
+        """Advance the clock and poll the scheduler."""
+        self.now += seconds
+        self.scheduler.poll()
+
+    def take(self, index: int, step: int, **changes: Any) -> StagedSnapshot:
+        """Write a snapshot as a rank does."""
+        recorded = bool(changes.pop("recorded", False))
+        return fill(self.staging.slots[index], snapshot(self.out, step, **changes), recorded=recorded)
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the requests, in order."""
+        return [request.slot for request in self.requests]
+
+    @property
+    def durable(self) -> list[str]:
+        """Names of the checkpoints and snapshots on disk."""
+        snapshots = (path.name for path in self.out.glob("_grpo_run/*/*/*"))
+        own = os.listdir(self.out) if self.out.exists() else []
+        return sorted({*own, *snapshots} - {"_grpo_run"})
+
+    @property
+    def trouble(self) -> bool:
+        """Ranks see that the disk is in trouble."""
+        return StagingArea(self.staging.path).troubled
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Fields of the events with this name."""
+        return [fields for event, fields in self.events if event == name]
+
+    # the part of multiprocessing that the scheduler uses
+
+    def _pipe(self) -> tuple[SimpleNamespace, nullcontext[None]]:
+        self._queue = []
+        mine = SimpleNamespace(send=self._send, poll=self._poll, recv=self._recv, close=lambda: None)
+        return mine, nullcontext()
+
+    def _process(self, *, target: Any, args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
+        assert args[0] == str(self.staging.path)
+        process = SimpleNamespace(started=False, alive=True, killed=False, stubborn=False)
+
+        def start() -> None:
+            self._start()
+            process.started = True
+
+        process.start = start
+        process.is_alive = lambda: process.alive
+
+        def join(seconds: float) -> None:
+            assert process.started, "can only join a started process"
+            process.alive = process.alive and process.stubborn
+
+        def kill() -> None:
+            process.alive, process.killed = False, True
+
+        process.join, process.kill = join, kill
+        self.processes.append(process)
+        return process
+
+    def _start(self) -> None:
+        if self.refuses_to_start is not None:
+            raise self.refuses_to_start
+
+    def _send(self, request: DrainRequest) -> None:
+        self.requests.append(request)
+        self._queue += self.replies(request)
+
+    def _poll(self, seconds: float) -> bool:
+        if not self._queue:
+            self.now += seconds
+        return bool(self._queue)
+
+    def _recv(self) -> Any:
+        entry = self._queue.pop(0)
+        if isinstance(entry, BaseException):
+            self.processes[-1].alive = False
+            raise entry
+        return entry
+
+    def send_reply(self, entry: Any) -> None:
+        """Queue a reply of the drain worker."""
+        self._queue.append(entry)
