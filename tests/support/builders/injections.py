@@ -1,0 +1,50 @@
+"""An injector whose journal also has the order of all that happens, and the steps that it is led through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_run.runtime.launch.injections.parsing import parse_all
+from grpo_run.trainers.rank.injected.injector import Injector
+from grpo_run.watchdog.observation import Phase
+
+
+class Log:
+    """A journal that also records the order of everything that happens."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.records: list[dict[str, Any]] = []
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.lines.append("journaled")
+        self.records.append({"event": event, **fields})
+
+    def sync(self) -> None:
+        self.lines.append("on disk")
+
+
+def make(
+    log: Log, *texts: str, rank: int = 1, world_size: int = 3, fired: set[str] | None = None
+) -> Injector:
+    """Return the injector of one rank."""
+    return Injector(parse_all(texts), rank=rank, world_size=world_size, journal=log, fired=fired or set())
+
+
+def alone(number: int) -> int:
+    """Return the maximum over one rank."""
+    return number
+
+
+STEP = [
+    Phase.data, Phase.forward_backward, Phase.score, Phase.generate, Phase.reward, Phase.reward, Phase.vote,
+    Phase.optimizer, Phase.vote,
+]  # fmt: skip
+"""The phases of a GRPO step, in order. A reward function is a phase inside the phase of all rewards."""
+
+
+def steps(injector: Injector, first: int, last: int) -> None:
+    """Enter the phases of whole steps, as a guarded trainer does."""
+    for step in range(first, last + 1):
+        for phase in STEP:
+            injector.on_phase(phase, step)

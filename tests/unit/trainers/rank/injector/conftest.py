@@ -1,0 +1,37 @@
+"""An empty log, and faults that only write to it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.builders.injections import Log
+
+from grpo_run.trainers.rank.injected import injector
+from grpo_run.trainers.rank.injected.faults import FAULTS
+
+
+@pytest.fixture
+def log() -> Log:
+    """An empty log."""
+    return Log()
+
+
+@pytest.fixture
+def logged_faults(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    """Replace the faults and the common collective by a line in the log."""
+    for name in FAULTS:
+        monkeypatch.setitem(
+            FAULTS, name, lambda context, injection: log.lines.append(f"{injection} on {context.rank}")
+        )
+    monkeypatch.setattr(
+        injector, "common_collective", lambda context: log.lines.append(f"common on {context.rank}")
+    )
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The lengths of all sleeps, which are skipped."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    return seconds

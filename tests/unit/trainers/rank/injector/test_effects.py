@@ -1,0 +1,152 @@
+"""What an injected fault does, and that it does nothing else."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import time
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.builders.injections import Log, make, steps
+
+from grpo_run.trainers.rank.injected import faults
+from grpo_run.trainers.rank.injected.injector import Injector
+from grpo_run.watchdog.observation import Phase
+
+
+def test_an_injected_exit_has_code_0(log: Log) -> None:
+    """Like a script that calls `sys.exit(0)`."""
+    with pytest.raises(SystemExit) as caught:
+        steps(make(log, "exit@rank1:step2"), 1, 3)
+    assert caught.value.code == 0
+
+
+def test_a_fault_with_a_length_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lasts the requested number of seconds."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    texts = [
+        "hang@rank1:step1:seconds=5", "slow@rank1:step1", "data@rank1:step1:seconds=7",
+        "checkpoint@rank1:step1:seconds=8", "lock@rank1:step1:seconds=0.001",
+    ]  # fmt: skip
+    injector = make(log, *texts)
+    steps(injector, 1, 1)
+    injector.on_phase(Phase.checkpoint, 2)
+    assert slept == [7.0, 5.0, 1.0, 8.0]
+    assert len(log.records) == 5
+
+
+class _EndSleep(Exception):
+    """Ends an endless sleep."""
+
+
+@pytest.mark.parametrize("kind", ["hang", "data"])
+def test_a_hang_without_a_length_does_not_end(log: Log, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It sleeps repeatedly."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 50:
+            raise _EndSleep
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(_EndSleep):
+        steps(make(log, f"{kind}@rank1:step1"), 1, 1)
+
+
+def test_an_early_return_ends_training_on_this_rank(log: Log) -> None:
+    """At the end of the step, through the trainer's own flag, which is not reset between steps."""
+    from transformers import TrainerControl
+
+    injector = make(log, "return@rank1:step2")
+    trainer = types.SimpleNamespace(control=TrainerControl())
+    with injector.attached(trainer):
+        steps(injector, 1, 1)
+        assert not trainer.control.should_training_stop
+        steps(injector, 2, 2)
+        trainer.control._new_step()
+        trainer.control._new_epoch()
+        assert trainer.control.should_training_stop
+
+
+class Generating:
+    """A trainer whose generation marks its phase and calls the model, as TRL's does."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.injector: Injector | None = None
+        self.step = 0
+
+    def _generate(self, passes: int) -> str:
+        assert self.injector is not None
+        self.injector.on_phase(Phase.generate, self.step)
+        for _ in range(passes):
+            self.model(torch.ones(1))
+        if passes == 3:
+            raise RuntimeError("out of luck")
+        return "done"
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_generation_is_slow_in_its_step_only(log: Log, slept: list[float], passes: int) -> None:
+    """Other forward passes keep their speed, also if generation fails."""
+    trainer = Generating()
+    injector = trainer.injector = make(log, "slow-generation@rank1:step2:seconds=0.5")
+    with injector.attached(trainer):
+        trainer.step = 1
+        assert trainer._generate(2) == "done"
+        assert slept == []
+        trainer.step = 2
+        if passes == 3:
+            with pytest.raises(RuntimeError, match="out of luck"):
+                trainer._generate(3)
+        else:
+            trainer._generate(2)
+        trainer.model(torch.ones(1))
+        assert slept == [0.5] * passes
+        trainer.step = 3
+        trainer._generate(2)
+        assert slept == [0.5] * passes
+    assert "_generate" not in vars(trainer)
+
+
+def test_generation_is_wrapped_only_if_it_will_be_slowed(log: Log) -> None:
+    """Other injections do not wrap the trainer."""
+    trainer = Generating()
+    with make(log, "kill@rank1:step2").attached(trainer):
+        assert "_generate" not in vars(trainer)
+
+
+def test_the_exit_handler_hangs_at_exit(
+    log: Log, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    """Registering it does not block."""
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    steps(make(log, "exit-hang@rank1:step2:seconds=4"), 1, 3)
+    assert slept == []
+    handlers[0]()
+    assert slept == [4.0]
+
+
+def test_a_rank_ignores_sigterm_from_the_step_on(log: Log) -> None:
+    """The fault changes the signal's disposition."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        steps(make(log, "ignore-term@rank1:step2"), 1, 2)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_random_state_is_unchanged(log: Log, monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    """A recovered run ends with the weights of a run without faults."""
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    before = torch.random.get_rng_state()
+    faults._ones(3)
+    steps(make(log, "slow@rank1:step2", "hang@rank1:step3:seconds=1"), 1, 4)
+    assert torch.equal(torch.random.get_rng_state(), before)

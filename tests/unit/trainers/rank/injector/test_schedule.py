@@ -1,0 +1,118 @@
+"""A fault is on disk before it happens, at its rank and step, and happens once."""
+
+from __future__ import annotations
+
+import pytest
+from support.builders.injections import Log, alone, make, steps
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.injections.kinds import KINDS
+from grpo_run.trainers.rank.injected.faults import FAULTS, InjectedFault
+from grpo_run.watchdog.observation import Phase
+
+
+def test_each_kind_has_its_own_function() -> None:
+    """A stack then names the kind."""
+    assert list(FAULTS) == list(KINDS)
+    assert len({function.__name__ for function in FAULTS.values()}) == len(KINDS)
+
+
+@pytest.mark.usefixtures("logged_faults")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in KINDS
+        if not KINDS[kind].common and kind != "checkpoint" and not KINDS[kind].takes_rows
+    ],
+)
+def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
+    """A killed rank cannot journal it, and a fault without a record would happen again."""
+    steps(make(log, f"{kind}@rank1:step3"), 1, 5)
+    assert log.lines == ["journaled", "on disk", f"{kind}@rank1:step3 on 1"]
+    assert log.records == [
+        {
+            "event": "fault_injected",
+            "rank": 1,
+            "step": 3,
+            "kind": kind,
+            "injection": f"{kind}@rank1:step3",
+            "phase": KINDS[kind].phase.name,
+        }
+    ]
+
+
+@pytest.mark.usefixtures("logged_faults")
+def test_other_ranks_are_not_faulted(log: Log) -> None:
+    """The injection names one rank."""
+    for rank in (0, 2):
+        steps(make(log, "kill@rank1:step3", "extra@rank1:step4", rank=rank), 1, 6)
+    assert log.lines == []
+
+
+@pytest.mark.usefixtures("logged_faults")
+def test_a_fault_happens_once_although_its_phase_repeats(log: Log) -> None:
+    """A phase may be entered several times per step, and a second call counts its steps from 1 again."""
+    injector = make(log, "slow@rank1:step3")
+    steps(injector, 1, 4)
+    injector.prepare(alone)
+    steps(injector, 1, 4)
+    assert len(log.records) == 1
+
+
+@pytest.mark.usefixtures("logged_faults")
+def test_a_fault_of_an_earlier_attempt_does_not_repeat(log: Log) -> None:
+    """The attempt repeats the step without the fault."""
+    steps(make(log, "kill@rank1:step3", fired={"kill@rank1:step3"}), 1, 5)
+    assert log.lines == []
+
+
+@pytest.mark.usefixtures("logged_faults")
+def test_a_fault_of_a_passed_step_does_not_happen(log: Log) -> None:
+    """A run that resumes from step 5 is not faulted at step 6 for step 3."""
+    steps(make(log, "kill@rank1:step3"), 5, 8)
+    assert log.lines == []
+
+
+@pytest.mark.usefixtures("logged_faults")
+@pytest.mark.parametrize("phase", ["checkpoint", "eval", "idle"])
+def test_phases_after_a_step_belong_to_it(log: Log, phase: str) -> None:
+    """checkpoint-4 is written while step 5 is the next step."""
+    injector = make(log, f"hang@rank1:step4:phase={phase}")
+    injector.on_phase(Phase[phase], 4)
+    assert log.lines == []
+    injector.on_phase(Phase[phase], 5)
+    assert len(log.records) == 1
+
+
+@pytest.mark.usefixtures("logged_faults")
+def test_faults_that_take_effect_later_are_armed_first(log: Log) -> None:
+    """A rank that hangs can no longer ignore SIGTERM."""
+    injector = make(log, "data@rank1:step2", "ignore-term@rank1:step2", "exit-hang@rank1:step2")
+    steps(injector, 1, 2)
+    assert [record["kind"] for record in log.records] == ["ignore-term", "exit-hang", "data"]
+
+
+def test_an_injection_into_a_missing_rank_is_an_error(log: Log) -> None:
+    """The rank checks again, because only here the world size is certain."""
+    with pytest.raises(ConfigError, match="there is no rank 1"):
+        make(log, "kill@rank1:step3", rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "skip", "extra"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_collective_without_a_process_group_is_an_error(log: Log, kind: str, rank: int) -> None:
+    """On the rank that the injection names, and on the ranks that would take part."""
+    injector = make(log, f"{kind}@rank1:step1", rank=rank)
+    if kind == "extra" and rank == 0:
+        steps(injector, 1, 1)
+        return
+    with pytest.raises(ConfigError, match=r"torch\.distributed is not initialized"):
+        steps(injector, 1, 1)
+
+
+def test_the_exception_names_its_injection(log: Log) -> None:
+    """It is raised where the user's own exception would be."""
+    with pytest.raises(InjectedFault, match=r"exception@rank1:step2") as caught:
+        steps(make(log, "exception@rank1:step2"), 1, 3)
+    assert caught.traceback[-1].name == "_raise"
