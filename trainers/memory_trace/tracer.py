@@ -21,11 +21,11 @@ from grpo_run.trainers.memory_trace.collected import CollectedTensors
 from grpo_run.trainers.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.trainers.memory_trace.findings import making
 from grpo_run.trainers.memory_trace.findings.finding import Finding
+from grpo_run.trainers.memory_trace.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.growing import growth
 from grpo_run.trainers.memory_trace.growing.containers import Containers
 from grpo_run.trainers.memory_trace.growing.longer_tensors import GrowingTensors, Grown
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
-from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding.holders import find_holder
 from grpo_run.trainers.memory_trace.holding.names import name_of
 from grpo_run.trainers.memory_trace.holding.referrers import running_locals

@@ -19,7 +19,7 @@ from grpo_run.trainers.memory_trace.holding.holders import Holder
 from grpo_run.trainers.memory_trace.holding.referrers import reached
 from grpo_run.trainers.memory_trace.ledger import Entry
 
-KEPT_SHARE = 0.5
+KEPT_SHARE = 0.75
 """Of what was made since an earlier look, how much a holder must have more than then. The rest has replaced something."""
 LEAST_BYTES = 64 * 1024 * 1024
 """What may stop growing is not worth a line below."""
@@ -84,7 +84,7 @@ class Containers:
             return None
         if items:
             last = items[-MOST_KEYS:]
-            of_model = are_of_model([key for key, _ in last], torch)
+            of_model = not holder.is_attributes and are_of_model([key for key, _ in last], torch)
             if _is_leak_by_key(last, entries_of, torch, of_model=of_model):
                 return kind
             if of_model:

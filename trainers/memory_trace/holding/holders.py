@@ -11,6 +11,7 @@ from collections import Counter, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 from grpo_run.trainers.memory_trace.holding.container_bounds import (
@@ -20,6 +21,7 @@ from grpo_run.trainers.memory_trace.holding.container_bounds import (
     is_set_by_place,
 )
 from grpo_run.trainers.memory_trace.holding.names import Name, name_of
+from grpo_run.trainers.memory_trace.holding.numbered_attributes import name_of_numbered, numbered_attributes
 from grpo_run.trainers.memory_trace.holding.referrers import (
     Local,
     attributes,
@@ -56,6 +58,7 @@ class Holder:
         ends_graph: whether it is a tensor, whose own autograd graph has saved the others.
         container: the object itself if it is a container; None otherwise. Drop it before the next step.
         is_set_by_place: whether it is a list, and code fills places of it, as in `kept[place] = new`.
+        is_attributes: whether it is the attributes of an object whose names differ in a number, by name.
     """
 
     identity: int
@@ -67,6 +70,7 @@ class Holder:
     ends_graph: bool = False
     container: Any = None
     is_set_by_place: bool = False
+    is_attributes: bool = False
 
 
 def find_holder(
@@ -90,6 +94,9 @@ def find_holder(
             return _graph_end(one, alone, left_out)
     for level in levels(tensors, left_out):
         for candidate in level:
+            found = _attributes_that_hold(candidate, holds_enough, kinds, {*left_out, id(level)})
+            if found is not None:
+                return found
             if not _can_hold(candidate, {*left_out, id(level)}):
                 continue
             held = reached(candidate, kinds, MOST_HELD)
@@ -117,6 +124,26 @@ def find_holder(
                     and is_set_by_place(name.variable, user_files()),
                 )
             del held  # which would be among the referrers of the next level
+    return None
+
+
+def _attributes_that_hold(
+    candidate: Any, holds_enough: Callable[[list[Any]], bool], kinds: Collection[type], ignored: set[int]
+) -> Holder | None:
+    """Return the attributes of an object that hold enough and differ in a number only."""
+    for found in numbered_attributes(candidate, ignored):
+        held = reached(found.values, kinds, MOST_HELD)
+        if holds_enough(held):
+            return Holder(
+                identity=found.identity,
+                name=name_of_numbered(found),
+                kind=type(found.owner).__name__,
+                tensors=held,
+                bounded=False,
+                limited=False,
+                container=found.values,
+                is_attributes=True,
+            )
     return None
 
 
@@ -156,7 +183,10 @@ def _can_hold(candidate: Any, ignored: set[int]) -> bool:
         owners = referrers([candidate], {*ignored})
         return not any(getattr(owner, "__dict__", None) is candidate for owner in owners)
     if isinstance(candidate, CONTAINERS):
-        return True
+        # what a function has captured is as many objects as it was made with
+        return not (
+            type(candidate) is tuple and candidate and all(type(one) is CellType for one in candidate)
+        )
     return bool(_links(candidate))
 
 

@@ -112,8 +112,8 @@ def _attribute(owner: Any, named: Any) -> Iterator[Variable]:
 
 def _attribute_of(kind: type, name: str) -> Variable:
     """Return an attribute of a class, in the file of the class; in the script's, if that sets it on a library's object."""
-    variable = Variable(_file_of(kind), name, owner=kind.__name__)
-    return variable if is_user_file(variable.file) else where_set(variable, *map(_file_of, kind.__mro__))
+    variable = Variable(file_of(kind), name, owner=kind.__name__)
+    return variable if is_user_file(variable.file) else where_set(variable, *map(file_of, kind.__mro__))
 
 
 def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]) -> Iterator[Variable]:
@@ -151,6 +151,7 @@ def _closure(cell: CellType, ignored: set[int]) -> Iterator[Variable]:
                 yield Variable(function.__code__.co_filename, name, function=scope or None)
 
 
-def _file_of(kind: type) -> str:
+def file_of(kind: type) -> str:
+    """Return the file of the module that has a class; an empty text if it has none."""
     module = sys.modules.get(str(kind.__module__))
     return str(getattr(module, "__file__", None) or "")

@@ -81,11 +81,11 @@ def _mentions(file: str, attributes: frozenset[str], functions: frozenset[str]) 
     """Whether the text of a source has one of some attributes, or the definition of one of some functions."""
     wanted = [rf"\.[\s\\]*{re.escape(name)}\b" for name in attributes]
     wanted += [rf"\bdef[\s\\]+{re.escape(name)}\b" for name in functions]
-    return bool(wanted) and re.search("|".join(wanted), _text(file)) is not None
+    return bool(wanted) and re.search("|".join(wanted), text_of(file)) is not None
 
 
 @functools.lru_cache(maxsize=1024)
-def _text(file: str) -> str:
+def text_of(file: str) -> str:
     """Return a source as it is written; nothing if it cannot be read."""
     try:
         with open(file, encoding="utf-8", errors="replace") as source:

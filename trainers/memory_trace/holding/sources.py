@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
+from grpo_run.trainers.memory_trace.garbage import collections_postponed
 
 MOST_BYTES = 2 * 1024 * 1024
 """Longest source that is read."""

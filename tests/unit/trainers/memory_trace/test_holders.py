@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_run.trainers.memory_trace.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding import sources
 from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded
 from grpo_run.trainers.memory_trace.holding.cycles import find_cycle
-from grpo_run.trainers.memory_trace.holding.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding.holders import Holder, find_holder
 from grpo_run.trainers.memory_trace.holding.names import name_of
 from grpo_run.trainers.memory_trace.holding.referrers import running_frames, running_locals
