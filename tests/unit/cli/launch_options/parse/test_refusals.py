@@ -1,0 +1,105 @@
+"""What is wrong is refused in one line, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.builders.refused_commands import error
+
+from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.main import main
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["missing.py"], "script missing.py does not exist"),
+        (["."], "script . is a directory"),
+        (["-m", "no_such_module"], "module no_such_module cannot be found"),
+        (["--nproc-per-node", "two", "train.py"], "--nproc-per-node two"),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node 0"),
+        (["--nproc-per-node=-1", "train.py"], "--nproc-per-node -1"),
+        (["--nnodes", "x", "train.py"], "--nnodes x"),
+        (["--nnodes", "2:1", "train.py"], "--nnodes 2:1"),
+        (["--nnodes", "0", "train.py"], "--nnodes 0"),
+        (["--nnodes", "1:2:3", "train.py"], "--nnodes 1:2:3"),
+        (["--no-such-flag", "train.py"], "--no-such-flag"),
+        (["--generation", "max_lenght=3", "train.py"], "max_lenght"),
+        (["--generation", "max_time=x", "train.py"], "max_time=x"),
+        (["--generation", "train.py"], "--generation"),
+        (["--generation", "max_completion_lenght=3", "train.py"], "did you mean max_completion_length"),
+        (["--hygiene-every", "-1", "train.py"], "--hygiene-every"),
+        (["--hygiene-every", "often", "train.py"], "--hygiene-every"),
+        (["--snapshot-every", "often", "train.py"], "--snapshot-every often"),
+        (["--snapshot-every=-1", "train.py"], "--snapshot-every -1"),
+        (["--snapshot-every", "1.5", "train.py"], "--snapshot-every 1.5"),
+        (["--snapshot-every", "", "train.py"], "--snapshot-every"),
+        (["--snapshot-dir", "missing", "train.py"], "--snapshot-dir missing: not a directory"),
+        (["--snapshot-dir", "train.py", "train.py"], "--snapshot-dir train.py: not a directory"),
+        (["--stop-timeout", "0", "train.py"], "--stop-timeout"),
+        (["--stop-timeout", "nan", "train.py"], "--stop-timeout"),
+        (["--max-restarts", "-1", "train.py"], "--max-restarts"),
+        (["--show-ranks", "first", "train.py"], "--show-ranks first"),
+        (["--show-ranks", "", "train.py"], "--show-ranks"),
+        (["--show-ranks", "1", "train.py"], "--show-ranks 1: there is no rank 1; the only rank is 0"),
+        (
+            ["--nproc-per-node", "2", "--show-ranks", "0,7", "train.py"],
+            "--show-ranks 0,7: there is no rank 7; ranks are 0 to 1",
+        ),
+        (["--hygeine-every", "5", "train.py"], "no option --hygeine-every; did you mean --hygiene-every?"),
+        (["--nproc-per-nod", "2", "train.py"], "no option --nproc-per-nod; did you mean --nproc-per-node?"),
+        (["--hygiene_every=5", "train.py"], "no option --hygiene_every; did you mean --hygiene-every?"),
+        (["--generation", "max_tokens=3", "train.py"], "did you mean max_completion_length?"),
+        (["--vote-timeout", "0", "train.py"], "--vote-timeout 0: must be above 0 seconds"),
+        (
+            ["--vote-timeout", "7200", "train.py"],
+            "--deadline-ceiling 3600: must be above --vote-timeout (7200 s)",
+        ),
+        (["--deadline-ceiling", "30", "train.py"], "--deadline-ceiling 30: must be at least 60 seconds"),
+        (
+            ["--deadline-floor", "90", "--deadline-ceiling", "80", "train.py"],
+            "--deadline-floor 90: must not be above --deadline-ceiling (80 s)",
+        ),
+        (["--deadline-first", "-1", "train.py"], "--deadline-first -1: must be a number of seconds above 0"),
+        (["--deadline-exit", "nan", "train.py"], "--deadline-exit nan"),
+        (
+            ["--resume-from", "nope", "train.py"],
+            "--resume-from nope: no such run",
+        ),
+        (
+            ["--resume-from", ".", "train.py"],
+            "--resume-from .: not a checkpoint directory",
+        ),
+        (["--run-id", "a/b", "train.py"], "--run-id"),
+        (["--run-id", "..", "train.py"], "--run-id"),
+        (["--no-python", "train.py"], "--no-python is not supported"),
+        (["--run-path", "train.py"], "--run-path is not supported"),
+        (["--accelerate-config", "missing.yaml", "train.py"], "missing.yaml"),
+        ([], "training_script"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(words: list[str], says: str) -> None:
+    """The line names the option and its value."""
+    assert says in error(*words)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """`main` turns the refusal into the exit code."""
+    assert main(["launch", "--no-such-flag", "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("grpo-run: ")
+    assert shown.count("\n") == 1
+
+
+def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--allow-untested` accepts them."""
+    from packaging.specifiers import SpecifierSet
+
+    from grpo_run.trainers.upstream import versions
+
+    monkeypatch.setattr(versions, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
+    assert "--allow-untested" in error("train.py")
+    assert parse(["--allow-untested", "train.py"]).config.allow_untested

@@ -1,0 +1,108 @@
+"""The same command finds its run again, and no command takes the directory of another run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.builders.refused_commands import error
+
+from grpo_run.cli.launch_options.parse import parse
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+
+
+def finished(path: Path, *words: str, code: int = 0) -> None:
+    """Record that the run of this command has ended in `path`."""
+    run = RunDirectory(path=path)
+    run.create()
+    run.write_run(parse([*words, "train.py"]).config.as_json())
+    journal = Journal(run.journal, path.name)
+    journal.write("run_started")
+    journal.write("run_ended", exit_code=code, sentence="")
+    journal.close()
+
+
+def where(*words: str) -> Path:
+    """The run directory of this command."""
+    return parse([*words, "train.py"]).config.run_directory
+
+
+def test_the_same_command_uses_the_same_directory(at_home: Path) -> None:
+    """Finished or not."""
+    first = where()
+    finished(at_home / first)
+    assert where() == first
+
+
+@pytest.mark.parametrize("words", [[], ["--run-id", "exp"]])
+def test_fresh_starts_the_next_run_of_the_series(at_home: Path, words: list[str]) -> None:
+    """Finished or not; the plain command then finds the newest."""
+    first = where(*words)
+    finished(at_home / first, *words)
+    second = where("--fresh", *words)
+    assert second.name == f"{first.name}-2"
+    finished(at_home / second, *words, code=75)
+    assert where(*words) == second
+    assert where("--fresh", *words).name == f"{first.name}-3"
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--run-id"])
+def test_the_directory_of_another_command_is_refused(at_home: Path, option: str) -> None:
+    """Another script, or other arguments; the message shows the recorded command."""
+    finished(at_home / ("mine" if option == "--run-dir" else "runs/mine"), option, "mine")
+    for words in (["train.py", "--lr", "2"], ["-m", "json.tool"]):
+        assert f"another command (train.py); give another {option}" in error(option, "mine", *words)
+    assert parse([option, "mine", "train.py"]).config.run_id == (
+        "mine" if option == "--run-id" else where().name
+    )
+
+
+def test_fresh_does_not_leave_a_live_run(at_home: Path) -> None:
+    """Two runs would write into one output directory."""
+    finished(at_home / where(), code=75)
+    lock = RunDirectory(path=where()).acquire()
+    try:
+        assert "is running (pid" in error("--fresh", "train.py")
+    finally:
+        os.close(lock)
+
+
+def test_a_run_id_names_that_run_only(at_home: Path) -> None:
+    """`exp-2` may be another run, not a continuation of `exp`."""
+    finished(at_home / "runs" / "exp", "--run-id", "exp")
+    finished(at_home / "runs" / "exp-2", "--run-id", "exp-2", code=75)
+    assert where("--run-id", "exp") == Path("runs/exp").resolve()
+    assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3").resolve()
+
+
+def test_fresh_with_the_directory_of_a_run_is_refused(at_home: Path) -> None:
+    """The directory is given, so there is no next one to use."""
+    finished(at_home / "mine")
+    assert "--run-dir" in error("--fresh", "--run-dir", "mine", "train.py")
+
+
+@pytest.mark.usefixtures("at_home")
+def test_fresh_in_a_directory_of_the_users_choice_is_a_run_with_an_id_of_its_own() -> None:
+    """Checkpoints in the output directory belong to the id; the plain command then finds it by the directory."""
+    usual = parse(["train.py"]).config
+    first, second = (parse(["--fresh", "--run-dir", name, "train.py"]).config for name in ("a", "b"))
+    assert len({usual.run_id, first.run_id, second.run_id}) == 3
+    assert first.series == second.series == usual.run_id
+    run = RunDirectory(path=first.run_directory)
+    run.create()
+    run.write_run(first.as_json())
+    assert parse(["--run-dir", "a", "train.py"]).config.run_id == first.run_id
+
+
+@pytest.mark.usefixtures("at_home")
+def test_fresh_nodes_in_directories_of_their_own_need_an_id_that_all_of_them_have() -> None:
+    """They have not met, so none can choose it."""
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--fresh"]
+    assert "the same on every node" in error(*words, "--run-dir", "node-0", "train.py")
+    ids = {
+        parse([*words, "--run-dir", name, "--run-id", "again", "train.py"]).config.run_id
+        for name in ("a", "b")
+    }
+    assert ids == {"again"}

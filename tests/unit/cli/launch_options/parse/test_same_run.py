@@ -1,0 +1,50 @@
+"""Which words of a command make it another run, and which do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launch_options.words import OptionWords
+
+
+def identity(words: list[str]) -> list[str]:
+    """The words that identify the run of this command."""
+    return OptionWords(build_parser()).identity(words)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--nnodes", "2"], ["--nproc-per-node", "2"],
+        ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"], ["--snapshot-dir", "off"],
+        ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"],
+        ["--strict-drills"], ["--on-end", "true"],
+        ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
+        ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
+        ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--allow-untested"],
+    ],
+)  # fmt: skip
+def test_no_option_of_ours_or_torchruns_makes_another_run(extra: list[str]) -> None:
+    """A run that is continued with another time limit finds its checkpoints."""
+    assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"])
+    assert identity([*extra, "-m", "jobs.train", "x"]) == ["-m", "jobs.train", "x"]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_script_is_recognized_by_its_file() -> None:
+    """Other spellings of its path and links to it are the same script; another script or a module is not."""
+    Path("link.py").symlink_to("train.py")
+    same = [["train.py"], ["./train.py"], [str(Path("train.py").resolve())], ["link.py"], ["--", "train.py"]]
+    assert [identity(words) for words in same] == [["train.py"]] * len(same)
+    assert identity(["other.py"]) != identity(["train.py"]) != identity(["-m", "train"])
+    assert identity(identity(["-m", "train", "x"])) == ["-m", "train", "x"]
+
+
+@pytest.mark.parametrize("own", [["--fresh"], ["--run-dir", "a"], ["--node-rank=3"], ["--metrics-addr", "x"]])
+def test_script_arguments_make_another_run(own: list[str]) -> None:
+    """This includes arguments that look like options of the display."""
+    assert identity(["train.py", *own]) != identity(["train.py"])
+    assert identity(["train.py", "--run-dir", "a"]) != identity(["train.py", "--run-dir", "b"])

@@ -1,0 +1,160 @@
+"""What a command means: its defaults, the words that belong to the script, and what implies what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launch_options.parse import LaunchCommand, parse
+from grpo_run.cli.launch_options.words import OptionWords
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_plain_command_has_the_defaults() -> None:
+    """torchrun's and ours."""
+    made: LaunchCommand = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
+    config = made.config
+    assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
+    assert config.preload
+    assert config.run_directory == Path("runs").resolve() / config.run_id
+    assert config.run_id.startswith("train-")
+    assert (config.hygiene_every, config.budget.failures_without_progress) == (10, 3)
+    assert config.shown_ranks == frozenset()
+    assert made.elastic.nproc_per_node == "2"
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--generation", "max_time=3"],
+        ["--fresh"],
+        ["--nproc-per-node", "7"],
+        ["--run-id", "mine"],
+        ["a=b", "--generation"],
+    ],
+)
+def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
+    """Words that look like our options are no exception."""
+    config = parse(["train.py", *arguments]).config
+    assert list(config.arguments) == arguments
+    assert config.generation == {}
+    assert config.run_id != "mine"
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--generation", "max_time=3", "max_completion_length=64", "train.py"],
+        ["--generation=max_time=3", "--generation=max_completion_length=64", "train.py"],
+        [
+            "--generation",
+            "max_time=3",
+            "--generation",
+            "max_completion_length=64",
+            "--standalone",
+            "train.py",
+        ],
+        ["--standalone", "--generation", "max_time=3", "max_completion_length=64", "--", "train.py"],
+    ],
+)
+def test_generation_caps_may_be_a_list_or_repeated(words: list[str]) -> None:
+    """A list ends at the first word that is not KEY=VALUE."""
+    config = parse([*words, "--generation", "mine=1"]).config
+    assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
+    assert config.arguments[-2:] == ("--generation", "mine=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
+        (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
+        (["--nproc-per-node", "2", "s.py", "--generation", "a=1"], ["--nproc-per-node", "2", "s.py", "--generation", "a=1"]),
+        (["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"], ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"]),
+        (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
+        (["--nproc-per-node=2", "s.py", "--generation", "a=1"], ["--nproc-per-node=2", "s.py", "--generation", "a=1"]),
+        (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
+    ],
+)  # fmt: skip
+def test_only_a_list_before_the_script_is_split(words: list[str], split: list[str]) -> None:
+    """Words after the script are unchanged."""
+    assert OptionWords(build_parser()).split_generation(words) == split
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_script_that_sets_import_time_variables_disables_preloading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A line on standard error says so."""
+    Path("train.py").write_text('import os\nos.environ["HF_HOME"] = "x"\n')
+    assert parse(["train.py"]).config.preload is False
+    assert "HF_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_home")
+def test_no_preload_disables_preloading() -> None:
+    """Ranks start as fresh interpreters."""
+    assert parse(["--no-preload", "train.py"]).config.preload is False
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], set()),
+        (["--show-ranks", "none"], set()),
+        (["--show-ranks", "1,0"], {0, 1}),
+        (["--show-ranks", "all"], {0, 1, 2}),
+    ],
+)
+def test_shown_ranks(words: list[str], shown: set[int]) -> None:
+    """None unless ranks are named."""
+    assert parse(["--nproc-per-node", "3", *words, "train.py"]).config.shown_ranks == shown
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
+)
+def test_ignored_options_of_torchrun_cause_a_warning(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """They are accepted, but not silently."""
+    parse([*words, "train.py"])
+    assert f"{words[0]} is ignored" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
+def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
+    """The environment may set another number, as under torchrun."""
+    environment = parse(["--nproc-per-node", ranks, "train.py"]).config.environment
+    assert environment.get("OMP_NUM_THREADS") == threads
+
+
+def test_deadline_exit_sets_one_deadline(here: Path) -> None:
+    """The other deadlines keep their defaults."""
+    said = parse(["--deadline-exit", "30", "train.py"]).config.deadlines
+    default = parse(["train.py"]).config.deadlines
+    assert (said.exit_seconds, default.exit_seconds) == (30.0, 60.0)
+    assert replace(said, exit_seconds=60.0) == default
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ([], None),
+        (["--snapshot-every", "auto"], None),
+        (["--snapshot-every=0"], 0),
+        (["--snapshot-every", "25"], 25),
+    ],
+)
+def test_snapshot_every_is_a_number_or_auto(words: list[str], every: int | None) -> None:
+    """auto is the default."""
+    assert parse([*words, "train.py"]).config.snapshot_every == every
