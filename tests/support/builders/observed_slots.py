@@ -1,0 +1,39 @@
+"""Slots and processes at one moment, and the stall that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.detection import find_stall
+from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+
+MakeSlot = Callable[..., Slot]
+NOW = 100_000.0
+SHORT = Durations.of([0.05] * 21)
+EVERY_PHASE = frozenset(Phase)
+
+
+def nest(*phases: tuple[Phase, float]) -> tuple[OpenPhase, ...]:
+    """Open phases, outermost first, each with how many seconds ago it began."""
+    return tuple(OpenPhase(phase=phase, since_seconds=NOW - ago) for phase, ago in phases)
+
+
+def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
+    """Detect at NOW. 20 short occurrences of every phase give deadlines of 8 s; no rank waits."""
+    given: dict[str, Any] = {
+        "now": NOW, "learned": dict.fromkeys(Phase, SHORT), "completed": dict.fromkeys(slots, EVERY_PHASE),
+        "settings": DeadlineSettings(floor_seconds=8.0), "processes": dict.fromkeys(slots, facts()), "progress": {},
+        "waiting": dict.fromkeys(slots, False),
+    }  # fmt: skip
+    return find_stall(slots, **(given | changes))
+
+
+def facts(state: str = "S", **changes: Any) -> ProcessFacts:
+    """A process that sleeps, as one does that waits for anything."""
+    return ProcessFacts(
+        **({"state": state, "cpu_seconds": 10.0, "io_bytes": 1000, "heartbeat_age_seconds": 0.2} | changes)
+    )
