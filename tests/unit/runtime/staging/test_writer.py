@@ -1,4 +1,4 @@
-"""Files written from a snapshot buffer: paths, modes and errors. Their content: `test_packing.py`."""
+"""Files written from a snapshot buffer: paths, modes and errors. Their content: `unit/trainers/capture/packing`."""
 
 from __future__ import annotations
 
