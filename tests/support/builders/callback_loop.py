@@ -1,0 +1,102 @@
+"""A `train()` call that calls the events of the guard's callback, with one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import TrainerControl, TrainerState
+
+from grpo_run.trainers.calls.requests import UserRequests
+from grpo_run.trainers.calls.step_vote import StepVote
+from grpo_run.trainers.hooks.callback import GuardCallback
+from grpo_run.trainers.learning.guards import LearningGuards
+from grpo_run.trainers.rank.vote import Vote
+from grpo_run.trainers.saving.cadence import Cadence
+from grpo_run.watchdog.learning.observations import StepValues
+from grpo_run.watchdog.observation import Slot
+
+Reading = Callable[[], Slot]
+Events = Callable[[], list[dict[str, Any]]]
+
+
+class FakeCadence(Cadence):
+    """A cadence with given steps; records what it is asked."""
+
+    def __init__(self, *, wanted: tuple[int, ...] = (), fixed: tuple[int, ...] = ()) -> None:
+        super().__init__(0, failure_seconds=1.0, notify=lambda *arguments: None, clock=lambda: 0.0)
+        self.wanted_steps, self.fixed_steps = wanted, fixed
+        self.begun: list[int] = []
+        self.asked: list[int] = []
+
+    def begin(self, first_step: int) -> None:
+        """Record the first step."""
+        self.begun.append(first_step)
+
+    def wanted(self, step: int) -> bool:
+        """Record the question."""
+        self.asked.append(step)
+        return step in self.wanted_steps
+
+    def fixed(self, step: int) -> bool:
+        """Use the given steps."""
+        return step in self.fixed_steps
+
+
+class Loop:
+    """A `train()` call of 10 steps that calls the callback's events as transformers does."""
+
+    def __init__(
+        self,
+        session: Any,
+        *,
+        cadence: Cadence | None = None,
+        requests: UserRequests | None = None,
+        hooks_before_optimizer: bool = True,
+        restoring: bool = False,
+    ) -> None:
+        self.cadence = cadence or FakeCadence()
+        self.guards = LearningGuards(session, 1, sampling_group=0)
+        self.step_vote = StepVote(session, requests or UserRequests(session.board), self.guards)
+        self.values = StepValues()
+        exact: Any = SimpleNamespace(
+            begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
+        )
+        reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
+        self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
+        self.callback = GuardCallback(
+            session, 1, self.step_vote, self.saver, exact, self.guards, reader, restoring=restoring
+        )
+        self.state = TrainerState(global_step=0, max_steps=10)
+        self.args: Any = SimpleNamespace()
+        self.hooks_before_optimizer = hooks_before_optimizer
+        self.saved: list[int] = []
+        self.stopped_at: int | None = None
+
+    def begin(self, step: int = 0) -> None:
+        """Start the loop at `step`."""
+        self.state.global_step = step
+        self.callback.on_train_begin(self.args, self.state, TrainerControl())
+
+    def step(self) -> None:
+        """Take one optimizer step; save and stop as the saver would."""
+        control = TrainerControl()
+        self.callback.on_step_begin(self.args, self.state, control)
+        if self.hooks_before_optimizer:
+            self.callback.on_pre_optimizer_step(self.args, self.state, control)
+        self.state.global_step += 1
+        self.callback.on_step_end(self.args, self.state, control)
+        assert not control.should_save, "the script would notice it"
+        assert not control.should_training_stop, "the checkpoint would tell a stop by the script"
+        if self.cadence.required:
+            self.step_vote.collect()
+            self.saved.append(self.state.global_step)
+        if self.saver.stopping and self.stopped_at is None:
+            self.stopped_at = self.state.global_step
+
+
+def with_flags(vote: Vote, **flags: bool) -> Vote:
+    """Return the vote as if another rank had set the flags."""
+    return replace(vote, flags=vote.flags._replace(**flags))
