@@ -1,0 +1,81 @@
+"""Progress and the snapshot interval are printed when they change."""
+
+from __future__ import annotations
+
+import pytest
+from support.builders.screen import Open, Screen
+
+from grpo_run.dashboards.terminal import pipe_schedule
+from grpo_run.dashboards.terminal import terminal as module
+from grpo_run.runtime.record.history import History
+
+
+def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line per interval, when it has changed."""
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(pipe_schedule, "INTERVAL_SECONDS", 0.01)
+    made = Screen(width=None, shown=frozenset())
+    made.terminal.start()
+    while not made.lines():
+        pass
+    made.terminal._stop.wait(0.1)
+    made.history.step = 8
+    while len(made.lines()) < 2:
+        pass
+    made.terminal.stop()
+    assert made.lines() == ["grpo-run: step 7 · 2 ranks", "grpo-run: step 8 · 2 ranks"]
+
+
+def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes more CPU time than everything else that a watched run needs."""
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
+    made = Screen(width=80, shown=frozenset())
+    made.terminal.start()
+    while "step 7" not in made.stderr.getvalue():
+        pass
+    made.terminal._stop.wait(0.05)
+    drawn = made.stderr.getvalue()
+    made.terminal._stop.wait(0.5)  # rich by itself would draw four times a second
+    assert made.stderr.getvalue() == drawn
+    made.history.step = 8
+    while "step 8" not in made.stderr.getvalue():
+        pass
+    made.terminal.stop()
+
+
+def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each train() call and each attempt chooses one; the first is representative."""
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    made = Screen(width=None, shown=frozenset())
+    made.history = History(step=7, target_steps=500)
+    made.history.steps.begin(0, 0, 0.0)
+    for step in range(1, 8):
+        made.history.steps.commit(0, step, 2.0 * step)
+    made.terminal.start()
+    made.history.snapshot_interval = 20
+    while not any("snapshot is" in line for line in made.lines()):
+        pass
+    made.history.snapshot_interval = 60
+    made.terminal._stop.wait(0.1)
+    made.terminal.stop()
+    assert [line for line in made.lines() if "snapshot is" in line] == [
+        "grpo-run: a snapshot is taken in memory every 20 steps: a fault repeats at most about 40 s of training"
+    ]
+
+
+@pytest.mark.parametrize(("interval", "known_before"), [(20, True), (600, False)])
+def test_a_snapshot_interval_without_use_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool
+) -> None:
+    """It was printed by an earlier supervisor, or the call ends before the next snapshot."""
+    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    made = Screen(width=None, shown=frozenset())
+    made.history = History(step=7, target_steps=500, snapshot_interval=20 if known_before else None)
+    made.history.steps.begin(0, 0, 0.0)
+    for step in range(1, 8):
+        made.history.steps.commit(0, step, 2.0 * step)
+    made.terminal.start()
+    made.history.snapshot_interval = interval
+    made.terminal._stop.wait(0.1)
+    made.terminal.stop()
+    assert not any("snapshot is" in line for line in made.lines())
