@@ -31,7 +31,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = {
-    "runtime/supervision/policy.py": "tests/unit/runtime/supervision/test_policy.py",
+    "runtime/supervision/policy.py": "tests/unit/runtime/supervision/policy",
     "runtime/checkpoints/compatibility.py": "tests/unit/runtime/checkpoints/test_compatibility.py",
     "watchdog/diagnosis/exits.py": "tests/unit/watchdog/diagnosis",
     "watchdog/stalls/deadlines.py": "tests/unit/watchdog/stalls/test_deadlines.py",

@@ -1,0 +1,179 @@
+"""A failure is restarted within the budget, unless a restart cannot help."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from support.builders.failure_stories import BUG, BUG_TWICE, KILLED, NO_START, history
+
+from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.config import Budget
+from grpo_run.runtime.supervision.policy import decide
+from grpo_run.watchdog.verdict import Verdict
+
+
+@pytest.mark.parametrize(
+    ("why", "story", "trained", "what", "action"),
+    [
+        ("first kill", ["!killed"], True, KILLED, Action.restart),
+        ("within the budget", ["!killed"] * 3, True, KILLED, Action.restart),
+        ("over the budget", ["!killed"] * 4, True, KILLED, Action.stop),
+        ("refilled by progress", ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.restart),
+        (
+            "not refilled by an old step",
+            ["5"] + ["!killed"] * 3 + ["5", "!killed"],
+            True,
+            KILLED,
+            Action.stop,
+        ),
+        ("the same kill twice is not deterministic", ["!killed", "!killed"], True, KILLED, Action.restart),
+        ("an exception once", [BUG_TWICE], True, BUG, Action.restart),
+        ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
+        ("again after another one", [BUG_TWICE, "!killed", BUG_TWICE], True, BUG, Action.stop),
+        ("other exceptions", ["!a", "!b", BUG_TWICE], True, BUG, Action.restart),
+        ("the same with a newer checkpoint in between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
+        (
+            "the same line at another step",
+            ["!KeyError@train.py:3:step5", "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.restart,
+        ),
+        (
+            "the same with a newer checkpoint in between, after another failure",
+            ["!a", BUG_TWICE, "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.stop,
+        ),
+        (
+            "the same with a newer checkpoint long ago",
+            [BUG_TWICE, "5", BUG_TWICE, BUG_TWICE],
+            True,
+            BUG,
+            Action.stop,
+        ),
+        ("the first start fails", [f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("the first start fails twice", [f"!{NO_START.signature}"] * 2, False, NO_START, Action.stop),
+        ("it fails at another line", ["!x", f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("after a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
+        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.restart),
+        ("after a step, a third time", [f"!{NO_START.signature}"] * 3, True, NO_START, Action.stop),
+        ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
+    ],
+)
+def test_decisions(why: str, story: list[str], trained: bool, what: Verdict, action: Action) -> None:
+    """The table of decisions, with the default budget of three."""
+    decision = decide(history(story, trained=trained), what, Budget(), stopping=False)
+    assert decision.action is action, why
+    assert decision.reason
+
+
+def test_nothing_is_restarted_after_a_stop_request() -> None:
+    """No kind of failure is restarted."""
+    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=True)
+    assert decision.action is Action.stop
+    assert "stop" in decision.reason
+
+
+@pytest.mark.parametrize("failures", [0, 1, 5])
+def test_the_budget_is_the_number_of_failures_recovered(failures: int) -> None:
+    """The next failure in a row ends the run."""
+    budget = Budget(failures_without_progress=failures)
+    allowed = decide(history(["!killed"] * failures), KILLED, budget, stopping=False) if failures else None
+    assert allowed is None or allowed.action is Action.restart
+    assert decide(history(["!killed"] * (failures + 1)), KILLED, budget, stopping=False).action is Action.stop
+
+
+def test_the_reason_to_give_up_contains_the_numbers() -> None:
+    """The number of failures and the budget."""
+    reason = decide(history(["!killed"] * 4), KILLED, Budget(), stopping=False).reason
+    assert "4 failures" in reason
+    assert "budget 3" in reason
+
+
+def test_one_failure_is_not_given_as_several() -> None:
+    """Whoever allows no restart reads the sentence after the first failure."""
+    reason = decide(history(["!killed"]), KILLED, Budget(failures_without_progress=0), stopping=False).reason
+    assert "1 failure in a row" in reason
+
+
+def test_a_rank_that_fails_at_a_step_is_restarted_at_once() -> None:
+    """Only a start that failed is delayed."""
+    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=False)
+    assert decision == Decision(action=Action.restart, reason="from the checkpoint that rank 0 chooses")
+    assert decision.delay_seconds == 0.0
+    assert not decision.patient
+
+
+def test_the_reason_to_give_up_a_repeated_failure_tells_a_start_from_a_step() -> None:
+    """The reader looks for the error in another place."""
+    start = decide(history([f"!{NO_START.signature}"] * 3), NO_START, Budget(), stopping=False)
+    assert "when the script started" in start.reason
+    step = decide(history([BUG_TWICE, BUG_TWICE]), BUG, Budget(), stopping=False)
+    assert "at the same step" in step.reason
+
+
+def test_a_negative_budget_is_refused() -> None:
+    """The error is one that the user can correct."""
+    with pytest.raises(ConfigError, match="-1"):
+        Budget(failures_without_progress=-1)
+
+
+def test_actions_are_the_documented_words() -> None:
+    """They appear in journals; those that restart are known."""
+    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
+    assert [str(action) for action in Action] == expected.split()
+    assert Action.stop not in RESTARTS
+    assert Action.checkpoint_and_stop not in RESTARTS
+
+
+def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:
+    """Whether it can be killed is known only later; the same budget limits both."""
+    stuck = replace(KILLED, uninterruptible=True)
+    for story in (["!killed"], ["!killed"] * 4):
+        expected = decide(history(story), KILLED, Budget(), stopping=False)
+        assert decide(history(story), stuck, Budget(), stopping=False) == expected
+
+
+def test_only_failures_since_the_last_progress_count_as_earlier_ones() -> None:
+    """The same signature before the newest checkpoint is another incident; every one after it is compared."""
+    old = [BUG_TWICE, "5", "!a", BUG_TWICE]
+    assert decide(history(old), BUG, Budget(), stopping=False).action is Action.restart
+    assert (
+        decide(history([BUG_TWICE, "5", "!a", "!b", BUG_TWICE]), BUG, Budget(), stopping=False).action
+        is Action.restart
+    )
+    for story in (["5", BUG_TWICE, "!a", "!b", BUG_TWICE], ["5", "!a", BUG_TWICE, "!b", BUG_TWICE]):
+        assert (
+            decide(history(story), BUG, Budget(failures_without_progress=9), stopping=False).action
+            is Action.stop
+        )
+
+
+def test_signatures_are_compared_for_equality_only() -> None:
+    """Their order means nothing: a signature that sorts before or after is another failure."""
+    for other in ("!A@train.py:1:step7", "!Z@train.py:1:step7"):
+        decision = decide(history([other, "!x", BUG_TWICE]), BUG, Budget(), stopping=False)
+        assert decision.action is Action.restart
+
+
+def test_an_error_that_no_restart_can_help_ends_the_run_at_once() -> None:
+    """Also after progress: the code cannot be compiled, or the script refuses its arguments."""
+    final = replace(NO_START, final="the code cannot be compiled")
+    for trained in (False, True):
+        decision = decide(
+            history([f"!{NO_START.signature}"], trained=trained), final, Budget(), stopping=False
+        )
+        assert decision.action is Action.stop
+        assert "cannot be compiled" in decision.reason
+
+
+def test_decisions_and_budgets_are_immutable() -> None:
+    """What was journaled cannot change afterwards."""
+    with pytest.raises(FrozenInstanceError):
+        Budget().failures_without_progress = 9  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]
