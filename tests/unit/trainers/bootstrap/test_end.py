@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.script_runs import Run
+from support.builders.trainers.script_runs import Run
 
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.trainers import bootstrap

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.script_runs import Run
+from support.builders.trainers.script_runs import Run
 
 
 def test_a_script_that_returns_exits_with_0(run: Run, session: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.script_runs import Run, written
+from support.builders.trainers.script_runs import Run, written
 
 from grpo_run.watchdog.observation import RankState, Slot
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.builders.detector_world import World
+from support.builders.runtime.detector_world import World
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.builders.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, mismatch
 
 from grpo_run.runtime.detection.slot_movement import UNREADABLE_SECONDS
 from grpo_run.watchdog.observation import Phase

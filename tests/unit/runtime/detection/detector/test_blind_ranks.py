@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.builders.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, mismatch
 
 from grpo_run.runtime.detection.collective_records import SILENT_SECONDS
 from grpo_run.runtime.detection.flight_recorder import NoAnswer

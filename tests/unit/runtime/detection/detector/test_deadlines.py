@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.builders.detector_world import World, suspect_a_stall
+from support.builders.runtime.detector_world import World, suspect_a_stall
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from support.builders.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, mismatch
 
 from grpo_run.runtime.detection.collective_records import MAX_UNANSWERED
 from grpo_run.runtime.detection.detector import HangDetector

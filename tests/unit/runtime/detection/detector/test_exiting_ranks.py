@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.builders.detector_world import TIGHT, World, at_the_end, suspect_a_stall
+from support.builders.runtime.detector_world import TIGHT, World, at_the_end, suspect_a_stall
 
 
 def test_an_inactive_process_after_the_end_is_found(world: World) -> None:

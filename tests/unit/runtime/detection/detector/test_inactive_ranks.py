@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.builders.detector_world import PHASES, World, hang_in
+from support.builders.runtime.detector_world import PHASES, World, hang_in
 
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase

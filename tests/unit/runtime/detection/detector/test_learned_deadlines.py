@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from support.builders.detector_world import World
+from support.builders.runtime.detector_world import World
 
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.watchdog.causes import Cause

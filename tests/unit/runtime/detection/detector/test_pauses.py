@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.builders.detector_world import World, at_the_end, hang_in, mismatch, suspect_a_stall
+from support.builders.runtime.detector_world import World, at_the_end, hang_in, mismatch, suspect_a_stall
 
 from grpo_run.runtime.detection.detector import SUPERVISOR_PAUSE_SECONDS
 from grpo_run.watchdog.causes import Cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support.builders.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, mismatch
 
 
 def test_positions_of_exited_ranks_come_from_their_logs(world: World) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.builders.detector_world import World
+from support.builders.runtime.detector_world import World
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.detection.detector import HangDetector

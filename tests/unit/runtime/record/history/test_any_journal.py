@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.journal_records import (
+from support.builders.runtime.journal_records import (
     attempt,
     commit,
     ended,

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.journal_records import attempt, ended, incident, published, replay, started, train
+from support.builders.runtime.journal_records import (
+    attempt,
+    ended,
+    incident,
+    published,
+    replay,
+    started,
+    train,
+)
 
 
 def test_a_new_highest_checkpoint_refills_the_budget() -> None:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from support.builders.journal_records import attempt, commit, incident, replay, restored, started, train
+from support.builders.runtime.journal_records import (
+    attempt,
+    commit,
+    incident,
+    replay,
+    restored,
+    started,
+    train,
+)
 
 
 def test_lost_steps_are_those_between_the_checkpoint_and_the_fault() -> None:

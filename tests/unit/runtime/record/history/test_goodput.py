@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.builders.journal_records import (
+from support.builders.runtime.journal_records import (
     attempt,
     commit,
     ended,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.builders.journal_records import attempt, commit, replay, started, train
+from support.builders.runtime.journal_records import attempt, commit, replay, started, train
 
 from grpo_run.runtime.record.history import History
 

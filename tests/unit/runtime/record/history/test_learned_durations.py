@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.builders.journal_records import attempt, replay, started
+from support.builders.runtime.journal_records import attempt, replay, started
 
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.durations import Durations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.journal_records import attempt, commit, ended, incident, replay, started, train
+from support.builders.runtime.journal_records import attempt, commit, ended, incident, replay, started, train
 
 
 def test_an_empty_journal_gives_an_empty_history() -> None:

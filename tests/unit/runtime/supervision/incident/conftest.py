@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.builders.incident_scene import Scene
+from support.builders.runtime.incident_scene import Scene
 
 
 @pytest.fixture

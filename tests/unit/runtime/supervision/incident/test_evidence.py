@@ -8,7 +8,7 @@ import stat
 from typing import Any
 
 import pytest
-from support.builders.incident_scene import Scene, exited, stall
+from support.builders.runtime.incident_scene import Scene, exited, stall
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervision import incident

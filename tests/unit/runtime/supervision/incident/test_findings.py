@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.builders.incident_scene import Scene, record
+from support.builders.runtime.incident_scene import Scene, record
 
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.supervision import incident

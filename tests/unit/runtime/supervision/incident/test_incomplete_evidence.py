@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.incident_scene import Scene, exited
+from support.builders.runtime.incident_scene import Scene, exited
 
 from grpo_run.runtime.supervision import incident
 from grpo_run.runtime.supervision.incident import journal_tail

@@ -6,7 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from support.builders.incident_scene import Scene, exited, record, victim
+from support.builders.runtime.incident_scene import Scene, exited, record, victim
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.positions import Position

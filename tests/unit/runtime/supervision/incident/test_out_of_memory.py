@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from support.builders.incident_scene import Scene, exited, stall, victim
+from support.builders.runtime.incident_scene import Scene, exited, stall, victim
 
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.supervision.incident import IncidentContext, investigate

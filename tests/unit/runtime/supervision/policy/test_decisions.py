@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from support.builders.failure_stories import BUG, BUG_TWICE, KILLED, NO_START, history
+from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, NO_START, history
 
 from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.errors import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.builders.failure_stories import BUG, BUG_TWICE, KILLED, SLOW_JUDGE, STALL, history
+from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, SLOW_JUDGE, STALL, history
 
 from grpo_run.runtime.continuity.decision import Action
 from grpo_run.runtime.launch.config import Budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.builders.failure_stories import NO_START, history, verdict
+from support.builders.runtime.failure_stories import NO_START, history, verdict
 
 from grpo_run.runtime.continuity.decision import Action, Decision
 from grpo_run.runtime.launch.config import Budget

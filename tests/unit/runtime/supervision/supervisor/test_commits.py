@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.supervision.lifecycle import RunState

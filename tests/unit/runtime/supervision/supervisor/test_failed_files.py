@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.launch.config import Budget

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.record.journal import Journal

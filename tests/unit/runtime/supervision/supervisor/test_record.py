@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.record.journal import read_journal

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.builders.supervised_run import SupervisedRun
+from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.detection import exit_hangs
 from grpo_run.runtime.launch.config import Budget

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.builders.packed_files import Made, wide, written
+from support.builders.trainers.packed_files import Made, wide, written
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.index import SnapshotIndex

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.packed_files import DTYPES, filled, wide, written
+from support.builders.trainers.packed_files import DTYPES, filled, wide, written
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.runtime.staging.index import SnapshotIndex

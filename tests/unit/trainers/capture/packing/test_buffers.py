@@ -8,7 +8,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support.builders.packed_files import Made, filled, written
+from support.builders.trainers.packed_files import Made, filled, written
 
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.staging.buffer import GROWTH_BYTES, SnapshotBuffer

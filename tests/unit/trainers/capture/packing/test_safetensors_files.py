@@ -9,7 +9,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support.builders.packed_files import BASE, DTYPES, Made, filled, trained
+from support.builders.trainers.packed_files import BASE, DTYPES, Made, filled, trained
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer
 from grpo_run.trainers.capture.packing import pack_safetensors

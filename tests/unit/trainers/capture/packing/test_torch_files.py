@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.builders.packed_files import BASE, DTYPES, Made, filled, trained, written
+from support.builders.trainers.packed_files import BASE, DTYPES, Made, filled, trained, written
 from torch.utils.serialization import config
 
 from grpo_run.runtime.staging.buffer import SnapshotBuffer

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.builders.callback_loop import Events, Loop, with_flags
+from support.builders.trainers.callback_loop import Events, Loop, with_flags
 from transformers import TrainerControl
 
 from grpo_run.runtime.errors import GuardTripped

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from support.builders.callback_loop import Events, Loop, Reading
+from support.builders.trainers.callback_loop import Events, Loop, Reading
 
 from grpo_run.trainers.accounting.step_memory import StepMemory
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from support.builders.callback_loop import Events, FakeCadence, Loop, Reading
+from support.builders.trainers.callback_loop import Events, FakeCadence, Loop, Reading
 from transformers import TrainerControl
 
 from grpo_run.watchdog.observation import Phase, RankState

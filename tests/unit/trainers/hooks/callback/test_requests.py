@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.builders.callback_loop import Loop, with_flags
+from support.builders.trainers.callback_loop import Loop, with_flags
 from transformers import TrainerControl
 
 from grpo_run.trainers.calls.requests import UserRequests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.builders.callback_loop import FakeCadence, Loop, with_flags
+from support.builders.trainers.callback_loop import FakeCadence, Loop, with_flags
 
 from grpo_run.trainers.saving.cadence import Cadence
 

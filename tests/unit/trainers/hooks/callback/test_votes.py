@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.builders.callback_loop import Loop, Reading
+from support.builders.trainers.callback_loop import Loop, Reading
 from transformers import TrainerControl
 
 from grpo_run.trainers.rank.vote import Vote

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from support.builders.injections import Log
+from support.builders.trainers.injections import Log
 
 from grpo_run.trainers.rank.injected import injector
 from grpo_run.trainers.rank.injected.faults import FAULTS

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.builders.injections import Log, make, steps
+from support.builders.trainers.injections import Log, make, steps
 
 from grpo_run.trainers.rank.injected import faults
 from grpo_run.trainers.rank.injected.injector import Injector

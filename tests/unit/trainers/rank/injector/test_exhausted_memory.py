@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.builders.injections import Log, alone
+from support.builders.trainers.injections import Log, alone
 
 from grpo_run.runtime.launch.injections.parsing import parse_all
 from grpo_run.trainers.rank.injected.injector import Injector

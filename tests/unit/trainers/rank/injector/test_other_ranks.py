@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.injections import Log, make, steps
+from support.builders.trainers.injections import Log, make, steps
 
 
 @pytest.mark.usefixtures("logged_faults")

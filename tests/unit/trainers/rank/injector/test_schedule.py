@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.injections import Log, alone, make, steps
+from support.builders.trainers.injections import Log, alone, make, steps
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injections.kinds import KINDS

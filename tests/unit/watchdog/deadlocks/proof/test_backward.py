@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.builders.collective_positions import GATHER, PAST, REDUCE, VOTE, Call, in_backward, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    PAST,
+    REDUCE,
+    VOTE,
+    Call,
+    in_backward,
+    judge,
+    ran,
+)
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, CollectiveProgress

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.collective_positions import GATHER, PAST, REDUCE, VOTE, Call, after_exit, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    PAST,
+    REDUCE,
+    VOTE,
+    Call,
+    after_exit,
+    judge,
+    ran,
+)
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

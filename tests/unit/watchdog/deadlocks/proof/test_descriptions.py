@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.builders.collective_positions import GATHER, LATER, PAST, REDUCE, VOTE, Call, at_line, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    LATER,
+    PAST,
+    REDUCE,
+    VOTE,
+    Call,
+    at_line,
+    judge,
+    ran,
+)
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

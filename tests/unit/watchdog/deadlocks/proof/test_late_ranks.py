@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from support.builders.collective_positions import GATHER, PAST, VOTE, Call, after_exit, judge, ran
+from support.builders.watchdog.collective_positions import GATHER, PAST, VOTE, Call, after_exit, judge, ran
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position

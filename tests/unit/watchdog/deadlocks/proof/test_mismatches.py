@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.builders.collective_positions import GATHER, LATER, PAIR, PAST, REDUCE, Call, at_line, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    LATER,
+    PAIR,
+    PAST,
+    REDUCE,
+    Call,
+    at_line,
+    judge,
+    ran,
+)
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

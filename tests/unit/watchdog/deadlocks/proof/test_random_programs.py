@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.collective_positions import VOTE, Call, at_line, ran
+from support.builders.watchdog.collective_positions import VOTE, Call, at_line, ran
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.completion import can_meet

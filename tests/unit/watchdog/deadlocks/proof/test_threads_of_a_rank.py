@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.builders.collective_positions import GATHER, PAST, REDUCE, VOTE, Call, judge, ran
+from support.builders.watchdog.collective_positions import GATHER, PAST, REDUCE, VOTE, Call, judge, ran
 
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.builders.collective_positions import PAIR, PAST, VOTE, Call, after_exit, judge, ran
+from support.builders.watchdog.collective_positions import PAIR, PAST, VOTE, Call, after_exit, judge, ran
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot, peer_error
+from support.builders.watchdog.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot, peer_error
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.builders.failed_ranks import MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.builders.failed_ranks import MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
 
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits

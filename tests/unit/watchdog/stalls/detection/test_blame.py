@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.builders.observed_slots import SHORT, MakeSlot, facts, look, nest
+from support.builders.watchdog.observed_slots import SHORT, MakeSlot, facts, look, nest
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState, Slot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.builders.observed_slots import MakeSlot, facts, look, nest
+from support.builders.watchdog.observed_slots import MakeSlot, facts, look, nest
 
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings

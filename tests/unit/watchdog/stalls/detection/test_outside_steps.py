@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.observed_slots import NOW, MakeSlot, look, nest
+from support.builders.watchdog.observed_slots import NOW, MakeSlot, look, nest
 
 from grpo_run.watchdog.observation import Phase, RankState
 

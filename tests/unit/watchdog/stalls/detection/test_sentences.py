@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.observed_slots import NOW, SHORT, MakeSlot, look, nest
+from support.builders.watchdog.observed_slots import NOW, SHORT, MakeSlot, look, nest
 
 from grpo_run.watchdog.observation import OpenPhase, Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings

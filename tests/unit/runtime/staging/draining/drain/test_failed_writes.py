@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.drained_slots import drain_slot, expect_failed, expect_published, is_empty
+from support.builders.runtime.drained_slots import drain_slot, expect_failed, expect_published, is_empty
 from support.slots import fill, snapshot
 
 from grpo_run.runtime.checkpoints.digests import verify_digests

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.drained_slots import (
+from support.builders.runtime.drained_slots import (
     Usage,
     drain_slot,
     expect_failed,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.builders.drained_slots import drain_slot, expect_published, set_free_space
+from support.builders.runtime.drained_slots import drain_slot, expect_published, set_free_space
 from support.slots import PLAIN, fill, snapshot, weights
 
 from grpo_run.runtime.checkpoints import manifest as manifest_module

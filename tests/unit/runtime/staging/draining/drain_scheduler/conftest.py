@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.builders.draining_run import World
+from support.builders.runtime.draining_run import World
 
 
 @pytest.fixture

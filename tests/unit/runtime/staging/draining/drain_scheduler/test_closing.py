@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.draining_run import World
+from support.builders.runtime.draining_run import World
 
 
 def test_closing_frees_the_memory_when_every_snapshot_is_done(world: World) -> None:

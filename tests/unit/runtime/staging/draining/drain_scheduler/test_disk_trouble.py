@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.draining_run import DIES, FULL, World
+from support.builders.runtime.draining_run import DIES, FULL, World
 
 from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainProgress
 from grpo_run.runtime.staging.draining.drain_requests import RETRY_SECONDS, STALL_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.builders.draining_run import FULL, World
+from support.builders.runtime.draining_run import FULL, World
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from support.builders.draining_run import FULL, World
+from support.builders.runtime.draining_run import FULL, World
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.staging.draining.drain_scheduler import HOLD_SECONDS

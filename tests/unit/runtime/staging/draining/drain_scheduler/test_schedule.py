@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.draining_run import World
+from support.builders.runtime.draining_run import World
 
 from grpo_run.runtime.staging.draining.drain_scheduler import DURABLE_SECONDS, POLL_SECONDS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from support.builders.recorded_collectives import entries
+from support.builders.trainers.recorded_collectives import entries
 from torch._C import _distributed_c10d as c10d
 
 from grpo_run.runtime.board.board import Board

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.builders.recorded_collectives import Handle, entries
+from support.builders.trainers.recorded_collectives import Handle, entries
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.board.board import Board

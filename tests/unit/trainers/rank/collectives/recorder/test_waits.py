@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.builders.recorded_collectives import Handle, entries
+from support.builders.trainers.recorded_collectives import Handle, entries
 from torch._C._distributed_c10d import AllreduceOptions
 
 from grpo_run.runtime.board.board import Board

@@ -1,0 +1,1 @@
+"""Builders for tests of supervision, detection, staging and the record."""

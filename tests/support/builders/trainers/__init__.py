@@ -1,0 +1,1 @@
+"""Builders for tests of what happens in a rank."""

@@ -1,0 +1,1 @@
+"""Builders for tests of the deciders: values only."""
