@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_randomly
 from hypothesis import Phase, settings
-from support import references, warm, workers
+from support import freezer, references, warm, workers
 from support.campaigns import Campaigns
 from support.runs import Run
 
@@ -137,6 +137,16 @@ def journal(tmp_path: Path) -> Journal:
 def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """Return a function that reads the journal."""
     return lambda: list(read_journal(tmp_path / "journal.jsonl"))
+
+
+@pytest.fixture
+def frozen() -> Iterator[freezer.Freezer]:
+    """Create a cgroup freezer, or skip the test."""
+    reason = freezer.unsupported()
+    if reason is not None:
+        pytest.skip(reason)
+    with freezer.freezer() as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 A process whose parent exits is handed to the nearest ancestor that has asked for it (PR_SET_CHILD_SUBREAPER,
 prctl(2)), else to init. With it, what a rank has started remains a descendant of the supervisor: also in a session
 of its own, and after a double fork. Each adopted child is waited for by its pid: waiting for any child would take
-the exit codes of others. Called by `helpers.py`. Terminates nothing.
+the exit codes of others. Children that the supervisor has started itself are told from them, also those that it has
+abandoned. Called by `helpers.py`. Terminates nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
 from grpo_run.runtime import upstream
 from grpo_run.watchdog.processes import list_processes, read_file, read_stat
@@ -23,6 +25,8 @@ REAP_SECONDS = 1.0
 """Time between two looks for children that have exited. While none has, a look is one system call."""
 UNCLAIMED_SECONDS = 60.0
 """After this time nobody waits for a child of our own session that has exited."""
+_abandoned: set[tuple[int, int]] = set()
+"""Children that this process has killed and no longer waits for, by pid and start time."""
 
 
 def adopt_orphans() -> bool:
@@ -49,10 +53,31 @@ def children(pid: int) -> list[int]:
 
 
 def own_children() -> set[int]:
-    """Return the pids of the forkserver and of the drain worker, which have sessions of their own."""
+    """Return the pids of the forkserver and of drain workers, abandoned ones too, which have sessions of their own."""
     # ranks are not daemons
     started = {child.pid for child in multiprocessing.active_children() if child.daemon}
-    return {pid for pid in (upstream.forkserver_pid(), *started) if pid is not None}
+    abandoned = {pid for pid, ticks in _abandoned if _lives(pid, ticks)}
+    return abandoned | {pid for pid in (upstream.forkserver_pid(), *started) if pid is not None}
+
+
+def abandon(child: BaseProcess) -> None:
+    """Kill a child, and never wait for it: on a disk that hangs, it exits long after SIGKILL, or never.
+
+    It descends from this process and has the run's token, as the helpers of ranks do. It is not taken for one: the end
+    of an attempt and of the run would wait for it.
+    """
+    assert child.pid is not None
+    stat = read_stat(child.pid)
+    if stat is not None:
+        _abandoned.add(stat.key)
+    child.kill()
+    upstream.forget_child(child)
+
+
+def _lives(pid: int, started_ticks: int) -> bool:
+    """Whether a process has not exited. A zombie has, and is reaped as an adopted one."""
+    stat = read_stat(pid)
+    return stat is not None and stat.started_ticks == started_ticks and stat.is_alive
 
 
 class Reaper:

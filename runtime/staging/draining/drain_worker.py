@@ -21,6 +21,7 @@ from typing import Any
 import setproctitle
 
 from grpo_run.runtime import upstream
+from grpo_run.runtime.processes.adoption import abandon
 from grpo_run.runtime.processes.parent_death import die_with_parent
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.draining.drain import handle_request
@@ -87,9 +88,7 @@ class DrainProcess:
             self._process.join(wait_seconds)
             if self._process.is_alive():
                 # the partial directory it leaves is deleted by the next drain
-                self._process.kill()
-                # a stuck disk may keep even a killed process alive: do not wait for it at exit
-                upstream.forget_child(self._process)
+                abandon(self._process)
             self._process = None
 
     def _start(self) -> None:

@@ -27,6 +27,8 @@ Replies = Callable[[DrainRequest], list[Any]]
 FULL = DrainFailed(slot=0, step=5, reason="No space left on device", full=True)
 DIES = EOFError()
 """A reply that is the end of the connection."""
+NO_PID = 1 << 30
+"""Larger than any process id."""
 
 
 class World:
@@ -109,7 +111,7 @@ class World:
 
     def _process(self, *, target: Any, args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
         assert args[0] == str(self.staging.path)
-        process = SimpleNamespace(started=False, alive=True, killed=False, stubborn=False)
+        process = SimpleNamespace(pid=NO_PID, started=False, alive=True, killed=False, stubborn=False)
 
         def start() -> None:
             self._start()

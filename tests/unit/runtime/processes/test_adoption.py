@@ -97,3 +97,28 @@ def test_children_are_found_in_a_kernel_that_does_not_list_them() -> None:
         "assert children(os.getpid()) == [child.pid]\n"
         "child.kill()\n"
     )
+
+
+def test_an_abandoned_child_is_our_own_until_it_exits_and_is_then_reaped() -> None:
+    """On a disk that hangs it survives SIGKILL; it is no process of the ranks, although orphans are adopted."""
+    run(
+        "import multiprocessing, signal\n"
+        "from grpo_run.watchdog.run_processes.ownership import RunProcesses\n"
+        "from grpo_run.watchdog.run_processes.process_tree import read_processes\n"
+        "assert adopt_orphans()\n"
+        "own = adoption.own_children\n"
+        "owned = RunProcesses(os.getpid(), os.getsid(0), started_by_supervisor=own, adopts_only_ours=True)\n"
+        "child = multiprocessing.get_context('fork').Process(target=lambda: (os.setsid(), time.sleep(600)), daemon=True)\n"
+        "child.start()\n"
+        "until(lambda: os.getsid(child.pid) == child.pid)\n"
+        "child.kill = lambda: None\n"
+        "adoption.abandon(child)\n"
+        "assert child not in multiprocessing.active_children()\n"
+        "assert own() == {child.pid} and owned.find(read_processes()) == {}\n"
+        "Reaper(own).reap()\n"
+        "os.kill(child.pid, signal.SIGKILL)\n"
+        "until(lambda: read_state(child.pid) == 'Z')\n"
+        "assert own() == set()\n"
+        "Reaper(own).reap()\n"
+        "assert children(os.getpid()) == []\n"
+    )
