@@ -127,10 +127,12 @@ class Helpers:
     def terminate(self) -> None:
         """Terminate every helper that is not kept, and wait until all have exited.
 
-        The ranks have exited. Never raises: what could not be ended is reported.
+        The ranks have exited. Never raises: what could not be ended is reported, once, and not waited for again.
         """
         try:
-            self._report(terminate(self._find, sessions=self._ranks))
+            terminated = terminate(self._find, sessions=self._ranks)
+            self._owned.give_up([one.pid for one in terminated if one.killed and one.remains])
+            self._report(terminated)
             self._reaper.reap(now=True)
         except OSError:  # no descriptor is left: the process groups of the ranks need none
             for pid in self._ranks:

@@ -54,12 +54,23 @@ class RunProcesses:
         self._ranks: dict[int, tuple[int, int]] = {}
         self._known: set[tuple[int, int]] = set()
         self._foreign: set[tuple[int, int]] = set()
+        self._unkillable: set[tuple[int, int]] = set()
 
     def begin_attempt(self, ranks: Collection[int]) -> None:
         """Take note of the ranks of an attempt, by pid, before any of them has been waited for."""
         stats = [read_stat(pid) for pid in ranks]
         self._ranks = {stat.pid: stat.key for stat in stats if stat is not None}
         self._known.update(self._ranks.values())
+
+    def give_up(self, pids: Collection[int]) -> None:
+        """Find these processes no more: they have survived SIGKILL, and nothing that could be done would end them.
+
+        In uninterruptible sleep a process does no work, and never will: it exits when it wakes up.
+
+        Args:
+            pids: of processes that were found last.
+        """
+        self._unkillable.update(key for key in self._known if key[0] in pids)
 
     def find(self, table: Mapping[int, ProcessStat]) -> dict[int, ProcessStat]:
         """Return the run's processes that are alive, by pid: the ranks and all that they have started.
@@ -72,7 +83,9 @@ class RunProcesses:
         candidates = [
             process
             for process in table.values()
-            if process.session != self._session and process.pid not in excluded
+            if process.session != self._session
+            and process.pid not in excluded
+            and process.key not in self._unkillable
         ]
         found = descendants(table, [one.pid for one in candidates if self._descends(one, table, below)])
         marked = [

@@ -148,6 +148,18 @@ def test_after_the_supervisors_death_the_run_is_still_known(start: Callable[[str
     assert family.found() == known == {family.rank, *family.helpers} - {without}
 
 
+def test_what_survives_sigkill_is_found_once(start: Callable[[str], Family]) -> None:
+    """It is not found again, whatever proves that it is the run's; what it has started is, and all others."""
+    family = start("adopts")
+    family.processes.begin_attempt([family.rank])
+    assert family.found() == {family.rank, *family.helpers}
+    stuck = {family.rank, family.helpers[0], family.helpers[1]}
+    family.processes.give_up(stuck)
+    assert family.found() == set(family.helpers) - stuck
+    family.processes.begin_attempt([family.rank])
+    assert family.found() == set(family.helpers) - stuck
+
+
 def test_strangers_are_never_the_runs(start: Callable[[str], Family]) -> None:
     """Another run's rank, a process with another token, and children of the supervisor in its own session."""
     family, other = start("adopts"), start("adopts")
