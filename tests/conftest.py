@@ -89,6 +89,12 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start every test in the environment that pytest was started in, as far as libraries read it at import."""
+    warm.remove_variables_of_libraries()
+
+
 def pytest_collection_finish() -> None:
     """Exclude the libraries' objects from garbage collections, which otherwise visit them thousands of times."""
     gc.collect()

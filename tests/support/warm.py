@@ -56,6 +56,8 @@ always_cold = False
 SHARED = "TEST_WARM_LAUNCHER"
 """Variable that names the launcher's folder in the environment of pytest's workers."""
 _launcher: _Launcher | None = None
+AT_START = frozenset(os.environ)
+"""Names of the variables that pytest was started with."""
 
 
 class WarmProcess:
@@ -268,6 +270,15 @@ def import_time(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if READ_AT_IMPORT.fullmatch(name) and name != "PYTHONPATH"
     }
+
+
+def remove_variables_of_libraries() -> None:
+    """Remove the variables that a library has set when a test imported it into pytest.
+
+    TRL and DeepSpeed do. Passed on to later launches, they would differ from the environment of the warm launcher.
+    """
+    for name in import_time(os.environ).keys() - AT_START:
+        del os.environ[name]
 
 
 def _is_ready(connection: socket.socket, timeout_seconds: float | None) -> bool:
