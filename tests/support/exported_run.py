@@ -1,0 +1,147 @@
+"""A run directory as a supervisor writes it, with a value for everything that is exported."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.continuity.rewards import FailureKind
+from grpo_run.runtime.host_memory.last_sample import LastSample
+from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.status import RunStatus, read_status
+from grpo_run.runtime.rollouts.exclusions import Reason
+from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
+
+
+def fill_memory(area: MemoryAreaWriter) -> None:
+    """Publish memory of a rank with a GPU of 80 GiB whose rollouts are split; every figure has a value."""
+    totals, own = area.totals, area.figures(Phase.generate)
+    for name in totals.__slots__:
+        setattr(totals, name, 2**30)
+    totals.has_device, totals.capacity_bytes, totals.retries, totals.ooms = 1, 80 * 2**30, 3, 1
+    own.peak_allocated_bytes, own.peak_resident_bytes = 60 * 2**30, 9 * 2**30
+    foreseen = area.forecast
+    foreseen.predicted_bytes, foreseen.observed_bytes, foreseen.limit_bytes = (
+        70 * 2**30,
+        66 * 2**30,
+        78 * 2**30,
+    )
+    foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts = 2, 9, 4
+    area.publish(Phase.generate)
+
+
+HOST_SAMPLE = HostSample(
+    at=time.time(),
+    limits=(
+        LimitUse(
+            name="the machine", limit_bytes=64 << 30, usage_bytes=40 << 30, working_set_bytes=30 << 30, shared_bytes=1 << 30
+        ),
+    ),
+    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20, pinned_bytes=0, pss_bytes=5 << 30)},
+    data_workers_bytes=1 << 30,
+    other_helpers_bytes=1 << 20,
+    supervisor_bytes=1 << 28,
+    staging_bytes=1 << 30,
+    shm_used_bytes=1 << 30,
+    shm_total_bytes=32 << 30,
+    full_pressure=0.01,
+    kills=0,
+)  # fmt: skip
+"""Host memory of a machine of 64 GiB; every figure has a value."""
+
+
+class ExportedRun:
+    """A run directory as a supervisor with two ranks writes it in the middle of a run.
+
+    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet, and is waited for.
+
+    Args:
+        folder: of the runs.
+        run_id: of this one.
+        eventful: nobody is waited for, rank 0 reports all that it can, and everything that is counted can be counted on.
+    """
+
+    def __init__(self, folder: Path, run_id: str, *, eventful: bool = False) -> None:
+        self.directory = RunDirectory(path=folder / run_id)
+        self.directory.create()
+        self.directory.write_run({"run_id": run_id})
+        self.broken = False
+        self._lock = self.directory.acquire()
+        self._journal = Journal(self.directory.journal, run_id)
+        self.board = Board.create(self.directory.board, 2)
+        self._write_history()
+        self.board.begin_attempt(1)
+        self._eventful = eventful
+        slot = self._slot = self.board.writer(0, rank=0, pid=os.getpid(), attempt=1)
+        slot.state = RankState.training
+        slot.train_call, slot.target_steps, slot.voted_step, slot.votes = 1, 50, 8, 3
+        slot.tokens_generated, slot.vote_wait_seconds, slot.loss = 4096, 1.25, 0.5
+        if eventful:
+            slot.grad_norm, slot.learning_rate, slot.completion_length = 0.75, 1e-5, 200.0
+            self._write_rare_events()
+        slot.replace(Phase.data)
+        slot.enter(Phase.generate)
+        slot.publish()
+        fill_memory(slot.memory_area)
+        LastSample(self.directory.host_memory).write(HOST_SAMPLE)
+        now = time.monotonic()
+        if not eventful:
+            self.board.write_awaited(
+                AwaitedRank(
+                    rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0, busy=None, waiters=(1,)
+                )
+            )  # fmt: skip
+
+    def _write_history(self) -> None:
+        write = self._journal.write
+        write("run_started")
+        self._journal.attempt = 0
+        write("attempt_started")
+        write("train_started", rank=0, step=0, train_call=1, target_steps=50)
+        for step in range(1, 8):
+            write("step_committed", step=step, train_call=1)
+            write("step_logged", rank=0, step=step, reward=step / 8)
+        write("checkpoint_published", step=6, train_call=1, path="out/checkpoint-6", verified=True)
+        write("incident", step=7, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
+        write("action", action="restart")
+        self._journal.attempt = 1
+        write("attempt_started")
+        write("train_started", rank=0, step=6, train_call=1, target_steps=50)
+        for step in (7, 8):
+            write("step_committed", step=step, train_call=1)
+            write("step_logged", rank=0, step=step, reward=step / 8)
+        write("state_changed", to="running")
+
+    def _write_rare_events(self) -> None:
+        write = self._journal.write
+        write("checkpoint_staged", step=8, train_call=1)
+        write("memory_short", step=8)
+        write("memory_restart", step=8, train_call=1)
+
+    def count_on(self) -> None:
+        """Let everything happen once more that is counted while a run goes on."""
+        write = self._journal.write
+        write("sample_excluded", rank=0, step=8, reason=Reason.failed.value, count=1)
+        write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
+        write("reward_worker_replaced", rank=0, step=8)
+        write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
+        write("state_changed", to="running")
+        self._slot.ended_eos += 1
+        self._slot.publish()
+
+    def read(self) -> RunStatus:
+        """Read the status of the directory, like a reader outside the supervisor."""
+        if self.broken:
+            raise OSError("the run directory cannot be read")
+        return read_status(self.directory)
+
+    def close(self) -> None:
+        """Close the journal and release the lock."""
+        self._journal.close()
+        os.close(self._lock)
