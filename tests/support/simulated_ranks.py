@@ -1,9 +1,8 @@
-"""A model of ranks that run a random program, and of what the watchdog sees of them at any instant.
+"""A model of ranks that run a random program.
 
-Discrete steps in a random order. A thread moves when it can; a collective completes on one rank at a time,
-some time after the ranks that it needs have issued it. `Simulation.look` returns what the detector would read
-of every rank: Flight Recorder, collective log and thread report, read one after the other while the ranks go
-on. What real ranks show for each step is in `tests/integration/test_collective_records.py`.
+Discrete steps in a random order. A thread moves when it can; a collective completes on one rank at a time, some time
+after the ranks that it needs have issued it. What the watchdog sees of the ranks at any instant is in
+`simulated_looks.py`. What real ranks show for each step is in `tests/integration/test_collective_records.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from grpo_run.runtime.detection.deadlock_detector import Poll
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.completion import can_meet
-from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.history import merge
-from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
-from grpo_run.watchdog.deadlocks.proof import prove
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
-from grpo_run.watchdog.verdict import Location
 from support.collective_programs import MAIN, SYMMETRIC, Program, Step
 
 RECORDED = {"reduce_scatter": "all_reduce"}
@@ -119,8 +111,6 @@ class Simulation:
         self.uses_futures = [False for _ in ranks]
         self.exited = [False for _ in ranks]
 
-    # ---- running ----
-
     def actions(self) -> dict[tuple[int, str], Callable[[], None]]:
         """Everything that can happen next, by rank and what it belongs to: a thread, a collective or the exit."""
         found: dict[tuple[int, str], Callable[[], None]] = {}
@@ -186,7 +176,7 @@ class Simulation:
         if step.operation in SYMMETRIC and step.operation != "barrier" and step.elements == 0:
             return True
         if any(
-            other is not None and not can_meet(_collective(one), _collective(other))
+            other is not None and not can_meet(as_collective(one), as_collective(other))
             for other in others.values()
         ):
             return False
@@ -293,122 +283,6 @@ class Simulation:
             assert entry is not None
             entry.progress, entry.thread = CollectiveProgress.waiting, thread.ident
 
-    # ---- observing ----
-
-    def prove(self, drift: int) -> Deadlock | None:
-        """What the detector proves from two looks, between whose parts up to `drift` things happen."""
-        first, second = self.look(drift), self.look(drift)
-        if not second.equals(first):
-            return None
-        positions = {
-            rank: with_threads(position, second.threads.get(rank))
-            for rank, position in second.positions.items()
-        }
-        return prove(positions, world_size=self.program.world)
-
-    def look(self, drift: int) -> Poll:
-        """One look at all ranks, in the order in which the detector reads."""
-
-        def drifting() -> list[int]:
-            ranks = list(range(self.program.world))
-            self.random.shuffle(ranks)
-            return ranks
-
-        def drift_on() -> None:
-            for _ in range(self.random.randint(0, drift)):
-                self.act()
-
-        recorded: dict[int, tuple[Collective, ...]] = {}
-        gone = set()
-        for rank in drifting():
-            drift_on()
-            if self.exited[rank]:
-                gone.add(rank)
-            else:
-                recorded[rank] = tuple(self._recorded(one) for one in self.recorder[rank])
-        positions = {}
-        for rank in drifting():
-            drift_on()
-            asleep = self._sleeps_in_backward(rank)
-            positions[rank] = Position(
-                rank=rank,
-                records=merge(recorded.get(rank, ()), [self._logged(entry) for entry in self.log[rank]]),
-                exited=rank in gone,
-                in_backward=asleep,
-            )
-        assumed = {rank: without_other_threads(position) for rank, position in positions.items()}
-        threads = {}
-        if prove(assumed, world_size=self.program.world) is not None:
-            for rank in drifting():
-                drift_on()
-                if rank not in gone and not self.exited[rank]:
-                    threads[rank] = self._report(rank)
-        return Poll(
-            movement=tuple(len(log) for log in self.log),
-            recorded=recorded,
-            main_threads={},
-            positions=positions,
-            threads=threads,
-        )
-
-    def _sleeps_in_backward(self, rank: int) -> bool:
-        return self.threads[rank][0].backward is not None and self.random.random() < 0.9
-
-    def _recorded(self, one: Issued) -> Collective:
-        return _collective(one, recorded=True)
-
-    def _logged(self, entry: Entry) -> Collective:
-        step = entry.step
-        backward = entry.operation == BACKWARD
-        return Collective(
-            group=entry.group,
-            sequence=entry.sequence,
-            operation=entry.operation,
-            sizes=() if backward or step.operation == "barrier" else ((step.elements,),),
-            dtypes=() if backward or step.operation == "barrier" else (step.dtype,),
-            progress=entry.progress,
-            location=Location(file="/train.py", line=1, function="main"),
-            members=self.program.groups[entry.group],
-            root=step.root if step.operation in ("broadcast", "reduce") else -1,
-            thread=entry.thread,
-            timeout_seconds=0.0 if step.limited else 1800.0,
-            count=entry.count,
-        )
-
-    def _report(self, rank: int) -> ThreadReport:
-        waiting, passive, active = {}, {}, []
-        in_backward = None
-        for thread in self.threads[rank]:
-            step = thread.step
-            if not thread.running or step is None:
-                continue
-            if (
-                thread.entered
-                and step.kind == "wait"
-                and not step.limited
-                and not self._is_limited(rank, step)
-            ):
-                waiting[thread.ident] = thread.switches
-            elif thread.entered and step.kind == "reduce_gradients":
-                in_backward = thread.switches
-            elif step.kind == "take" and thread.name != MAIN and step.key not in self.handles[rank]:
-                passive[thread.ident] = thread.switches
-            else:
-                active.append(thread.name)
-        return ThreadReport(
-            waiting=waiting,
-            passive=passive,
-            active=tuple(active),
-            in_backward=in_backward,
-            issued={
-                group: len(own) for group, own in self.issued[rank].items() if any(one.entry for one in own)
-            },
-            uses_futures=self.uses_futures[rank],
-        )
-
-    def _is_limited(self, rank: int, wait: Step) -> bool:
-        return self.handles[rank][wait.key].step.limited
-
     def stalled_in_known_waits(self) -> bool:
         """Whether every thread that has not ended waits in a collective that needs all members."""
         for rank, threads in enumerate(self.threads):
@@ -430,7 +304,7 @@ class Simulation:
         return not self.finished
 
 
-def _collective(one: Issued, *, recorded: bool = False) -> Collective:
+def as_collective(one: Issued, *, recorded: bool = False) -> Collective:
     """A collective as the Flight Recorder shows it."""
     step = one.step
     inputs = step.operation != "barrier"
