@@ -13,7 +13,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.waiting_programs import ALIVE, HUNG, LONG_SECONDS, SHORT_SECONDS, UNTIL_LATER, UNTIL_SOON
+from support.waiting_programs.registry import (
+    ALIVE,
+    HUNG,
+    LONG_SECONDS,
+    SHORT_SECONDS,
+    UNTIL_LATER,
+    UNTIL_SOON,
+)
 
 from grpo_run.runtime.detection.waits.channels import read_channels
 from grpo_run.runtime.detection.waits.processes import LookReader

@@ -1,0 +1,259 @@
+"""Programs that something alive may wake: nothing may be proved of them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import fcntl
+import http.client
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from support.waiting_programs.asleep import long_sleep
+from support.waiting_programs.hung import lock_taken_twice
+from support.waiting_programs.registry import ALIVE, SHORT_SECONDS, fork, in_thread, program, sleeper
+
+
+@program(ALIVE)
+def timer() -> None:
+    event = threading.Event()
+    threading.Timer(SHORT_SECONDS, event.set).start()
+    event.wait()
+
+
+@program(ALIVE)
+def lock_with_a_time_limit() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=SHORT_SECONDS)
+
+
+@program(ALIVE)
+def busy_thread() -> None:
+    def work() -> None:
+        while True:
+            sum(range(1000))
+            time.sleep(0.05)
+
+    in_thread(work).join()
+
+
+@program(ALIVE)
+def child_that_sleeps() -> None:
+    sleeper(SHORT_SECONDS).wait()
+
+
+@program(ALIVE)
+def child_in_its_own_session() -> None:
+    sleeper(SHORT_SECONDS, start_new_session=True).wait()
+
+
+@program(ALIVE)
+def long_sleep_beside_a_child_at_work() -> None:
+    sleeper(SHORT_SECONDS)
+    long_sleep()
+
+
+@program(ALIVE)
+def output_of_a_child() -> None:
+    sleeper(SHORT_SECONDS, stdout=subprocess.PIPE).communicate()
+
+
+@program(ALIVE)
+def pipe_held_by_a_daemon() -> None:
+    """A grandchild that left the session and whose parent has exited."""
+    reading, writing = os.pipe()
+
+    def detach() -> None:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(SHORT_SECONDS)
+
+    os.waitpid(fork(detach), 0)
+    os.close(writing)
+    os.read(reading, 1)
+
+
+@program(ALIVE)
+def process_pool_executor() -> None:
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        pool.submit(subprocess.call, ["sleep", str(int(SHORT_SECONDS))]).result()
+
+
+@program(ALIVE)
+def multiprocessing_lock() -> None:
+    lock = multiprocessing.get_context("fork").Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@program(ALIVE)
+def answer_of_a_server() -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[2]))
+    connection.request("GET", "/")
+    connection.getresponse()
+
+
+@program(ALIVE)
+def answer_of_a_server_with_a_time_limit() -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[2]), timeout=SHORT_SECONDS)
+    connection.request("GET", "/")
+    connection.getresponse()
+
+
+@program(ALIVE)
+def lock_beside_a_thread_that_serves() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    in_thread(listener.accept)
+    lock_taken_twice()
+
+
+@program(ALIVE)
+def receive_timeout_of_the_kernel() -> None:
+    pair = socket.socketpair()
+    limit = int(SHORT_SECONDS).to_bytes(8, "little") + bytes(8)
+    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    pair[0].recv(1)
+
+
+@program(ALIVE)
+def listening_unix_socket() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        listener.accept()
+
+
+def _in_flight(end: int) -> None:
+    """Send a descriptor to a child that is busy, close it, and leave nobody else with it."""
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"x"], [end])
+    os.close(end)
+
+    def take_later() -> None:
+        os.closerange(3, receiver.fileno())  # it holds no other end either
+        os.closerange(receiver.fileno() + 1, 1000)
+        time.sleep(SHORT_SECONDS)
+        os.write(socket.recv_fds(receiver, 1, 1)[1][0], b"x")
+
+    fork(take_later)
+    receiver.close()
+
+
+@program(ALIVE)
+def socket_in_flight() -> None:
+    ours, theirs = socket.socketpair()
+    _in_flight(theirs.detach())
+    ours.recv(1)
+
+
+@program(ALIVE)
+def pipe_in_flight() -> None:
+    reading, writing = os.pipe()
+    _in_flight(writing)
+    os.read(reading, 1)
+
+
+@program(ALIVE)
+def datagrams() -> None:
+    pair = socket.socketpair(type=socket.SOCK_DGRAM)
+    pair[0].recv(1)
+
+
+@program(ALIVE)
+def event_loop_that_sleeps() -> None:
+    asyncio.run(asyncio.sleep(SHORT_SECONDS))
+
+
+@program(ALIVE)
+def event_loop_with_a_child() -> None:
+    async def work() -> None:
+        child = await asyncio.create_subprocess_exec("sleep", str(int(SHORT_SECONDS)))
+        await child.wait()
+
+    asyncio.run(work())
+
+
+@program(ALIVE)
+def alarm() -> None:
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(int(SHORT_SECONDS))
+    lock_taken_twice()
+
+
+@program(ALIVE)
+def interval_timer_of_the_profiler() -> None:
+    signal.signal(signal.SIGPROF, lambda *_: None)
+    lock_taken_twice()
+
+
+@program(ALIVE)
+def signal_handler_of_the_user() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    lock_taken_twice()
+
+
+@program(ALIVE)
+def handler_that_a_child_calls_by_exiting() -> None:
+    event = threading.Event()
+    signal.signal(signal.SIGCHLD, lambda *_: event.set())
+    sleeper(SHORT_SECONDS)
+    event.wait()
+
+
+@program(ALIVE)
+def pause() -> None:
+    signal.pause()
+
+
+@program(ALIVE)
+def wait_for_a_signal() -> None:
+    signal.sigwait({signal.SIGUSR2})
+
+
+@program(ALIVE)
+def lock_of_a_file() -> None:
+    with tempfile.NamedTemporaryFile() as file, open(file.name) as again:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(again, fcntl.LOCK_EX)
+
+
+@program(ALIVE)
+def named_pipe() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(f"{folder}/pipe")
+        os.open(f"{folder}/pipe", os.O_RDONLY)
+
+
+@program(ALIVE)
+def named_pipe_that_is_open() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(f"{folder}/pipe")
+        os.read(os.open(f"{folder}/pipe", os.O_RDWR), 1)
+
+
+@program(ALIVE)
+def event_descriptor() -> None:
+    libc = __import__("ctypes").CDLL(None)
+    os.read(libc.eventfd(0, 0), 8)
+
+
+@program(ALIVE)
+def terminal() -> None:
+    leader, follower = os.openpty()
+    os.read(follower, 1)
+    os.close(leader)
+
+
+@program(ALIVE)
+def lock_beside_a_child_at_work() -> None:
+    sleeper(SHORT_SECONDS)
+    lock_taken_twice()

@@ -1,0 +1,158 @@
+"""Programs that nothing alive can wake."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from support.waiting_programs.registry import HUNG, LONG_SECONDS, fork, in_thread, program, sleeper
+
+
+@program(HUNG)
+def lock_taken_twice() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@program(HUNG)
+def crossed_locks() -> None:
+    one, other = threading.Lock(), threading.Lock()
+    one.acquire()
+
+    def cross() -> None:
+        with other, one:
+            pass
+
+    in_thread(cross)
+    while not other.locked():
+        time.sleep(0.01)
+    other.acquire()
+
+
+@program(HUNG)
+def lock_of_an_ended_thread() -> None:
+    lock = threading.Lock()
+    in_thread(lock.acquire).join()
+    lock.acquire()
+
+
+@program(HUNG)
+def queue_never_fed() -> None:
+    queue.Queue[int]().get()
+
+
+@program(HUNG)
+def simple_queue_never_fed() -> None:
+    queue.SimpleQueue[int]().get()
+
+
+@program(HUNG)
+def event_never_set() -> None:
+    threading.Event().wait()
+
+
+@program(HUNG)
+def join_of_a_stuck_thread() -> None:
+    in_thread(lock_taken_twice).join()
+
+
+@program(HUNG)
+def future_never_set() -> None:
+    concurrent.futures.Future[int]().result()
+
+
+@program(HUNG)
+def lock_beside_an_idle_pool_of_threads() -> None:
+    pool = concurrent.futures.ThreadPoolExecutor(3)
+    list(pool.map(int, range(9)))
+    lock_taken_twice()
+
+
+@program(HUNG)
+def task_of_a_pool_that_waits_for_its_own_pool() -> None:
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(lambda: pool.submit(int).result()).result()
+
+
+@program(HUNG)
+def pipe_to_itself() -> None:
+    reading, writing = os.pipe()
+    os.read(reading, 1)
+    os.close(writing)
+
+
+@program(HUNG)
+def full_pipe_to_itself() -> None:
+    _, writing = os.pipe()
+    while True:
+        os.write(writing, bytes(65536))
+
+
+@program(HUNG)
+def select_on_its_own_pipe() -> None:
+    select.select([os.pipe()[0]], [], [])
+
+
+@program(HUNG)
+def poll_on_its_own_pipes() -> None:
+    poller = select.poll()
+    ends = [os.pipe(), os.pipe()]
+    for reading, _ in ends:
+        poller.register(reading, select.POLLIN)
+    poller.poll()
+
+
+@program(HUNG)
+def socket_pair_to_itself() -> None:
+    pair = socket.socketpair()
+    pair[0].recv(1)
+
+
+@program(HUNG)
+def event_loop_with_nothing_due() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    asyncio.run(never())
+
+
+@program(HUNG)
+def stopped_child() -> None:
+    child = sleeper(LONG_SECONDS)
+    os.kill(child.pid, signal.SIGSTOP)
+    child.wait()
+
+
+@program(HUNG)
+def child_with_a_full_pipe() -> None:
+    code = "import os\nwhile True: os.write(1, bytes(65536))"
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+    child.wait()
+
+
+@program(HUNG)
+def child_that_is_stuck_itself() -> None:
+    os.waitpid(fork(lock_taken_twice), 0)
+
+
+@program(HUNG)
+def lock_beside_the_resource_tracker() -> None:
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+    lock_taken_twice()
+
+
+@program(HUNG)
+def lock_beside_tqdms_monitor() -> None:
+    lock_taken_twice()
