@@ -1,4 +1,4 @@
-"""Lines in a pipe and on a terminal of 80 columns: once each, and never the end of the run."""
+"""Lines in a pipe and on a terminal of 80 columns, each printed once; a closed terminal ends no run."""
 
 from __future__ import annotations
 
