@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from odd_loop_kinds.training import STEPS, WIDTH, Training
 
 from grpo_run.trainers import consensus, loop
+from odd_loop_kinds.training import STEPS, WIDTH, Training
 
 
 def progress_bar(t: Training) -> None:

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 
 import torch
-from odd_loop_kinds.training import WIDTH, Training
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from odd_loop_kinds.training import WIDTH, Training
 
 
 def workers(t: Training) -> None:

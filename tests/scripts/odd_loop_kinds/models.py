@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import torch
-from odd_loop_kinds.training import STEPS, WIDTH, Training
 
 from grpo_run.trainers import loop
+from odd_loop_kinds.training import STEPS, WIDTH, Training
 
 
 def accumulated(t: Training) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from odd_loop_kinds.training import Training
 
 
