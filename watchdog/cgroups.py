@@ -28,12 +28,12 @@ class MemoryCgroup:
 
     def limit_bytes(self) -> int | None:
         """Return the limit, or None if there is none."""
-        limit = _number(self.folder / self.limit_file)
+        limit = _number(self._read(self.limit_file))
         return limit if limit is not None and limit < UNLIMITED_BYTES else None
 
     def usage_bytes(self) -> int | None:
         """Return the memory charged to the group, or None if unknown."""
-        return _number(self.folder / self.usage_file)
+        return _number(self._read(self.usage_file))
 
     def reclaimable_bytes(self) -> int:
         """Return the unused page cache, which the kernel frees before it kills a process."""
@@ -58,28 +58,32 @@ class MemoryCgroup:
         Version 2 counts those of its descendants too, version 1 its own only. Both count a process whichever limit was
         reached: of this group, of one above it, or the machine's memory (`memory_events` in mm/oom_kill.c).
         """
-        return read_fields(read_file(str(self.folder / self.kills_file)) or b"").get("oom_kill")
+        return read_fields(self._read(self.kills_file)).get("oom_kill")
 
     def limit_hits(self) -> int | None:
         """Return how often an allocation has met the limit (version 1), or has failed because of it (version 2)."""
         if self.prefix:
-            return _number(self.folder / "memory.failcnt")
-        return read_fields(read_file(str(self.folder / self.kills_file)) or b"").get("oom")
+            return _number(self._read("memory.failcnt"))
+        return read_fields(self._read(self.kills_file)).get("oom")
 
     @property
     def kills_whole_group(self) -> bool:
         """Whether the kernel ends every process of the group when it ends one (version 2, `memory.oom.group`)."""
-        return _number(self.folder / "memory.oom.group") == 1
+        return _number(self._read("memory.oom.group")) == 1
 
     def full_pressure(self) -> float | None:
         """Return the share of the last 10 s in which every task of the group waited for memory, 0 to 1; None if unknown.
 
         Version 2 only, of a kernel with PSI.
         """
-        return full_average(read_file(str(self.folder / "memory.pressure")) or b"")
+        return full_average(self._read("memory.pressure"))
 
     def _stat(self) -> dict[str, int]:
-        return read_fields(read_file(str(self.folder / "memory.stat")) or b"")
+        return read_fields(self._read("memory.stat"))
+
+    def _read(self, name: str) -> bytes:
+        """The content of one of the files; empty if it cannot be read. Joining paths would cost as much as reading."""
+        return read_file(f"{self.folder}/{name}") or b""
 
 
 def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgroup]:
@@ -139,7 +143,7 @@ def full_average(content: bytes) -> float | None:
     return None
 
 
-def _number(file: Path) -> int | None:
+def _number(content: bytes) -> int | None:
     """The number in a file; None if there is none ("max" means no limit)."""
-    text = (read_file(str(file)) or b"").strip()
+    text = content.strip()
     return int(text) if text.isdigit() else None

@@ -17,7 +17,6 @@ from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, read_callback
 from grpo_run.runtime.board.collective_log import (
     LOG_BYTES,
     is_blocked,
-    is_in_backward,
     last_sequence,
     may_be_in_collective,
     read_collective_log,
@@ -200,10 +199,10 @@ class Board(BoardHeader):
 
     def collective_log(self, index: int) -> tuple[Collective, ...]:
         """Return the collectives that local rank `index` issued from Python in this attempt, oldest first."""
-        raw = self._log(index)
+        raw = self.copy_log(index)
         last = self._logs.get(index)
         if last is None or last[0] != raw:  # the log of a rank that waits does not change
-            last = self._logs[index] = raw, read_collective_log(raw, self._log(index))
+            last = self._logs[index] = raw, read_collective_log(raw, self.copy_log(index))
         return last[1]
 
     def current_collectives(self, index: int, number: int) -> tuple[Collective, ...]:
@@ -214,7 +213,7 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return read_current_collectives(self._log(index), self._log(index), number)
+        return read_current_collectives(self.copy_log(index), self.copy_log(index), number)
 
     def last_sequence(self, index: int, number: int, group: str) -> int:
         """Return the sequence number of the last collective of a group that local rank `index` issued from Python.
@@ -224,19 +223,11 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return last_sequence(self._log(index), number, group)
+        return last_sequence(self.copy_log(index), number, group)
 
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""
-        return is_blocked(self._log(index))
-
-    def is_in_backward(self, index: int, number: int) -> bool:
-        """Whether the last entry of local rank `index` is that of a DDP backward pass which has not ended.
-
-        Args:
-            number: `collectives_issued` of the rank's slot.
-        """
-        return is_in_backward(self._log(index), number)
+        return is_blocked(self.copy_log(index))
 
     def may_be_in_collective(self, index: int, number: int) -> bool:
         """Whether local rank `index` is blocked in a collective, or its last one runs on a device.
@@ -244,7 +235,7 @@ class Board(BoardHeader):
         Args:
             number: `collectives_issued` of the rank's slot.
         """
-        return may_be_in_collective(self._log(index), number)
+        return may_be_in_collective(self.copy_log(index), number)
 
     def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
         """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""
@@ -263,5 +254,6 @@ class Board(BoardHeader):
         offset = self._layout.memory_area(index)
         return read_memory_area(self._contents, offset) if offset is not None else None
 
-    def _log(self, index: int) -> bytes:
+    def copy_log(self, index: int) -> bytes:
+        """Return a copy of the log of local rank `index`, of 61 kB, for the questions of `collective_log.py`."""
         return self._contents.read(self._layout.slot(index) + COLLECTIVE_LOG_AT, LOG_BYTES)

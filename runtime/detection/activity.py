@@ -34,6 +34,8 @@ READ_SECONDS = 2.0
 """Interval between two readings of families, which cost a scan of /proc."""
 LOOKS_PER_FLOOR = 12
 """Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
+FROZEN_READ_SECONDS = 0.9
+"""Time between two readings of the threads of a rank whose heartbeat is late; a proof needs several."""
 RECENT_SECONDS = 5.0
 """A rank was active recently within this time."""
 WAITING_THREADS = frozenset({"gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_workerserver"})
@@ -65,7 +67,7 @@ class RankActivity:
         self._computing_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
         self._quiet: dict[int, QuietClock] = {}
-        self._frozen: dict[int, FrozenClock] = {}
+        self._frozen: dict[int, tuple[float, FrozenClock]] = {}
         self._outside_at: dict[int, float] = {}
         self._connections_at = -math.inf
         self._asks_job: set[int] = set()
@@ -182,12 +184,17 @@ class RankActivity:
         if not heartbeat_age > HEARTBEAT_LATE_SECONDS:
             self._frozen.pop(rank, None)
             return False
-        threads = families.read_threads([pid])
-        clock = self._frozen.get(rank, FrozenClock()).after(
-            {number: ThreadReading(one.state, one.cpu_seconds) for number, one in (threads or {}).items()},
-            now,
-        )
-        self._frozen[rank] = clock
+        read_at, clock = self._frozen.get(rank, (-math.inf, FrozenClock()))
+        if now - read_at >= FROZEN_READ_SECONDS:
+            threads = families.read_threads([pid])
+            clock = clock.after(
+                {
+                    number: ThreadReading(one.state, one.cpu_seconds)
+                    for number, one in (threads or {}).items()
+                },
+                now,
+            )
+            self._frozen[rank] = now, clock
         return clock.frozen(stopped=state == "T")
 
     def _read_families(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.detection import flight_recorder
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
@@ -74,11 +75,17 @@ class CollectiveRecords:
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._unanswered: Counter[int] = Counter()
         self._merged: dict[int, _Merged] = {}
+        self._copies: dict[int, bytes] = {}
         self.recordings: dict[int, bytes] = {}
         self.unavailable: dict[int, str] = {}
 
+    def begin_scan(self) -> None:
+        """Answer the questions of a new scan by the logs as they are now."""
+        self._copies.clear()
+
     def fetch(self, sockets: Mapping[int, str]) -> dict[int, tuple[Collective, ...]]:
         """Fetch and parse the Flight Recorders behind `sockets` (paths by rank)."""
+        self._copies.clear()  # a fetch takes some time
         self.recordings, failures = flight_recorder.fetch(sockets, FETCH_SECONDS)
         recorded = {}
         for rank, text in self.recordings.items():
@@ -112,6 +119,7 @@ class CollectiveRecords:
 
         A rank whose interpreter does not run has none.
         """
+        self._copies.clear()
         asked = {rank: path for rank, path in sockets.items() if self._unanswered[rank] < MAX_UNANSWERED}
         answers, failures = flight_recorder.fetch(asked, FETCH_SECONDS, THREADS_HANDLER)
         self._unanswered.update(failures.keys())
@@ -130,13 +138,12 @@ class CollectiveRecords:
         return (
             self.may_be_in_collective(rank, slot)
             or slot.phase is Phase.forward_backward
-            or self._ranks.board.is_in_backward(self._ranks.places[rank], slot.collectives_issued)
+            or collective_log.is_in_backward(self._copy(rank), slot.collectives_issued)
         )
 
     def may_be_in_collective(self, rank: int, slot: Slot) -> bool:
         """Whether the rank's log says that it waits in a collective, or that its last one runs on a device."""
-        place = self._ranks.places[rank]
-        return self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
+        return collective_log.may_be_in_collective(self._copy(rank), slot.collectives_issued)
 
     def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
         """The collectives in which threads of the rank are blocked, or its last one on a device, by its log."""
@@ -154,7 +161,7 @@ class CollectiveRecords:
         """Whether the rank is blocked in a collective; None if only a missing Flight Recorder can tell."""
         if slot is None:
             return None
-        if self._ranks.board.is_blocked(self._ranks.places[rank]):
+        if collective_log.is_blocked(self._copy(rank)):
             return True
         if not self.may_be_blocked(rank, slot):
             return False
@@ -189,6 +196,13 @@ class CollectiveRecords:
             outside_training=slot is not None and slot.state is RankState.between,
             in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
         )
+
+    def _copy(self, rank: int) -> bytes:
+        """One copy of a rank's log for all questions of a scan: they are asked several times of every rank."""
+        copy = self._copies.get(rank)
+        if copy is None:
+            copy = self._copies[rank] = self._ranks.board.copy_log(self._ranks.places[rank])
+        return copy
 
     def _merge(
         self, rank: int, recorded: tuple[Collective, ...], log: tuple[Collective, ...]

@@ -106,6 +106,7 @@ class HangDetector:
             self._stalls.restart(now)
             self._exit_hangs.restart()
         self._scanned_at = now
+        self._records.begin_scan()
         self._deadlocks.due_at = math.inf
         self._movement.record(slots, now)
         self._stalls.record(slots, now)

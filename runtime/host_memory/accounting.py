@@ -1,4 +1,4 @@
-"""Accounting of the host's memory while ranks run: samples about once a second, and the kernel's kill counter at every poll.
+"""Accounting of the host's memory while ranks run: samples every second or two, and the kernel's kill counter at every poll.
 
 Called by the supervisor, which allocates nothing on behalf of the ranks: nothing here takes time of a step. Every kind of
 reading has a share of one core that it may take; a reading that costs more is made less often. Decides nothing.
@@ -26,10 +26,12 @@ SAMPLE_SECONDS = 1.0
 HELPERS_SECONDS = 10.0
 PSS_SECONDS = 300.0
 """Between two readings of PSS, each of one rank."""
-COST_FRACTION = 0.002
-"""Share of one core that samples may take; the helpers are looked for with a quarter of it."""
+COST_FRACTION = 0.001
+"""Share of one core that samples may take; the helpers are looked for with half of it."""
 NEAR = 0.8
-"""From this share of a limit on, samples are made at every poll: the rest may be taken within a second."""
+"""From this share of a limit on, the rest may be taken within a second."""
+NEAR_COST_FRACTION = 0.004
+"""Share of one core that samples may take then; no other time between them is kept."""
 DATA_WORKER = "pt_data_worker"
 """Name that torch gives to the processes of a data loader."""
 
@@ -112,7 +114,10 @@ class HostMemory:
         began = time.thread_time()
         self._sample(now)
         cost_seconds = time.thread_time() - began
-        self._sample_at = now + max(0.0 if self._is_near else SAMPLE_SECONDS, cost_seconds / COST_FRACTION)
+        if self._is_near:
+            self._sample_at = now + cost_seconds / NEAR_COST_FRACTION
+        else:
+            self._sample_at = now + max(SAMPLE_SECONDS, cost_seconds / COST_FRACTION)
         return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
@@ -189,7 +194,7 @@ class HostMemory:
         self._others = [pid for pid in below if table[pid].name != DATA_WORKER]
         self._helpers_known = True
         cost_seconds = time.thread_time() - began
-        self._helpers_at = now + max(HELPERS_SECONDS, cost_seconds / (COST_FRACTION / 4))
+        self._helpers_at = now + max(HELPERS_SECONDS, cost_seconds / (COST_FRACTION / 2))
 
     def _start_pss(self, now: float) -> None:
         """Read the PSS of the next rank, in a thread: the kernel may take seconds for it."""

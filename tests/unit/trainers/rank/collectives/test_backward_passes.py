@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.collective_log import is_in_backward
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.trainers.rank.collectives.backward_passes import log_backward_passes
 from grpo_run.trainers.rank.collectives.recorder import Recorder
@@ -43,7 +44,7 @@ def test_a_backward_pass_of_a_script_is_logged_while_it_lasts(
     def look(gradient: torch.Tensor) -> None:
         reading = board.read(0)
         assert reading is not None
-        inside.append(board.is_in_backward(0, reading.collectives_issued))
+        inside.append(is_in_backward(board.copy_log(0), reading.collectives_issued))
 
     loss = model(torch.ones(1, 2)).sum()
     loss.register_hook(look)
@@ -55,7 +56,7 @@ def test_a_backward_pass_of_a_script_is_logged_while_it_lasts(
     assert inside == [True]
     reading = board.read(0)
     assert reading is not None
-    assert not board.is_in_backward(0, reading.collectives_issued)
+    assert not is_in_backward(board.copy_log(0), reading.collectives_issued)
     assert model.module.weight.grad is not None
 
 
