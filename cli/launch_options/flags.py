@@ -21,7 +21,7 @@ from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.watchdog.learning.rules import Guard, Response
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-MONITOR_INTERVAL_SECONDS = 0.25
+MONITOR_INTERVAL_SECONDS = 0.3
 """Time between two polls of the ranks, half as often as torchrun. Exits are noticed at once all the same, and ranks
 that may be deadlocked are polled when it is time to."""
 

@@ -74,7 +74,8 @@ def supervise(
 
     supervisor: Supervisor | None = None
     terminal = Terminal(
-        shown_ranks=config.shown_ranks, status=lambda: supervisor.status() if supervisor is not None else None
+        shown_ranks=config.shown_ranks,
+        status=lambda: supervisor.status(complete=False) if supervisor is not None else None,
     )
     output = OutputFollower(terminal.rank_line)
 

@@ -38,8 +38,7 @@ FAULT, RECOVERED = "FAULT ", "RECOVERED "
 STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
 """Width of the time, so that folded lines and facts stand below the text."""
-REFRESH_SECONDS = 0.5
-PIPE_REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 1.0
 """In a pipe a progress line is rare, and faults are printed when the next attempt begins at the latest."""
 
 
@@ -167,7 +166,7 @@ class Terminal:
     def _loop(self) -> None:
         schedule = PipeSchedule(time.monotonic())
         drawn: tuple[str, int] | None = None
-        while not self._stop.wait(REFRESH_SECONDS if self._live is not None else PIPE_REFRESH_SECONDS):
+        while not self._stop.wait(REFRESH_SECONDS):
             status = self._status()
             if status is None:
                 continue

@@ -17,10 +17,8 @@ from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, read_callback
 from grpo_run.runtime.board.collective_log import (
     LOG_BYTES,
     is_blocked,
-    last_sequence,
     may_be_in_collective,
     read_collective_log,
-    read_current_collectives,
 )
 from grpo_run.runtime.board.exchange import CHANNELS, Exchange, messages_sent
 from grpo_run.runtime.board.file_layout import FileLayout
@@ -204,26 +202,6 @@ class Board(BoardHeader):
         if last is None or last[0] != raw:  # the log of a rank that waits does not change
             last = self._logs[index] = raw, read_collective_log(raw, self.copy_log(index))
         return last[1]
-
-    def current_collectives(self, index: int, number: int) -> tuple[Collective, ...]:
-        """Return the collectives in which a thread of local rank `index` is blocked. Decodes no others.
-
-        If none is, the last one if it runs on a device.
-
-        Args:
-            number: `collectives_issued` of the rank's slot.
-        """
-        return read_current_collectives(self.copy_log(index), self.copy_log(index), number)
-
-    def last_sequence(self, index: int, number: int, group: str) -> int:
-        """Return the sequence number of the last collective of a group that local rank `index` issued from Python.
-
-        0 if its log has none.
-
-        Args:
-            number: `collectives_issued` of the rank's slot.
-        """
-        return last_sequence(self.copy_log(index), number, group)
 
     def is_blocked(self, index: int) -> bool:
         """Whether a thread of local rank `index` is blocked in a collective."""

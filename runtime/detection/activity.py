@@ -34,7 +34,7 @@ READ_SECONDS = 2.0
 """Interval between two readings of families, which cost a scan of /proc."""
 LOOKS_PER_FLOOR = 12
 """Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
-FROZEN_READ_SECONDS = 0.9
+FROZEN_READ_SECONDS = 1.9
 """Time between two readings of the threads of a rank whose heartbeat is late; a proof needs several."""
 RECENT_SECONDS = 5.0
 """A rank was active recently within this time."""

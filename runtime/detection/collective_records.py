@@ -147,12 +147,12 @@ class CollectiveRecords:
 
     def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
         """The collectives in which threads of the rank are blocked, or its last one on a device, by its log."""
-        return self._ranks.board.current_collectives(self._ranks.places[rank], slot.collectives_issued)
+        again = self._ranks.board.copy_log(self._ranks.places[rank])
+        return collective_log.read_current_collectives(self._copy(rank), again, slot.collectives_issued)
 
     def has_reached(self, rank: int, slot: Slot, collective: Collective) -> bool:
         """Whether the rank has issued this collective of another rank, or a later one of its group, from Python."""
-        place = self._ranks.places[rank]
-        last = self._ranks.board.last_sequence(place, slot.collectives_issued, collective.group)
+        last = collective_log.last_sequence(self._copy(rank), slot.collectives_issued, collective.group)
         return last >= collective.sequence
 
     def is_blocked(

@@ -166,13 +166,16 @@ class RunStatus:
         return round(max(0.0, self.read_at_seconds - at_seconds), 3)
 
 
-def live_status(run: tuple[str, str, str], history: History, board: Board, **observed: Any) -> RunStatus:
+def live_status(
+    run: tuple[str, str, str], history: History, board: Board, *, complete: bool = True, **observed: Any
+) -> RunStatus:
     """Return the status of a run from the memory of its supervisor, which calls this.
 
     Args:
         run: its id; the state of its lifecycle; how it has ended, empty before.
         history: of the run.
         board: of the run.
+        complete: with the memory of the ranks and those that are late, which costs most.
         observed: further fields of the status.
     """
     run_id, state, sentence = run
@@ -185,8 +188,8 @@ def live_status(run: tuple[str, str, str], history: History, board: Board, **obs
         sentence=sentence or summarize(state, history),
         history=history,
         slots=slots,
-        memory=read_memory(board),
-        late_ranks=find_late_ranks(board, slots, history),
+        memory=read_memory(board) if complete else (),
+        late_ranks=find_late_ranks(board, slots, history) if complete else (),
         supervisor_pid=os.getpid(),
         **observed,
     )

@@ -289,12 +289,16 @@ class Supervisor:
         """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
         self._outcome.report_thread(name, error, self.attempt)
 
-    def status(self) -> RunStatus:
-        """Return the status of the run from memory. Called by the metrics server in its own thread."""
+    def status(self, *, complete: bool = True) -> RunStatus:
+        """Return the status of the run from memory. Called by the metrics server and the terminal in their own threads.
+
+        Args:
+            complete: with the memory of the ranks and those that are late. The terminal shows neither.
+        """
         return live_status(
             (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
             awaited=self.detector.awaited, blind=dict(self.detector.blind), journal_lost=self._live.journal.lost,
-            host_memory=self._host.latest,
+            host_memory=self._host.latest, complete=complete,
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:

@@ -11,8 +11,7 @@ from grpo_run.dashboards.terminal import terminal as module
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Open:
     """A screen; the loop does not run, so that only what a test does is printed."""
-    for name in ("REFRESH_SECONDS", "PIPE_REFRESH_SECONDS"):
-        monkeypatch.setattr(module, name, 60.0)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 60.0)
 
     def make(width: int | None = None, shown: frozenset[int] = frozenset(), old: int = 0) -> Screen:
         made = Screen(width=width, shown=shown)

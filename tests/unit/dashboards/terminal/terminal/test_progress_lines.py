@@ -12,7 +12,7 @@ from grpo_run.runtime.record.history import History
 
 def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line per interval, when it has changed."""
-    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     monkeypatch.setattr(pipe_schedule, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
     made.terminal.start()
@@ -45,7 +45,7 @@ def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.Monke
 
 def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each train() call and each attempt chooses one; the first is representative."""
-    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     made.history = History(step=7, target_steps=500)
     made.history.steps.begin(0, 0, 0.0)
@@ -68,7 +68,7 @@ def test_a_snapshot_interval_without_use_is_not_printed(
     monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool
 ) -> None:
     """It was printed by an earlier supervisor, or the call ends before the next snapshot."""
-    monkeypatch.setattr(module, "PIPE_REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     made.history = History(step=7, target_steps=500, snapshot_interval=20 if known_before else None)
     made.history.steps.begin(0, 0, 0.0)
