@@ -33,17 +33,32 @@ class Variable(NamedTuple):
     function: str | None = None
 
 
+class Called(ast.Load):
+    """The context of an attribute that is called, as in `mask.all()`: a method, not a tensor or container of that name."""
+
+
+_CALLED = Called()
+
+
 @functools.lru_cache(maxsize=256)
 def parsed(file: str) -> ast.Module | None:
-    """Return the syntax of a source; None if it cannot be read."""
+    """Return the syntax of a source, in which methods have a context of their own; None if it cannot be read."""
     try:
         with tokenize.open(file) as source:
             text = source.read(MOST_BYTES)
         # a collection in the midst of it may run code that parses too, which CPython refuses
         with collections_postponed():
-            return ast.parse(text)
+            tree = ast.parse(text)
+            _tell_methods(tree)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
+    return tree
+
+
+def _tell_methods(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node.func.ctx = _CALLED
 
 
 def assigned_at(variable: Variable) -> int | None:
@@ -188,7 +203,11 @@ def assignments_of(scope: ast.AST, variable: Variable) -> Iterator[tuple[ast.stm
 
 def is_variable(node: ast.expr, variable: Variable) -> bool:
     if variable.owner is not None:
-        return isinstance(node, ast.Attribute) and node.attr == variable.name
+        return (
+            isinstance(node, ast.Attribute)
+            and node.attr == variable.name
+            and not isinstance(node.ctx, Called)
+        )
     return isinstance(node, ast.Name) and node.id == variable.name
 
 

@@ -11,7 +11,12 @@ import pytest
 
 from grpo_run.trainers.memory_trace.holding import script_files
 from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded, is_chain_cut
-from grpo_run.trainers.memory_trace.holding.script_files import MOST_PARSED, user_files, where_set
+from grpo_run.trainers.memory_trace.holding.script_files import (
+    MOST_PARSED,
+    sources_with,
+    user_files,
+    where_set,
+)
 from grpo_run.trainers.memory_trace.holding.sources import Variable
 from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut, is_length_bounded
 
@@ -83,6 +88,43 @@ def test_nothing_is_held_against_a_name_that_too_many_files_use(imported: Import
     assert is_length_bounded(buffer, files)
     assert is_graph_cut(buffer, files)
     assert is_chain_cut(frozenset({"items_of_test"}), files)
+
+
+def test_methods_and_packages_of_the_same_name_are_not_what_is_held(imported: Import) -> None:
+    """No tensor or container can be called, so `assert mask.all() == 1` says nothing of an attribute `all`."""
+    tensor = Variable(
+        imported("class Buffer:\n    def add(self, x):\n        self.all = torch.cat([self.all, x])\n"),
+        "all",
+        owner="Buffer",
+    )
+    container = Variable(imported(OWN), "items_of_test", owner="Buffer")
+    for _ in range(MOST_PARSED + 1):
+        imported(
+            "from package.all import one\nfrom package.items_of_test import two\n"
+            "def check(mask):\n    return mask.all() > 1, len(mask.items_of_test()) > 1\n"
+        )
+    imported(  # one that is parsed, because it has the attributes of something, too
+        "def show(it):\n    print(it.all, it.items_of_test)\n"
+        "    assert it.mask.all().backward() < it.mask.all()[1:].detach()\n    assert len(it.items_of_test()) > 1\n"
+    )
+    files = user_files()
+    assert not is_length_bounded(tensor, files)
+    assert not is_graph_cut(tensor, files)
+    assert not is_bounded(container, files)
+    imported("def trim(it):\n    it.all = it.all[-8:]\n    it.items_of_test.pop()\n    it.all.backward()\n")
+    files = user_files()
+    assert is_length_bounded(tensor, files)
+    assert is_graph_cut(tensor, files)
+    assert is_bounded(container, files)
+
+
+@pytest.mark.parametrize(
+    "use", ["print(it.kept_of_test [0])", "it . kept_of_test.pop()", "it.\\\n  kept_of_test\\\n  .pop()"]
+)
+def test_a_use_that_looks_like_a_method_is_read(imported: Import, use: str) -> None:
+    """Or what bounds a buffer would be overlooked."""
+    imported(f"def use(it):\n    {use}\n    it.other(it.kept_of_test); it.kept_of_test()\n")
+    assert sources_with(user_files(), attributes=["kept_of_test"])
 
 
 def test_only_files_that_mention_a_name_are_parsed(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
