@@ -11,6 +11,7 @@ import pytest
 
 from grpo_run.trainers.memory_trace import tracer
 from grpo_run.trainers.memory_trace.findings.finding import Finding
+from grpo_run.trainers.memory_trace.holding import holders, numbered_attributes, script_files
 
 STEPS = 14
 
@@ -40,6 +41,19 @@ def line_of(request: pytest.FixtureRequest) -> Callable[[str], int]:
         return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def _own_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The script is the test's own file and what it has written: other tests use the same names for other things."""
+    imported = script_files.user_files
+    own = str(request.path)
+
+    def of_this_test() -> tuple[str, ...]:
+        return tuple(file for file in imported() if file == own or Path(file).is_relative_to(tmp_path))
+
+    for module in (script_files, holders, numbered_attributes, tracer):
+        monkeypatch.setattr(module, "user_files", of_this_test)
 
 
 @pytest.fixture
