@@ -8,6 +8,7 @@ so that a reader never accepts an entry that is being written. Does not judge.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -256,7 +257,11 @@ def read_current_collectives(log: bytes, again: bytes, number: int) -> tuple[Col
         number: number of the rank's last entry; 0 if there is none.
     """
     progress = log[_PROGRESS_AT::ENTRY_BYTES]
-    current = [index for index, value in enumerate(progress) if value == CollectiveProgress.waiting]
+    current = []
+    index = progress.find(CollectiveProgress.waiting)
+    while index >= 0:
+        current.append(index)
+        index = progress.find(CollectiveProgress.waiting, index + 1)
     if not current and may_be_in_collective(log, number):
         current = [(number - 1) % ENTRIES]
     return _read_entries(log, again, current)
@@ -287,6 +292,7 @@ def _read_entries(log: bytes, again: bytes, indices: Iterable[int]) -> tuple[Col
     return tuple(_decode(fields) for fields in entries)
 
 
+@functools.lru_cache(maxsize=512)  # ranks that wait are asked several times a second, and wait for the same
 def _decode(fields: tuple[int | bytes, ...]) -> Collective:
     (
         _,

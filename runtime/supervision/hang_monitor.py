@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ from grpo_run.watchdog.progress.step_clock import StepClock
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
+
+AWAITED_EVERY_SECONDS = 1.0
+"""How often the rank that is waited for is published again while it is the same."""
 
 _DURATION = re.compile(r"[\d,.]+ s\b")
 
@@ -48,6 +52,7 @@ class HangMonitor:
         self._history = history
         self._suspicion: str | None = None
         self._board: Board | None = None
+        self._awaited_shown: tuple[int | None, float] = (None, -math.inf)
         self._durations_written_at = time.monotonic()
         self._step = StepClock(detector.settings, time.monotonic())
 
@@ -61,6 +66,7 @@ class HangMonitor:
         """
         self._suspicion = None
         self._board = board
+        self._awaited_shown = (None, -math.inf)
         self._step = StepClock(self.detector.settings, time.monotonic())
         self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
         self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
@@ -74,10 +80,8 @@ class HangMonitor:
             text = f"the watchdog cannot observe the ranks at present: {error or type(error).__name__}"
             self._reporter.warn_once(0, "not observed", text)
             return None
-        if self._board is not None:
-            self._board.write_awaited(self.detector.awaited)
+        self._show_awaited(slots)
         notices.warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
-        self._warn_of_waits(slots)
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
@@ -88,6 +92,17 @@ class HangMonitor:
         if found is not None and self._board is not None and not self._board.has_full_size:
             return None  # truncated during the scan: parts of it have read as if nothing was written
         return found
+
+    def _show_awaited(self, slots: Mapping[int, Slot | None]) -> None:
+        """Publish and report which rank is waited for: at once if that ends or another one is, else once a second."""
+        awaited, now = self.detector.awaited, time.monotonic()
+        rank = awaited.rank if awaited is not None else None
+        if rank == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
+            return
+        self._awaited_shown = rank, now
+        if self._board is not None:
+            self._board.write_awaited(awaited)
+        self._warn_of_waits(slots)
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> Finding | None:
         """Report a step that is slow, once; return one that can have no end."""
