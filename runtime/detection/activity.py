@@ -36,6 +36,8 @@ LOOKS_PER_FLOOR = 12
 """Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
 FROZEN_READ_SECONDS = 1.9
 """Time between two readings of the threads of a rank whose heartbeat is late; a proof needs several."""
+STOPPED_READ_SECONDS = 4.0
+"""The same while all of its threads are stopped by a signal: one that is continued has a heartbeat at once."""
 RECENT_SECONDS = 5.0
 """A rank was active recently within this time."""
 WAITING_THREADS = frozenset({"gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_workerserver"})
@@ -185,7 +187,8 @@ class RankActivity:
             self._frozen.pop(rank, None)
             return False
         read_at, clock = self._frozen.get(rank, (-math.inf, FrozenClock()))
-        if now - read_at >= FROZEN_READ_SECONDS:
+        stopped = clock.stopped_since_seconds is not None
+        if now - read_at >= (STOPPED_READ_SECONDS if stopped else FROZEN_READ_SECONDS):
             threads = families.read_threads([pid])
             clock = clock.after(
                 {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 """Time between two looks at a file that has grown lately."""
 QUIET_POLL_SECONDS = 0.5
 """Time between two looks at the other files: a look at one costs about 10 µs, and most ranks print nothing."""

@@ -259,6 +259,6 @@ def test_a_stopped_interpreter_is_frozen_since_its_last_heartbeat(session: Sessi
     assert facts is not None
     assert facts.frozen_seconds == 3.0
     session.threads = {PID: Thread("python", "T", 1.0), PID + 1: Thread("python", "S", 1.0)}
-    facts = look(activity, 0, here, PID, 106.0)
+    facts = look(activity, 0, here, PID, 108.0)
     assert facts is not None
     assert facts.frozen_seconds == 0.0, "a thread runs on"
