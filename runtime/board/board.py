@@ -14,12 +14,7 @@ from pathlib import Path
 
 from grpo_run.runtime.board.accounting.memory_area import read_memory_area
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, read_callback_durations
-from grpo_run.runtime.board.collective_log import (
-    LOG_BYTES,
-    is_blocked,
-    may_be_in_collective,
-    read_collective_log,
-)
+from grpo_run.runtime.board.collective_log import LOG_BYTES, read_collective_log
 from grpo_run.runtime.board.exchange import CHANNELS, Exchange, messages_sent
 from grpo_run.runtime.board.file_layout import FileLayout
 from grpo_run.runtime.board.header.awaited_field import read_awaited, write_awaited
@@ -202,18 +197,6 @@ class Board(BoardHeader):
         if last is None or last[0] != raw:  # the log of a rank that waits does not change
             last = self._logs[index] = raw, read_collective_log(raw, self.copy_log(index))
         return last[1]
-
-    def is_blocked(self, index: int) -> bool:
-        """Whether a thread of local rank `index` is blocked in a collective."""
-        return is_blocked(self.copy_log(index))
-
-    def may_be_in_collective(self, index: int, number: int) -> bool:
-        """Whether local rank `index` is blocked in a collective, or its last one runs on a device.
-
-        Args:
-            number: `collectives_issued` of the rank's slot.
-        """
-        return may_be_in_collective(self.copy_log(index), number)
 
     def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
         """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""

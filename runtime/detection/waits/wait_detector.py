@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.detection.local_ranks import LocalRanks
 from grpo_run.runtime.detection.slot_movement import SlotMovement
@@ -145,14 +146,14 @@ class WaitDetector:
                 return {}
             if pid is None:
                 continue  # it has exited
-            place = self._ranks.places[rank]
-            waits = self._ranks.board.may_be_in_collective(place, slot.collectives_issued)
+            log = self._ranks.board.copy_log(self._ranks.places[rank])
+            waits = collective_log.may_be_in_collective(log, slot.collectives_issued)
             # a wait for a device uses the CPU
             if not waits and processes.read_state(pid) not in ("S", "T"):
                 return {}
             # without a fresh heartbeat the rank may be frozen, and its list of idle threads outdated
             fresh = now - slot.heartbeat_seconds <= HEARTBEAT_LATE_SECONDS
-            blocked = self._ranks.board.is_blocked(place)
+            blocked = collective_log.is_blocked(log)
             if fresh and not blocked and self._reader.main_thread_may_be_stuck(pid):
                 found[rank] = slot
         return found

@@ -17,7 +17,7 @@ from support.collective_entries import add_entry
 from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
-from grpo_run.runtime.board.collective_log import ENTRIES, LOG_BYTES
+from grpo_run.runtime.board.collective_log import ENTRIES, LOG_BYTES, is_blocked, may_be_in_collective
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
 from grpo_run.runtime.board.header.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
@@ -170,18 +170,18 @@ def log_collective(
 
 def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> None:
     """Once it is over, the rank is in no collective."""
-    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
+    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
     waited = log_collective(writer)
-    assert not board.may_be_in_collective(
-        1, seen(board).collectives_issued
+    assert not may_be_in_collective(
+        board.copy_log(1), seen(board).collectives_issued
     )  # it continues, and may wait later
     for _ in range(3):
         log_collective(writer)
     writer.collective_log.mark(waited, CollectiveProgress.waiting)
-    assert board.may_be_in_collective(1, seen(board).collectives_issued)
-    assert not board.may_be_in_collective(0, 0)
+    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+    assert not may_be_in_collective(board.copy_log(0), 0)
     writer.collective_log.mark(waited, CollectiveProgress.completed)
-    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
+    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
 
 
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
@@ -192,15 +192,15 @@ def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWri
     for _ in range(ENTRIES + 2):
         number = log_collective(writer)
         writer.collective_log.mark(number, CollectiveProgress.waiting)
-        assert board.may_be_in_collective(1, seen(board).collectives_issued)
+        assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
         writer.collective_log.mark(number, CollectiveProgress.completed)
-        assert not board.may_be_in_collective(1, seen(board).collectives_issued)
+        assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
     writer.collective_log.mark(log_collective(writer), CollectiveProgress.waiting)
     for _ in range(ENTRIES - 1):
         log_collective(writer)
-        assert board.may_be_in_collective(1, seen(board).collectives_issued)
+        assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
     log_collective(writer)
-    assert not board.may_be_in_collective(1, seen(board).collectives_issued)
+    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
 
 
 @pytest.mark.parametrize("progress", list(CollectiveProgress))
@@ -212,9 +212,9 @@ def test_the_last_entry_on_a_device_may_be_in_progress(
     A later entry on the host shows that the rank has continued.
     """
     log_collective(writer, on_device=True, progress=progress)
-    assert board.may_be_in_collective(1, seen(board).collectives_issued)
+    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
     log_collective(writer, progress=CollectiveProgress.completed)
-    assert board.may_be_in_collective(1, seen(board).collectives_issued) is (
+    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued) is (
         progress is CollectiveProgress.waiting
     )
 
@@ -260,14 +260,14 @@ def test_a_truncated_board_reads_as_if_no_rank_had_written(tmp_path: Path, size:
     board.ask_to_stop()
     for one in (board, reader):
         assert seen(one).collectives_issued == 1
-        assert one.is_blocked(1)
+        assert is_blocked(one.copy_log(1))
         assert one.phase_histograms(1)
     os.truncate(path, size)
     for one in (board, reader):
         assert one.read(1) is None
         assert one.read_all()[1] is None
-        assert not one.is_blocked(1)
-        assert not one.may_be_in_collective(1, 1)
+        assert not is_blocked(one.copy_log(1))
+        assert not may_be_in_collective(one.copy_log(1), 1)
         assert one.copy_log(1) == bytes(LOG_BYTES)
         assert one.collective_log(1) == ()
         assert one.phase_histograms(1) == one.messages_sent(1) == {}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.collective_log import is_blocked
 from grpo_run.runtime.board.exchange import Message
 from grpo_run.runtime.detection.collective_records import CollectiveRecords
 from grpo_run.runtime.detection.local_ranks import LocalRanks
@@ -86,7 +87,7 @@ class Ranks:
     def wait_until_blocked(self, *ranks: int) -> None:
         """Wait until these ranks are seen to be blocked in a collective."""
         deadline = time.monotonic() + SECONDS
-        while not all(self.board.is_blocked(rank) for rank in ranks):
+        while not all(is_blocked(self.board.copy_log(rank)) for rank in ranks):
             assert time.monotonic() < deadline, self.errors
             time.sleep(0.005)
 
@@ -137,7 +138,7 @@ def test_a_rank_that_waits_for_a_vote_is_blocked_until_the_peer_votes(ranks: Ran
     assert one.maximum(2) == 2
     thread.join(SECONDS)
     assert not thread.is_alive()
-    assert not ranks.board.is_blocked(0)
+    assert not is_blocked(ranks.board.copy_log(0))
     assert [ranks.board.collective_log(rank)[0].completed for rank in (0, 1)] == [True, True]
 
 
@@ -146,7 +147,7 @@ def test_a_vote_that_is_not_waited_for_blocks_nobody(ranks: Ranks) -> None:
     zero, one = ranks.groups
     zero.start(Vote(step=1))
     assert ranks.board.collective_log(0)[0].progress is CollectiveProgress.enqueued
-    assert not ranks.board.is_blocked(0)
+    assert not is_blocked(ranks.board.copy_log(0))
     one.start(Vote(step=1))
     one.collect()
     zero.collect()
