@@ -1,4 +1,5 @@
-"""File helpers for the whole runtime: atomic replacement, JSON files, fsync, file locks, errnos for a full disk.
+"""File helpers for the whole runtime: atomic replacement, JSON files, fsync, file locks, descriptors
+that are closed with their owner, errnos for a full disk.
 
 Imports nothing of this project. Does not know the run directory or checkpoints; callers pass paths.
 """
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,19 @@ LOCK_POLL_SECONDS = 0.005
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SYNC_FILE_RANGE_FLAGS = 7
 """WAIT_BEFORE | WRITE | WAIT_AFTER of sync_file_range(2): wait until the pages are written."""
+
+
+def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
+    """Close a descriptor when its owner is freed, but not at the exit of a process.
+
+    In a forked process the number may belong to another file by then.
+
+    Returns:
+        a function that closes it before, once.
+    """
+    closing = weakref.finalize(owner, os.close, descriptor)
+    closing.atexit = False
+    return closing
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:

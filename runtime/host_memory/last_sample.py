@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-import weakref
 from pathlib import Path
 
+from grpo_run.runtime.files import close_with
 from grpo_run.watchdog.host_memory.sample import HostSample
 
 FILE_BYTES = 64 * 1024
@@ -37,8 +37,7 @@ class LastSample:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError:
             return  # the disk is full: samples are known to this process only
-        close = weakref.finalize(self, os.close, descriptor)
-        close.atexit = False  # in a forked process, the number may belong to another file by then
+        close_with(self, descriptor)
         try:
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
             os.replace(temporary, path)

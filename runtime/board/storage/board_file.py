@@ -13,7 +13,8 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import weakref
+
+from grpo_run.runtime.files import close_with
 
 READS_MAPPING_AT = 56
 """Where the header notes that read calls do not see what is written to mappings: one byte."""
@@ -35,9 +36,8 @@ class BoardFile:
         self._descriptor = descriptor
         self._writable = writable
         self._mapped: mmap.mmap | None = None
-        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close = close_with(self, descriptor)
         """Closes the descriptor, once."""
-        self.close.atexit = False  # in a forked process, the number may belong to another file by then
         self._reads_mapping = os.pread(descriptor, 1, READS_MAPPING_AT) == b"\1"
 
     def try_reads(self) -> None:
