@@ -38,11 +38,6 @@ def steady_births(births: Iterable[int], *, first: int, now: int) -> list[int]:
     return steps if now - steps[-1] <= WIDEST_GAP * usual else []
 
 
-def is_suspicious(births: Iterable[int], *, first: int, now: int) -> bool:
-    """Whether tensors of so many steps are alive that it should be looked who holds them."""
-    return len(steady_births(births, first=first, now=now)) >= SUSPICIOUS
-
-
 def grows(births: Iterable[int], *, first: int, now: int, bounded: bool) -> bool:
     """Whether a holder has kept something of enough steps.
 

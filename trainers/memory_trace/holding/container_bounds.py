@@ -13,6 +13,7 @@ from grpo_run.trainers.memory_trace.holding.sources import (
     NAMED_FUNCTIONS,
     Variable,
     assignments_of,
+    called_method,
     first_assignments,
     is_variable,
     last_name,
@@ -104,8 +105,8 @@ def is_set_anew(variable: Variable) -> bool:
     sets = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set"
-        if is_variable(node.func.value, variable)
+        if (method := called_method(node)) is not None and method.attr == "set"
+        if is_variable(method.value, variable)
     ]
     loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))]
     return len(sets) > 1 or any(one is inside for loop in loops for inside in ast.walk(loop) for one in sets)

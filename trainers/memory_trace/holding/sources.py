@@ -57,8 +57,16 @@ def parsed(file: str) -> ast.Module | None:
 
 def _tell_methods(tree: ast.Module) -> None:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node.func.ctx = _CALLED
+        method = called_method(node)
+        if method is not None:
+            method.ctx = _CALLED
+
+
+def called_method(node: ast.AST) -> ast.Attribute | None:
+    """Return the method that a node calls, such as `kept.append` of `kept.append(x)`; None if it calls none."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func
+    return None
 
 
 def assigned_at(variable: Variable) -> int | None:

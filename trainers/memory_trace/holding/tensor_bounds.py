@@ -13,6 +13,7 @@ from grpo_run.trainers.memory_trace.holding.script_files import other_sources_wi
 from grpo_run.trainers.memory_trace.holding.sources import (
     Variable,
     assignments_of,
+    called_method,
     first_assignments,
     is_variable,
     last_name,
@@ -62,16 +63,16 @@ def is_graph_cut(variable: Variable, also: Iterable[str] = ()) -> bool:
     """
 
     def cuts(node: ast.AST, of: Variable) -> bool:
-        if isinstance(node, ast.Delete):
-            return any(mentions(target, of) for target in node.targets)
-        return (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in CUTTING
-            and mentions(node.func.value, of)
+        method = called_method(node)
+        return _is_deleted(node, of) or (
+            method is not None and method.attr in CUTTING and mentions(method.value, of)
         )
 
     return _any(variable, also, cuts)
+
+
+def _is_deleted(node: ast.AST, variable: Variable) -> bool:
+    return isinstance(node, ast.Delete) and any(mentions(target, variable) for target in node.targets)
 
 
 def _any(variable: Variable, also: Iterable[str], test: Callable[[ast.AST, Variable], bool]) -> bool:
@@ -97,14 +98,10 @@ def _shortens(node: ast.AST, variable: Variable) -> bool:
     if isinstance(node, ast.Compare):
         sizes = not any(isinstance(one, (ast.In, ast.NotIn, ast.Is, ast.IsNot)) for one in node.ops)
         return sizes and any(mentions(part, variable) for part in (node.left, *node.comparators))
-    if isinstance(node, ast.Delete):
-        return any(mentions(target, variable) for target in node.targets)
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in SHORTENING
-        and any(mentions(part, variable) for part in (node.func.value, *node.args))
-    )
+    if isinstance(node, ast.Call) and (method := called_method(node)) is not None:
+        used = (method.value, *node.args)
+        return method.attr in SHORTENING and any(mentions(one, variable) for one in used)
+    return _is_deleted(node, variable)
 
 
 def _is_extended_in_sight(variable: Variable, also: Iterable[str]) -> bool:
@@ -141,10 +138,8 @@ def _is_extended_in_sight(variable: Variable, also: Iterable[str]) -> bool:
 
 
 def _concatenates(value: ast.expr) -> bool:
-    while (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in COPYING
-    ):
-        value = value.func.value
+    while (method := called_method(value)) is not None and method.attr in COPYING:
+        value = method.value
     return isinstance(value, ast.Call) and last_name(value.func) in CONCATENATING
 
 

@@ -8,8 +8,9 @@ from grpo_run.trainers.memory_trace.growing.growth import (
     ENOUGH,
     ENOUGH_IF_BOUNDED,
     FIRST_STEPS,
+    SUSPICIOUS,
     grows,
-    is_suspicious,
+    steady_births,
 )
 
 
@@ -56,4 +57,4 @@ def test_a_holder_whose_code_bounds_it_has_to_grow_for_much_longer() -> None:
 @pytest.mark.parametrize(("births", "suspicious"), [([3, 4], False), ([3, 4, 5], True)])
 def test_sites_are_recorded_after_three_steps(births: list[int], suspicious: bool) -> None:
     """Steps of a healthy script are not slowed down."""
-    assert is_suspicious(births, first=1, now=5) is suspicious
+    assert (len(steady_births(births, first=1, now=5)) >= SUSPICIOUS) is suspicious

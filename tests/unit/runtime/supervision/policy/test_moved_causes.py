@@ -15,36 +15,30 @@ from grpo_run.runtime.supervision.policy import decide
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
 
+HUNG = {"file": "train.py", "function": "judge"}
+FAILURE: dict[str, object] = {
+    "event": "incident",
+    "cause": "exception",
+    "step": 7,
+    "signature": BUG.signature,
+    "failed_reward": HUNG,
+}
+"""A reward function whose time limit has expired."""
+
 
 @pytest.mark.parametrize(("hangs", "action"), [(1, Action.restart), (2, Action.restart), (3, Action.stop)])
 def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_given_up(
     hangs: int, action: Action
 ) -> None:
     """The next attempt differs, so that the same exception again need not repeat; if it does, the run ends."""
-    hung = {"file": "train.py", "function": "judge"}
-    failure = {
-        "event": "incident",
-        "cause": "exception",
-        "step": 7,
-        "signature": BUG.signature,
-        "failed_reward": hung,
-    }
-    events: list[dict[str, object]] = [failure, failure, {"event": "reward_moved", **hung}, failure]
+    events: list[dict[str, object]] = [FAILURE, FAILURE, {"event": "reward_moved", **HUNG}, FAILURE]
     replayed = History.of(events[:hangs] if hangs < 3 else events)
     assert decide(replayed, BUG, Budget(), stopping=False).action is action
 
 
 def test_without_a_budget_no_reward_is_moved() -> None:
-    hung = {"file": "train.py", "function": "judge"}
-    failure = {
-        "event": "incident",
-        "cause": "exception",
-        "step": 7,
-        "signature": BUG.signature,
-        "failed_reward": hung,
-    }
     budget = Budget(failures_without_progress=0)
-    assert decide(History.of([failure, failure]), BUG, budget, stopping=False).action is Action.stop
+    assert decide(History.of([FAILURE, FAILURE]), BUG, budget, stopping=False).action is Action.stop
 
 
 @pytest.mark.parametrize(
