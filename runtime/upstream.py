@@ -37,7 +37,7 @@ _MAIN_PROCESS = type(multiprocessing.current_process())
 """Python deletes the name of this class. The module is first imported in a main process, which is an instance
 of it."""
 
-FORKSERVER_ATTRIBUTES = ("_forkserver_alive_fd", "_forkserver_pid")
+FORKSERVER_ATTRIBUTES = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
 
 
 @contextlib.contextmanager
@@ -58,6 +58,16 @@ def forkserver_pid() -> int | None:
     """Return the process id of this process's forkserver; None if it is not running."""
     server: Any = multiprocessing.forkserver._forkserver
     return server._forkserver_pid  # type: ignore[no-any-return]
+
+
+def forget_server() -> None:
+    """Let multiprocessing start another forkserver when it next needs one, though the first may not have exited."""
+    # not replaced: multiprocessing's functions are bound to this instance
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    for name in FORKSERVER_ATTRIBUTES:
+        setattr(server, name, None)
 
 
 def forget_child(process: Any) -> None:

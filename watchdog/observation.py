@@ -227,11 +227,20 @@ class RankError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessEnd:
+    """How a process ended. Exactly one of `exit_code` and `signal` is set."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
     """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
 
     `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed`
-    says that the script ran its last line.
+    says that the script ran its last line. `forkserver` says how the process that had started the rank ended, if the kernel
+    killed the rank for that.
     """
 
     rank: int
@@ -239,5 +248,6 @@ class Exit:
     exit_code: int | None
     signal: int | None
     order: int
+    forkserver: ProcessEnd | None = None
     error: RankError | None = None
     completed: bool = False

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -67,11 +68,24 @@ def abandon(child: BaseProcess) -> None:
     of an attempt and of the run would wait for it.
     """
     assert child.pid is not None
-    stat = read_stat(child.pid)
-    if stat is not None:
-        _abandoned.add(stat.key)
+    _never_wait_for(child.pid)
     child.kill()
     upstream.forget_child(child)
+
+
+def abandon_server() -> None:
+    """Do the same with the forkserver. The next rank is forked from another one."""
+    server = upstream.forkserver_pid()
+    assert server is not None
+    _never_wait_for(server)
+    os.kill(server, signal.SIGKILL)
+    upstream.forget_server()
+
+
+def _never_wait_for(pid: int) -> None:
+    stat = read_stat(pid)
+    if stat is not None:
+        _abandoned.add(stat.key)
 
 
 def _lives(pid: int, started_ticks: int) -> bool:

@@ -18,7 +18,10 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from grpo_run.runtime import upstream
+from grpo_run.runtime.processes import termination
 from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.watchdog.observation import ProcessEnd
+from grpo_run.watchdog.processes import read_stat
 
 _IMPORT_PATH = [entry for entry in sys.path if entry]
 """In the server: the import path that Python derived from the environment, without the entry of `python -c`.
@@ -74,6 +77,37 @@ def replace_server() -> None:
     start_server([], dict(_environment))
 
 
+def continue_server() -> None:
+    """Continue the server if a signal has stopped it, as Ctrl-Z does: no rank could start, and no exit be reported."""
+    server = upstream.forkserver_pid()
+    stat = read_stat(server) if server is not None else None
+    if stat is not None and stat.state == "T":
+        os.kill(stat.pid, signal.SIGCONT)
+
+
+def server_end(timeout_seconds: float) -> ProcessEnd | None:
+    """Return how the server ended; None if it lives, or is not running.
+
+    Args:
+        timeout_seconds: how long to wait for its end.
+    """
+    server = upstream.forkserver_pid()
+    if server is None:
+        return None
+    termination.wait_for_exits([server], timeout_seconds)
+    try:
+        # not reaped: multiprocessing does that when it starts the next server
+        status = os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if status is None:
+        return None
+    exited = status.si_code == os.CLD_EXITED
+    return ProcessEnd(
+        exit_code=status.si_status if exited else None, signal=None if exited else status.si_status
+    )
+
+
 def start_child(entry: str, environment: Mapping[str, str], directory: str) -> ForkServerProcess:
     """Fork a rank from the server. It inherits our standard input, as a rank of torchrun does.
 
@@ -88,6 +122,7 @@ def start_child(entry: str, environment: Mapping[str, str], directory: str) -> F
     process = multiprocessing.get_context("forkserver").Process(
         target=_run_child, args=(entry, dict(environment), directory, _StandardInput()), daemon=False
     )
+    continue_server()
     with upstream.hidden_main():
         process.start()
     return process

@@ -23,6 +23,10 @@ from grpo_run.watchdog.observation import Exit
 
 KILL_DEADLINE_SECONDS = 10.0
 """How long a process may take to exit after SIGKILL."""
+LOST_EXIT_CODE = 255
+"""What multiprocessing returns for a child whose forkserver has ended before it could report an exit code."""
+SERVER_END_SECONDS = 0.1
+"""How long a forkserver may take to end after the kernel has killed its children for its end."""
 RETRY_SECONDS = 30.0
 """How long to try to start a rank while the machine lacks something."""
 RETRY_EVERY_SECONDS = 1.0
@@ -98,6 +102,7 @@ class RankGroup:
 
     def __init__(self, specs: Sequence[RankSpec], *, entry: str, preloaded: bool) -> None:
         self._specs = list(specs)
+        self._preloaded = preloaded
         self._processes: dict[int, _ForkedRank | _SpawnedRank] = {}
         self._exits: dict[int, Exit] = {}
         self._poll = select.poll()
@@ -128,22 +133,31 @@ class RankGroup:
             self._poll, self._polled = select.poll(), set(waiting)
             for sentinel in waiting:
                 self._poll.register(sentinel, select.POLLIN)
+        if self._preloaded:
+            forkserver.continue_server()  # it reports the exits
         exits = []
         for sentinel, _ in self._poll.poll(timeout_seconds * 1000):
             index = waiting[sentinel]
             code = self._processes[index].poll()
             if code is None:
                 continue
+            end = forkserver.server_end(SERVER_END_SECONDS) if self._is_lost(code) else None
+            if end is not None:
+                code = -signal.SIGKILL  # `die_with_parent`
             exit = Exit(
                 rank=self._specs[index].rank,
                 pid=self._processes[index].pid,
                 exit_code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 order=len(self._exits),
+                forkserver=end,
             )
             self._exits[index] = exit
             exits.append(exit)
         return exits
+
+    def _is_lost(self, code: int) -> bool:
+        return self._preloaded and code == LOST_EXIT_CODE
 
     def request_exit(self) -> None:
         """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle signals."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_run.runtime import upstream
-from grpo_run.runtime.processes import forkserver, termination
+from grpo_run.runtime.processes import adoption, forkserver, termination
 from grpo_run.watchdog.processes import read_stat
 
 POLL_SECONDS = 0.05
@@ -56,16 +56,22 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
     thread.start()
     reason = None
     progress = _Progress(server, limits)
-    while thread.is_alive():
+    while thread.is_alive() and reason is None:
         thread.join(POLL_SECONDS)
-        reason = reason or (progress.hang() if thread.is_alive() else None)
-        if reason is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server, signal.SIGKILL)
-    if failures:
-        reason = reason or "the process that imports the libraries in advance has exited"
+        forkserver.continue_server()
+        reason = progress.hang() if thread.is_alive() else None
+    if failures and reason is None:
+        reason = "the process that imports the libraries in advance has exited"
+    if reason is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
         # not reaped: multiprocessing does that, and then starts another server
         termination.wait_for_exits([server], END_SECONDS)
+        stat = read_stat(server)
+        if stat is not None and stat.is_alive:
+            adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, goes on waiting for its answer
+        else:
+            thread.join(END_SECONDS)
         forkserver.replace_server()
     if reason is not None:
         warn(f"{reason}: ranks start as fresh interpreters")

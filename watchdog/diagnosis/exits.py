@@ -40,6 +40,9 @@ def diagnose_exits(
     """
     assert exits, "a verdict needs at least one failed rank"
     ordered = sorted(exits, key=lambda exit: exit.order)
+    lost = [exit for exit in ordered if exit.forkserver is not None]
+    if lost:
+        return _diagnose_forkserver(lost, slots)
     signalled = [exit for exit in ordered if exit.signal is not None]
     own = sorted(
         (exit for exit in ordered if exit.signal is None and not is_victim(exit)),
@@ -126,6 +129,35 @@ def diagnose_early_exit(
     )
 
 
+def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict:
+    """Return the verdict on ranks that the kernel has killed because the process that had started them has ended."""
+    first = lost[0]
+    end = first.forkserver
+    assert end is not None
+    slot = slots.get(first.rank)
+    step = max((reading.step for reading in slots.values() if reading is not None), default=0)
+    phase = next(reversed(phases_of(first, slot)), None)
+    how = (
+        f"was killed by {signal_name(end.signal)}"
+        if end.signal is not None
+        else f"exited with code {end.exit_code}"
+    )
+    ranks = [exit.rank for exit in lost]
+    return Verdict(
+        cause=Cause.signal,
+        culprits=(),
+        step=step,
+        phase=phase.name if phase is not None else None,
+        confidence="proved",
+        sentence=f"The forkserver, which starts the ranks, {how}{position_of(first, slot, step)}; {rank_names(ranks)} died with it.",
+        signature=f"forkserver:{end.signal or end.exit_code}:step{step}",
+        deterministic=False,
+        waiters=tuple(sorted(slots)),
+        advice=_kill_advice(end.signal),
+        counted=slot is None or not slot.trains_alone,
+    )
+
+
 def _location(exit: Exit) -> Location | None:
     if exit.error is None or exit.error.location is None:
         return None
@@ -187,7 +219,7 @@ def _signature(culprit: Exit, step: int, alone: bool, shortage: Shortage | None)
 
 def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
-        return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
+        return _kill_advice(culprit.signal)
     if culprit.signal == signal.SIGBUS:
         return ("A bus error may come from a full /dev/shm, or from a mapped file that was truncated.",)
     if alone:
@@ -197,6 +229,12 @@ def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple
     if culprit.error is not None and best_position == (0, 0):
         return ("The script failed before its first step: if it fails so again, the run ends.",)
     return ()
+
+
+def _kill_advice(number: int | None) -> tuple[str, ...]:
+    if number != signal.SIGKILL:
+        return ()
+    return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
 
 
 def signal_name(number: int) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import setproctitle
 
 from grpo_run.runtime import upstream
+from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import abandon
 from grpo_run.runtime.processes.parent_death import die_with_parent
 from grpo_run.runtime.staging.area import StagingArea
@@ -95,6 +96,8 @@ class DrainProcess:
         context: Any = multiprocessing.get_context("forkserver" if self._preloaded else "spawn")
         self._connection, theirs = context.Pipe()
         parent = upstream.forkserver_pid() if self._preloaded else os.getpid()
+        if self._preloaded:
+            forkserver.continue_server()
         with theirs, upstream.hidden_main():
             process = context.Process(
                 target=serve, args=(str(self._staging_path), theirs, parent), daemon=True

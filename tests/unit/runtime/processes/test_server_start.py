@@ -1,4 +1,4 @@
-"""A forkserver that does not answer is replaced by one that imports nothing, and the user is told."""
+"""A forkserver that does not answer is replaced by one that imports nothing; a stopped one is continued."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from support import freezer
+
+TESTS = Path(__file__).resolve().parents[3]
+
+
+def run(program: str, folder: Path, library: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import a module `slow_lib` of this content, and what supports the tests."""
+    (folder / "slow_lib.py").write_text(library)
+    path = os.pathsep.join(filter(None, [str(folder), str(TESTS), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], env={**os.environ, "PYTHONPATH": path, **variables},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
 
 PROGRAM = """
 import os, sys
@@ -51,10 +66,64 @@ def test_a_server_that_hangs_or_ends_in_an_import_is_replaced(
     tmp_path: Path, library: str, total: str, expected: str
 ) -> None:
     """A rank can be started in every case."""
-    (tmp_path / "slow_lib.py").write_text(library)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM], env={**os.environ, "PYTHONPATH": path, "TOTAL": total},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run(PROGRAM, tmp_path, library, TOTAL=total)
     assert done.stdout.strip().endswith(expected), (done.stdout, done.stderr)
+
+
+FROZEN = """
+import os, sys, time
+from support.freezer import freezer
+from grpo_run.runtime.processes import adoption, forkserver, server_start
+from grpo_run.runtime import upstream
+
+said = []
+with freezer() as cgroup:
+    forkserver.start_server(["slow_lib"], {})
+    first = upstream.forkserver_pid()
+    cgroup.freeze(first)
+    server_start.await_server(said.append, server_start.Limits(idle_seconds=0.5))
+    process = forkserver.start_child("posix:getpid", dict(os.environ), "/")
+    process.join(30)
+    print(said, process.exitcode, upstream.forkserver_pid() == first, first in adoption.own_children())
+"""
+
+
+def test_a_server_that_survives_sigkill_is_abandoned(tmp_path: Path) -> None:
+    """Ranks start from another one, and the end of the run does not wait for it as for a helper of theirs."""
+    if reason := freezer.unsupported():
+        pytest.skip(reason)
+    expected = "did nothing for 0 s: ranks start as fresh interpreters'] 0 False True"
+    done = run(FROZEN, tmp_path, "import time; time.sleep(600)")
+    assert done.stdout.strip().endswith(expected), (done.stdout, done.stderr)
+
+
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+from grpo_run.runtime import upstream
+from grpo_run.runtime.processes import forkserver, server_start
+from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
+from grpo_run.watchdog.processes import read_stat
+
+def stop():
+    os.kill(upstream.forkserver_pid(), signal.SIGSTOP)
+    while read_stat(upstream.forkserver_pid()).state != "T":
+        time.sleep(0.01)
+
+forkserver.start_server([], {})
+stop()
+server_start.await_server(print)
+stop()
+spec = RankSpec(rank=0, local_rank=0, environment=dict(os.environ), directory="/", log=Path("/dev/null"))
+group = RankGroup([spec], entry="signal:pause", preloaded=True)
+stop()
+os.kill(group.pids[0], signal.SIGKILL)
+exits = group.wait(10.0)
+print([exit.signal for exit in exits])
+"""
+
+
+def test_a_stopped_server_is_continued_before_it_is_needed(tmp_path: Path) -> None:
+    """Ctrl-Z and schedulers stop it beside the supervisor, which may be the only one that is continued."""
+    done = run(STOPPED, tmp_path, "")
+    assert done.stdout.strip() == "[9]", (done.stdout, done.stderr)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.watchdog.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot, peer_error
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits
-from grpo_run.watchdog.observation import Exit, RankError
+from grpo_run.watchdog.observation import Exit, ProcessEnd, RankError
 
 
 def test_a_killed_rank_is_the_culprit_not_its_peers(
@@ -27,6 +29,30 @@ def test_a_killed_rank_is_the_culprit_not_its_peers(
     assert verdict.waiters == (0, 2)
     assert verdict.sentence == "Rank 1 was killed by SIGKILL in step 8 (phase generate)."
     assert not verdict.deterministic
+
+
+@pytest.mark.parametrize(
+    ("end", "how", "advised"),
+    [
+        (ProcessEnd(exit_code=None, signal=signal.SIGKILL), "was killed by SIGKILL", True),
+        (ProcessEnd(exit_code=3, signal=None), "exited with code 3", False),
+    ],
+)
+def test_ranks_that_died_with_their_forkserver_are_not_culprits(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, end: ProcessEnd, how: str, advised: bool
+) -> None:
+    """Nothing that the ranks did; a rank that lost its peer first does not hide it."""
+    exits = [
+        make_exit(2, order=0, error=peer_error(make_error)),
+        replace(make_exit(0, order=1, signal=signal.SIGKILL), forkserver=end),
+        replace(make_exit(1, order=2, signal=signal.SIGKILL), forkserver=end),
+    ]
+    verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
+    assert (verdict.cause, verdict.culprits, verdict.deterministic) == (Cause.signal, (), False)
+    assert verdict.sentence == (
+        f"The forkserver, which starts the ranks, {how} in step 8 (phase generate); ranks 0 and 1 died with it."
+    )
+    assert bool(verdict.advice) is advised
 
 
 def test_an_exception_of_its_own_is_the_cause_not_the_connection_errors(
