@@ -34,12 +34,12 @@ def print_plan(report: Report) -> None:
     prediction, shape = report.prediction, report.shape
     job, unit = prediction.job, unit_of(prediction.allocated_bytes)
     adapters = (
-        f"LoRA of rank {job.lora_rank} ({prediction.trained_parameters / 1e6:,.1f} M trained)"
+        f"LoRA of rank {job.lora_rank} ({_count_text(prediction.trained_parameters)} trained)"
         if job.lora_rank
         else ""
     )
     print_paragraph(
-        f"{report.model}: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers; {job.algorithm.upper()}; micro-batch of"
+        f"{report.model}: {_count_text(shape.parameters)} parameters, {shape.layers} layers; {job.algorithm.upper()}; micro-batch of"
         f" {job.batch} rows of {job.lengths}, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
         f" {'with' if job.checkpointing else 'without'} gradient checkpointing, {job.optimizer}"
         f"{', ' + adapters if adapters else ''}"
@@ -101,6 +101,10 @@ def _print_choice(choice: Choice) -> None:
     for name, value in choice.settings.items():
         print(f"    {name}={value},")
     print("    ...\n)")
+
+
+def _count_text(parameters: int) -> str:
+    return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
 
 
 def sentences(report: Report) -> Iterator[str]:

@@ -107,6 +107,16 @@ def test_a_small_job_is_printed_in_mib(capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"backward\* +3\.0 +1\.5 +0\.0 +4\.5 +4\.5", text)
 
 
+@pytest.mark.parametrize(("trained", "expected"), [(6_144, "6,144"), (1_081_344, "1.1 M")])
+def test_a_small_adapter_is_not_said_to_train_nothing(
+    capsys: pytest.CaptureFixture[str], trained: int, expected: str
+) -> None:
+    """Rounded to a million it would be 0.0 M."""
+    adapted = replace(a_prediction().job, lora_rank=8)
+    print_plan(a_report(prediction=a_prediction(job=adapted, trained_parameters=trained)))
+    assert f"LoRA of rank 8 ({expected} trained)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rows_of_sft_have_one_length_and_no_completion(capsys: pytest.CaptureFixture[str]) -> None:
     """The header and the longest row."""
     sft = replace(a_prediction().job, algorithm="sft", prompt=0, completion=1024)
