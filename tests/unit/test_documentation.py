@@ -9,22 +9,48 @@ import pytest
 from support import command_line_page
 from support.import_graph import PACKAGES, PAGE, REPOSITORY, folder_graph, package_graph, page, reduced
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
 TOP_LEVEL = (*PACKAGES, "tests", "docs", "benchmarks", "examples")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_every_file_that_a_page_names_exists(path: Path) -> None:
     """A path in backticks that begins with a folder of the repository leads to a file or a folder."""
     named = re.findall(rf"`((?:{'|'.join(TOP_LEVEL)})/[\w./-]*)`", path.read_text(encoding="utf-8"))
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_link_of_a_page_leads_to_a_file(path: Path) -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path: Path) -> None:
     """Links to other sites are not followed."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text(encoding="utf-8"))
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in links
+        if not (target := path.parent / name if name else path).exists()
+        or (anchor and anchor not in anchors(target))
+    ]
+    assert missing == []
+
+
+def anchors(path: Path) -> list[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_index_of_decisions_links_every_section_and_has_no_entry_itself() -> None:
+    """An entry belongs to the page of its concept in `docs/decisions`."""
+    index = (DOCS / "decisions.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((decisions/[\w-]+\.md#[^)]+)\)", index)
+    sections = [
+        f"decisions/{path.name}#{anchor}"
+        for path in (DOCS / "decisions").glob("*.md")
+        for anchor in anchors(path)[1:]
+    ]
+    assert sorted(linked) == sorted(sections)
+    assert "**" not in index, "move these entries to a page in docs/decisions; drop those that it has already"
 
 
 def test_the_drawings_of_the_architecture_are_current() -> None:
