@@ -1,4 +1,4 @@
-"""The `grpo-run` command: select a subcommand and turn errors of the user into one line and an exit code.
+"""The `grpo-run` command: select a subcommand and turn usage errors into one line and an exit code.
 
 Each subcommand is in its own file and is imported only when it is asked for.
 """

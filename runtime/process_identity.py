@@ -1,4 +1,4 @@
-"""Who a process is beyond its pid, which another process may have: later, in another container or on another machine.
+"""The identity of a process beyond its pid, which another process may have later, in another container or on another machine.
 
 A supervisor writes its identity into the run directory; commands and the next supervisor read it. No process is
 signaled before its identity is verified. Imports `watchdog.processes` only.

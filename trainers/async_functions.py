@@ -1,4 +1,4 @@
-"""Functions of a script that a trainer awaits: how they are told apart, and a time limit for one call.
+"""Asynchronous functions of a script: detect them, and limit the time of one call.
 
 Called by `hooks`, `exclusion` and `rewards`, which wrap reward functions and tools. Imports no training library.
 """

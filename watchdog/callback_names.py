@@ -1,4 +1,4 @@
-"""Names of a user's code that a trainer calls: what durations are kept by, and what sentences call it.
+"""Names of the user's callbacks, tools and rewards: keys of recorded durations, and names in messages.
 
 Given by `trainers.hooks` to the board, used by every sentence. Pure.
 """

@@ -1,4 +1,4 @@
-"""A number of bytes as words: in sentences and advice, on the terminal, in tables and in the report. Pure."""
+"""Byte counts as text for messages, tables and the report. Pure."""
 
 from __future__ import annotations
 

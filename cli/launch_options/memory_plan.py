@@ -1,4 +1,4 @@
-"""`--memory-plan`: what a user who knows what fits changes from the first attempt on, as `NAME=VALUE,NAME`.
+"""`--memory-plan`: the memory plan of a run from its first attempt on, as `NAME=VALUE,NAME`.
 
 Called by `parse.py`. Does not choose a plan; after an out-of-memory error the supervisor goes on from the one given here.
 """

@@ -1,4 +1,4 @@
-"""The inputs of a run at its launch: read, and compared with those that the run began with.
+"""The inputs of a run at its launch: read, and compared with those that the run was started with.
 
 Called by `launch.py` before a run starts or continues. Starts no process and writes no file.
 """

@@ -1,4 +1,4 @@
-"""Where the script begins on a command line, and which words identify the run: the script and its arguments.
+"""Find the script on a command line, and the words that identify the run: the script and its arguments.
 
 Options come before the script; every word after it belongs to the script, even if it looks like an option. Called by
 `parse.py`, and by `train.py` for the words before a recipe.

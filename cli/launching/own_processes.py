@@ -1,4 +1,4 @@
-"""Which processes belong to a run: the token that they inherit, the cgroup that they are in, and who adopts orphans.
+"""Which processes belong to a run: the token that they inherit, their cgroup, and the process that adopts orphans.
 
 Called by `supervise.py` before anything else is started, so that whatever the run starts is marked. Terminates
 nothing.

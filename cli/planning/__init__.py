@@ -1,4 +1,4 @@
-"""`grpo-run plan`: options, the job that is asked for, and the output of a prediction.
+"""`grpo-run plan`: its options, the requested job, and the output of a prediction.
 
 Imports `reading`, `trainers.planning` and `cli.text`. Start at `plan.py`.
 """

@@ -1,4 +1,4 @@
-"""`grpo-run plan`: predict the memory of a training job, say what fits and which changes need less.
+"""`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
 
 Parses, reads the recipe or script, asks `trainers.planning`, and prints a table or JSON. Starts no process and needs no GPU.
 """

@@ -1,4 +1,4 @@
-"""The job that a command line asks for: its options, a script's or recipe's settings below them, and TRL's defaults below these.
+"""The job that a command line requests: options first, then the settings of a script or recipe, then TRL's defaults.
 
 Called by `plan.py`. Traces nothing.
 """

@@ -1,4 +1,4 @@
-"""What the command of `--on-end` is told about a run that has ended: one JSON object. Pure but for one file.
+"""The input of the command of `--on-end`: a JSON object about the run that has ended. Reads one file.
 
 Called by `on_end.py`.
 """

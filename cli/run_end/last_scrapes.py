@@ -1,4 +1,4 @@
-"""Let a regular scraper read how a run has ended, before its exporter exits.
+"""Keep the exporter running until a regular scraper has read how the run ended.
 
 Called by `launching/supervise.py`. How long is decided in `dashboards/metrics/last_scrape.py`.
 """

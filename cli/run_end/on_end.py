@@ -1,4 +1,4 @@
-"""Run the command of `--on-end`: it is told on its standard input how the run has ended.
+"""Run the command of `--on-end`, with the outcome of the run on its standard input.
 
     grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' train.py
 

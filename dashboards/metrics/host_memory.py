@@ -1,4 +1,4 @@
-"""Metrics of the host's memory: limits, who uses it, and what was done when it was short.
+"""Metrics of host memory: limits, usage by process kind, and actions taken under pressure.
 
 A part of the table in `catalogue.py`, which says what holds for all metrics. The values are those of the supervisor's last
 sample; without a supervisor on this machine they are absent.

@@ -1,4 +1,4 @@
-"""Metrics of the ranks' memory: on the device and on the host, by phase, and what measuring and hygiene cost.
+"""Metrics of the ranks' memory: on the device and on the host, by phase, and the cost of measuring and hygiene.
 
 A part of the table in `catalogue.py`, which says what holds for all metrics. The values are those that each rank has
 measured itself in this attempt; before its first measurement it exports none.

@@ -1,4 +1,4 @@
-"""Faults as text for the terminal: what happened, who, where, what is done, and how long the recovery took.
+"""Faults as text for the terminal: what happened, which rank and line, the action, and the duration of the recovery.
 
 Reads the run's history and each incident's `verdict.json`. Called by `terminal.py`, which prints the lines.
 """

@@ -1,4 +1,4 @@
-"""The runs of a user, each with its state, age and size: what `grpo-run ls` shows and `grpo-run gc` judges.
+"""The runs of a user, each with its state, age and size: shown by `grpo-run ls`, evaluated by `grpo-run gc`.
 
 A run is found in `runs/` of the working directory or by the registry, and nowhere else: no file system is searched.
 Called by every command that names a run. Reads only.

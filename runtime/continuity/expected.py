@@ -1,4 +1,4 @@
-"""What a restart resumes from, as the run's own record has it: one phrase for the reason of the restart.
+"""What a restart resumes from, according to the run's record: one phrase for the reason of the restart.
 
 Called by the recovery policy. What the ranks then do is decided by `trainers/resuming` and journaled as
 `train_resumed`. Pure.

@@ -1,4 +1,4 @@
-"""An order to sample anew: from a step on, the ranks use other random numbers than the attempts before.
+"""An order to use fresh seeds: from a step on, ranks draw other random numbers than in earlier attempts.
 
 Decided by the recovery policy, kept with the faults in the run's history, carried to the ranks by `RankSettings`, and obeyed by `grpo_run.trainers.learning`. Plain data.
 """

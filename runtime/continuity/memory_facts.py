@@ -1,4 +1,4 @@
-"""What decides how a run could use less memory: the facts of a `train()` call, as its ranks have published them.
+"""The facts of a `train()` call that decide how it could use less memory, as published by its ranks.
 
 The first rank of each node writes `memory_facts.json` into the run directory when a `train()` call begins
 (`grpo_run.trainers.memory_plan.facts`); the supervisor reads it after an out-of-memory error, when no rank is left to ask.

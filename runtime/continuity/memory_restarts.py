@@ -1,4 +1,4 @@
-"""Restarts that were made before memory of the host ran out. Replayed as part of `runtime.record.history`. Pure."""
+"""Restarts made before host memory ran out. Replayed as part of `runtime.record.history`. Pure."""
 
 from __future__ import annotations
 

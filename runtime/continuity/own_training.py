@@ -1,4 +1,4 @@
-"""Training that the script does by itself, with no Trainer and no loop: since when, and what it has saved itself.
+"""Training without a Trainer and a loop: since when, and what the script has saved itself.
 
 grpo-run counts no steps of it and saves nothing of it, so a restart begins the script anew. What
 `Accelerator.save_state` has saved is a checkpoint of the script's own: whether the script resumes from it is up to the

@@ -1,4 +1,4 @@
-"""Faults and checkpoints of a run, as its journal has them: two records. Plain data.
+"""Faults and checkpoints of a run, as recorded in its journal. Plain data.
 
 Replayed as part of `runtime.record.history`; read by the recovery policy, status, metrics and reports.
 """

@@ -1,4 +1,4 @@
-"""The ledger of a run's `train()` calls: which were begun, where they save, and how far they are.
+"""The ledger of a run's `train()` calls: which were started, where they save, and their progress.
 
 Replayed from the journal as part of `runtime.record.history`. The ranks of the next attempt receive it
 (`KnownCall`), to recognize their calls in it: `trainers/resuming/identification.py`. Pure.

@@ -1,4 +1,4 @@
-"""A confirmed hang, as the hang detector reports it to the supervisor, or ranks that need another memory plan. Plain data."""
+"""A confirmed hang, or ranks that need another memory plan, as reported to the supervisor. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounting of the host's memory while ranks run: samples every second or two, and the kernel's kill counter at every poll.
+"""Accounting of host memory while ranks run: samples every second or two, and the kernel's kill counter at every poll.
 
 Called by the supervisor, which allocates nothing on behalf of the ranks: nothing here takes time of a step. Every kind of
 reading has a share of one core that it may take; a reading that costs more is made less often. Decides nothing.

@@ -1,4 +1,4 @@
-"""The last sample of the host's memory, in a small file of the run directory that outlives every process.
+"""The last sample of host memory, in a small file of the run directory that outlives every process.
 
 The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the supervisor.
 `grpo-run status` reads it, and so

@@ -1,4 +1,4 @@
-"""A memory cgroup of the ranks' own, below that of the supervisor, where one may be made.
+"""A separate memory cgroup for the ranks, below that of the supervisor, where one can be created.
 
 It has no limit: those above it hold for it, too. What is charged to it is what this run's ranks use, its kill counter counts
 their processes only, and what ends a whole cgroup from outside ends the ranks and not the supervisor. Making one needs

@@ -1,4 +1,4 @@
-"""Prompts that a run does not generate from any more, because generation or rewards have failed on them twice at one step.
+"""Quarantined prompts: no longer generated from, because generation or rewards failed on them twice at one step.
 
 The supervisor puts the prompts of the rank that failed into quarantine, where it would otherwise give the run up, and
 journals `prompt_quarantined`. `record/history.py` replays the events, the settings of the next attempt carry the prompts to

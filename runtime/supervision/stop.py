@@ -1,4 +1,4 @@
-"""The stop of a run: who asked, since when, how the ranks are stopped, and until when they may take.
+"""The stop of a run: who requested it and when, how the ranks are stopped, and their deadline.
 
 A signal handler may only note a request; the supervisor handles it at its next poll. How ranks are stopped is chosen in
 `unguarded/means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.

@@ -1,4 +1,4 @@
-"""Memory of the rank's device, as torch's CUDA allocator counts it; ROCm is counted alike.
+"""Memory of the rank's device, as counted by torch's CUDA allocator, also on ROCm.
 
 Called by `phases.py` when a phase ends. Reading asks the allocator and not the driver: it waits for no kernel. A rank
 that has not initialized CUDA has no figures, and reading them never initializes it.

@@ -1,4 +1,4 @@
-"""Memory at the end of a step, as `phases.py` returns it and hygiene judges it. Plain data."""
+"""Memory at the end of a step, returned by `phases.py` and evaluated by hygiene. Plain data."""
 
 from __future__ import annotations
 

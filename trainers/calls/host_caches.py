@@ -1,4 +1,4 @@
-"""Free what this rank's process keeps for later use, once each time that memory of the host becomes short.
+"""Release this rank's host memory caches, once each time that host memory runs short.
 
 The supervisor announces it on the board. Each rank acts after its next step, by itself: nothing collective happens, and no
 phase is entered, because another rank may see the announcement a step later. Called by `steps.py`.

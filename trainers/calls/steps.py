@@ -1,4 +1,4 @@
-"""The steps of one call: its begin, what follows each step on every rank, and its end.
+"""The steps of one call: its start, the work after each step on every rank, and its end.
 
 After a step, all ranks vote on it and act on the result of the vote before: a stop, a save, a snapshot. Called by
 `hooks/callback.py` at the events of a Trainer and by `loops/run.py` at the steps of a hand-written loop. Takes no

@@ -1,4 +1,4 @@
-"""Caps on generation: what ends a completion that would not end by itself, and why each completion ended.
+"""Caps on generation: end completions that would not end by themselves, and record why each completion ended.
 
 `grpo-run launch --generation`, recipes and `apply` cap TRL's trainers. A generation loop that a script writes itself
 uses the same caps:

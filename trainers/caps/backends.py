@@ -1,4 +1,4 @@
-"""Which caps the backend of a trainer can apply, and what vLLM is told of them.
+"""Which caps the backend of a trainer can apply, and the sampling parameters for vLLM.
 
 Called by `capping.py` when `train()` begins, before anything is generated. vLLM detects repetitions itself (from version
 0.17) and ends a request at its maximum length, but has no time limit; continuous batching and `rollout_func`

@@ -1,4 +1,4 @@
-"""What the deadline did to each rollout, so that a rollout that is generated again after a fault ends after the same token.
+"""Record what the deadline did to each rollout, so that a rollout repeated after a fault ends after the same token.
 
 A deadline depends on the clock, and a step that is done again would otherwise end in other weights. Each rank journals its
 rollouts while `max_time` is set (`hooks/rollouts.py`), and reads them when a `train()` call begins. On another

@@ -1,4 +1,4 @@
-"""What the calls of all ranks amount to: one answer, or an error that names where each rank is.
+"""Combine the calls of all ranks: one answer, or an error that names the line of each rank.
 
 Called by `functions.py` with what `exchange.py` received. Pure: every rank is given the same calls, so every
 rank returns the same answer or raises the same error.

@@ -1,4 +1,4 @@
-"""One rank's call of a consensus function, and its form as numbers, as the ranks exchange it.
+"""One rank's call of a consensus function, and its encoding as integers for the exchange.
 
 Made by `functions.py`, sent by `exchange.py`, compared by `agreement.py`. Pure.
 """

@@ -1,4 +1,4 @@
-"""How the calls of all ranks reach every rank: over a group of our own, or over torch's default group.
+"""How the calls of all ranks reach every rank: over grpo-run's own group, or over torch's default group.
 
 Under `grpo-run launch` the first call connects a vote group of its own (`rank/vote_group.py`), so that the
 calls mix neither with the step vote nor with collectives of the script. Elsewhere, for example under torchrun,

@@ -1,4 +1,4 @@
-"""What TRL logs of a rollout, kept right while samples are excluded or rewards are computed again.
+"""What TRL logs of a rollout, kept correct when samples are excluded or rewards are computed again.
 
 Called by `attach.py`.
 """

@@ -1,4 +1,4 @@
-"""Takes samples out of the loss: what TRL computes after the rewards, with the rows of excluded samples masked.
+"""Removes samples from the loss: masks the rows of excluded samples in what TRL computes after the rewards.
 
 Called by `attach.py` on every rank when any rank has an excluded sample. GRPO multiplies its per-token loss by `tool_mask`,
 which is not part of the attention mask, so log-probabilities stay as they are. RLOO has `completion_mask` only; the sum of

@@ -1,4 +1,4 @@
-"""What a reward function returned: checked, and its failures marked.
+"""Check what a reward function returned, and mark its failures.
 
 A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and its gather over
 the ranks; `None` keeps TRL's meaning. Called by `reward_functions.py` around every function; code that calls a

@@ -1,4 +1,4 @@
-"""What was excluded in a step that is done again after a recovery, so that it is excluded again.
+"""Exclude the same samples again in a step that is repeated after a recovery.
 
 A reward that did not come in time the first time may come the second time; the step would then not be the one that the
 run had taken. A sample is known again by its place and its tokens: after a change of the seeds or the script nothing is excluded

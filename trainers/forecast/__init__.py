@@ -1,4 +1,4 @@
-"""Forecast: whether the memory of the coming steps suffices for the rollout that was just generated; if not, smaller passes.
+"""Forecast: predict whether the next steps fit into memory with the rollout just generated; if not, use smaller passes.
 
 Start with `attach.py`, which wraps methods of GRPO's and RLOO's trainers. `fit.py` predicts from what was measured, `decision.py`
 says how often micro-batches are split, `rollouts.py` keeps one rank's side of it and lets all ranks decide, and `splitting.py`

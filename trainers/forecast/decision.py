@@ -1,4 +1,4 @@
-"""How often the micro-batches of a rollout are split: on one rank from its prediction, and on all ranks from those of each. Pure.
+"""Into how many pieces the micro-batches of a rollout are split: from one rank's prediction, then from those of all ranks. Pure.
 
 Ranks must split alike, because TRL reduces metrics over all ranks for every pass. The rank that needs the smallest passes decides.
 A rollout that is generated again after a fault is split as it was the first time, so that its sums are rounded alike. Used by `rollouts.py`.

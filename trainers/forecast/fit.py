@@ -1,4 +1,4 @@
-"""What passes of one kind need, predicted from what they have needed. Pure.
+"""Predict the memory of passes of one kind from that of earlier passes. Pure.
 
 The memory of a pass grows with its tokens (rows times padded length) and, where attention matrices are stored, with tokens times
 length. Measured values are fitted by non-negative coefficients: a constant, one for tokens, one for tokens times length. The

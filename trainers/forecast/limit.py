@@ -1,4 +1,4 @@
-"""What a rank may use, and what it uses between passes: of its GPU, or of a simulated one whose passes need memory by their tokens.
+"""The memory that a rank may use, and its usage between passes: of its GPU, or of a simulated one for a number of tokens.
 
 Called by `rollouts.py`. A simulated limit is a fault of `--inject` with `tokens=N`: above so many tokens memory runs out, so the
 forecast takes a token for 1 MiB and knows the limit.

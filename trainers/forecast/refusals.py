@@ -1,4 +1,4 @@
-"""Whether a trainer's rollouts have a forecast, and why its micro-batches are not split even if they would not fit.
+"""Whether a trainer's rollouts have a forecast, and why its micro-batches cannot be split.
 
 Called by `rollouts.py` when a call begins, before anything of the trainer is hooked. What makes several passes another update is
 known to `runtime.continuity.memory.split_exactness`; here is what splitting within a step adds to that.

@@ -1,4 +1,4 @@
-"""The forecasts of one rank: what its passes have needed, what the coming ones will need, and what all ranks do about it.
+"""The forecasts of one rank: measurements of its passes, predictions for the next ones, and the decision of all ranks.
 
 `prepare` is called by `hooks/train_call.py` when a call begins; `attach.py` reports rollouts and passes. After each rollout every rank
 says what it needs, and all ranks split their micro-batches alike for the steps of this rollout. What was measured and decided is kept

@@ -1,4 +1,4 @@
-"""One micro-batch in several passes, with the gradient of one: how its rows are divided, and how losses and metrics are put together.
+"""Compute one micro-batch in several passes with the same gradient: divide its rows, combine losses and metrics.
 
 The pieces' losses are weighted so that their sum is the loss of the whole micro-batch: by the share of rows where the loss is a mean
 over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but the last are

@@ -1,4 +1,4 @@
-"""In which order a trainer reads its data: shuffled, as given, or as given and sorted by length.
+"""The order in which a trainer reads its data: shuffled, as given, or sorted by length.
 
 Said at the start, because ranks take fixed parts of each batch: in a data set that is sorted, the same rank always has the
 longest completions, and all others wait for it. Called by `train_call.py`. Changes nothing.

@@ -1,4 +1,4 @@
-"""Checks before the first step that every prompt fits into the model's window.
+"""Checks before the first step that every prompt fits into the model's context window.
 
 Called by `rollouts.py`. A prompt that does not fit ends a run in the middle of the night: vLLM raises, other backends
 read beyond the positions that the model knows. Only prompts that may be too long are tokenized, so a data set costs a

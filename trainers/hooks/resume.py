@@ -1,4 +1,4 @@
-"""What a `train()` call tells of itself when it resumes, and how a finished call is restored without training.
+"""Describe a `train()` call for the choice of its checkpoint, and restore a finished call without training.
 
 Called by `train_call.py` around the original `train()`. `calls/resume.py` agrees on the checkpoint.
 """

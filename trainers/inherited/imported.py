@@ -1,4 +1,4 @@
-"""What the warm interpreter has imported: in which order, from where, and what it has looked for in vain.
+"""The imports of the warm interpreter: their order, their files, and names that it did not find.
 
 `preload.py` records it, once per process; a rank finds the record in its memory. Decides nothing.
 """

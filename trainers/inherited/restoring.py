@@ -1,4 +1,4 @@
-"""Give a script the modules that its rank has inherited, if it would import the same ones; otherwise start over.
+"""Give a script the modules that its rank has inherited, if it would import the same ones; otherwise execute a fresh interpreter.
 
 The bootstrap hides the modules before anything else. When the script imports the first of them, its import path and its
 environment are what torchrun's Python would import it with. If every name leads where it led in the warm interpreter, and

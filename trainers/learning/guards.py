@@ -1,4 +1,4 @@
-"""The learning guards of one call in one rank: what they have seen, what they said, and what all ranks do about it.
+"""The learning guards of one call in one rank: their history, their alarms, and the response of all ranks.
 
 After each step the rank adds what the step has shown and asks the guards. An alarm whose response is a warning is
 reported by rank 0. Any other goes into the step's vote, and the rank collects that vote at once: when all ranks know,

@@ -1,4 +1,4 @@
-"""Reads from a trainer what a step has shown of the learning: raw loss, norm of the gradient, and logged metrics.
+"""Reads the values of a step that the learning guards judge: raw loss, gradient norm, and logged metrics.
 
 transformers' log shows 0 for a loss that is NaN, and a metric only every `logging_steps` steps; both are read at
 their source here. `read_steps` wraps two public methods for the length of a `train()` call; nothing is changed. Called

@@ -1,4 +1,4 @@
-"""Loading: serve what a trainer loads when it resumes from a snapshot in memory.
+"""Loading: serve the files that a trainer loads when it resumes from a snapshot in memory.
 
 `snapshot.py` opens the snapshot that the supervisor has named, `folder.py` makes the directory that stands for its
 checkpoint, `interception.py` replaces the load functions of torch and safetensors while the trainer loads, and

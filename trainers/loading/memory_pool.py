@@ -1,4 +1,4 @@
-"""Memory for tensors that are loaded: what one file's tensors have given back is used again for the next file.
+"""Memory for loaded tensors: pages that one file's tensors have released are reused for the next file.
 
 A trainer loads the weights, copies them into its model and drops them, and then loads the optimizer's state, which
 it keeps. Most of the time of loading is the kernel's for pages that are used for the first time; they are the same

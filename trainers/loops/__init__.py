@@ -1,4 +1,4 @@
-"""Loops: what hand-written training loops get that a guarded `train()` call gets, behind `trainers/loop.py`.
+"""Loops: the implementation of `trainers/loop.py`, which gives hand-written loops what a guarded `train()` call has.
 
 `run.py` is one loop of one attempt: it resumes, commits steps and ends; `plain.py` only counts. What it saves is in `contents.py`: the script's
 objects (`state.py`, `sharding.py`), and per rank the random generators, plain values and the position in the data

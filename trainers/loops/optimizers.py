@@ -1,4 +1,4 @@
-"""Observes the steps of all optimizers: what happens before each one, and gradients that none has used.
+"""Observes the steps of all optimizers: runs hooks before each one, and detects gradients that none has used.
 
 Uses torch's global hooks, because a script may step optimizers that are not in the loop's `state`. Called by `run.py`.
 """

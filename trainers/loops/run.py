@@ -1,4 +1,4 @@
-"""One loop of one attempt: it resumes where the run has stopped, commits steps, and ends.
+"""One loop of one attempt: resume where the run stopped, commit steps, and end.
 
 `loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. Outside `grpo-run launch` `plain.py` is in its place.
 """

@@ -1,4 +1,4 @@
-"""The memory plan in a rank: what it changes of a trainer's configuration and calls, and what the ranks tell of their memory.
+"""The memory plan in a rank: changes of a trainer's configuration and calls, and the facts that ranks publish about memory.
 
 `configuration.py` applies the plan when a script builds a configuration, `record.py` keeps what the script had set, and
 `derivation.py` tells from which other one it was built; `sub_batches.py` splits calls of generation; `facts.py` collects what the supervisor must know to choose a plan. May import

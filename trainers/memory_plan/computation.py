@@ -1,4 +1,4 @@
-"""How a trainer computes its model, as far as a trace of its memory depends on that.
+"""How a trainer runs its model, as far as a memory trace depends on it.
 
 A part of the facts of a call (`facts.py`): after an out-of-memory error the supervisor has the job traced with other plans
 (`trainers.planning.plans`). Changes nothing.

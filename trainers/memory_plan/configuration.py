@@ -1,4 +1,4 @@
-"""Apply a memory plan to the configurations that a script builds, before they validate themselves, and check that it lasted.
+"""Apply a memory plan to the configurations that a script builds, before they are validated, and check that it stayed in effect.
 
 `install` wraps `__post_init__` of `transformers.TrainingArguments`, which the configurations of all trainers call first: TRL then
 derives the sizes of rollouts from what the plan has made of the batch. Values are absolute. A configuration that is built

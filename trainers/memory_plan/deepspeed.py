@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration as a script or accelerate gives it: what of the batch it fixes, and offload of the optimizer.
+"""DeepSpeed's configuration from a script or accelerate: which batch settings it fixes, and optimizer offload.
 
 Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where they were given.
 Does not import DeepSpeed.

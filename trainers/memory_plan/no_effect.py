@@ -1,4 +1,4 @@
-"""Say that a memory plan changes nothing of training that the script does by itself.
+"""Warn that a memory plan has no effect on training without a Trainer.
 
 A plan is applied to the configuration of a Trainer. Called at the first optimizer step of a script's own, and when a hand-written
 loop begins.

@@ -1,4 +1,4 @@
-"""Whether a method that a script puts in the place of a trainer's own only passes its result on.
+"""Whether a script's override of a trainer's method only passes on the original's result.
 
 Such a method logs, measures or raises; the loss stays the trainer's own, so a micro-batch may be split. Judged by the source, as
 syntax: what it returns is what the trainer's method has returned, for the arguments that it was given, and nothing is changed

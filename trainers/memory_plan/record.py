@@ -1,4 +1,4 @@
-"""What a script has set in a configuration that a memory plan has changed.
+"""The script's own settings in a configuration that a memory plan has changed.
 
 Kept as an attribute of the configuration, in plain values: transformers pickles the configuration into each checkpoint, which must
 load without grpo-run. Read by everything that must see a trainer as its script has built it, as the recognition of `train()`

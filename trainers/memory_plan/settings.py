@@ -1,4 +1,4 @@
-"""What a configuration alone says of the loss and the batch, and why its micro-batch is not to be divided.
+"""Facts about loss and batch from a configuration alone, and why its micro-batch must not be divided.
 
 Called by `configuration.py`, where there is no trainer yet, and by `facts.py`. A script with several stages has one plan: the
 stage that ran out of memory may be split, and another may have a loss that may not.

@@ -1,4 +1,4 @@
-"""Generate the rollouts of one trainer in parts, as a memory plan says.
+"""Generate the rollouts of one trainer in parts, as the memory plan requires.
 
 `hooks/rollout_hooks.py` enters `in_sub_batches` for the length of a `train()` call, inside the caps. Every rank makes as many calls
 of `generate` as every other: where parameters are sharded, each call gathers them on all ranks, so turns with tools, which

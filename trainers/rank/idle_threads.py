@@ -1,4 +1,4 @@
-"""Python threads of libraries that are idle now, and that wake no thread when they run again.
+"""Idle Python threads of libraries that will not wake another thread when they run again.
 
 Called by the heartbeat once per second, for the proof that nothing can wake a rank: such a thread waits with a
 time limit, so the kernel alone cannot tell it from one that is about to act. Takes no lock, because any thread

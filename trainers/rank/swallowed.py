@@ -1,4 +1,4 @@
-"""Whether the exception that was handled when another one was raised had been swallowed by its handler.
+"""Whether the `__context__` of an exception had already been handled when the exception was raised.
 
 Called by `error_report.py`: an exhausted GPU that a cleanup fails on is what ended the rank; one that the script has caught
 and gone on after, as a search for a batch size does, is not. Reads the source of the function that caught it; where there is none,

@@ -1,4 +1,4 @@
-"""Whether the exception that ends a script has also ended the loop that the script was in.
+"""Whether the exception that ended a script has also ended its loop.
 
 Python destroys the iterator of a `for` while the exception is on its way, as it does after `break`; the iterator cannot
 see which. So `loops/run.py` keeps where the script was, and the bootstrap compares that with the exception's traceback.

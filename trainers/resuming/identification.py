@@ -1,4 +1,4 @@
-"""Recognize a `train()` call among those that the run has begun before. Runs on rank 0, for all ranks.
+"""Match a `train()` call with those that the run has started before. Runs on rank 0, for all ranks.
 
 A script need not repeat its calls in the same order: it may skip a stage whose result exists. A call is
 therefore recognized by its trainer's class and its output directory, and keeps its number in the run:

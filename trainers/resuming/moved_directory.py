@@ -1,4 +1,4 @@
-"""Do two output directories have the same name, except for a part that every start of the script makes anew?
+"""Do two output directories differ only in a part of the name that every start of the script generates?
 
 Scripts put the time, a process id or a random part into the name, so a restarted script does not find its
 checkpoints. Two names are taken as one only with evidence: the part that differs is the time at which each

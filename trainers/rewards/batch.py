@@ -1,4 +1,4 @@
-"""The arguments of one call of a reward function, by sample: parts of them for a worker, and what it has recorded.
+"""The arguments of one call of a reward function, by sample: parts of them for a worker, and their results.
 
 Used by `service.py`. Calls no reward function.
 """

@@ -1,4 +1,4 @@
-"""What is recorded of failed reward calls: one journal event for each failed batch, and one warning for each kind.
+"""Record failed reward calls: one journal event per failed batch, and one warning per kind.
 
 Called by `service.py`. Bounds what it writes.
 """

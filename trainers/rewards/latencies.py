@@ -1,4 +1,4 @@
-"""Latencies of reward functions, written to the journal now and then. Called by the wrappers of `served.py`."""
+"""Latencies of reward functions, written to the journal periodically. Called by the wrappers of `served.py`."""
 
 from __future__ import annotations
 

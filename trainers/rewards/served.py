@@ -1,4 +1,4 @@
-"""Wraps the reward functions of a trainer, so that a call runs in a worker where that is wanted.
+"""Wraps the reward functions of a trainer, so that a call runs in a worker if required.
 
 Called for each guarded `train()` call; a function is wrapped once, and stays so, because the script may call it between two
 `train()` calls. Functions are moved by `--reward-workers`, or one by one after they have hung twice at one step

@@ -1,4 +1,4 @@
-"""One call in the rank of a function that has never returned in a worker, and has raised there on every sample.
+"""One trial call in the rank of a reward function that has raised on every sample in a worker.
 
 It may need what only the rank has: a client that the script has opened, a logger that it has set up. If it returns in the
 rank, it stays there; if it raises there too, its samples are excluded as those of any failed call. Made by `service.py`,

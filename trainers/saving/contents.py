@@ -1,4 +1,4 @@
-"""What a checkpoint contains, and where the call that it belongs to is: the interface of the savers to what is saved.
+"""The contents of a checkpoint and the position of its call: the interface between savers and what they save.
 
 Implemented for Trainers in `trainer_contents.py` and for hand-written loops in `trainers/loops/contents.py`. Used by
 `saver.py` for both kinds of saves. Does not decide where a checkpoint goes, and takes no vote.

@@ -1,4 +1,4 @@
-"""Notice that a script takes optimizer steps by itself: outside a guarded `train()` call, and outside the loop.
+"""Detect optimizer steps that a script takes outside a guarded `train()` call and outside a loop.
 
 An optimizer step is the earliest sign that is certain: collectives, models and Accelerators are made before `train()`,
 too. Called by torch before each step of each optimizer. The supervisor says what follows from it; nothing here changes the

@@ -1,4 +1,4 @@
-"""Notice when a script has saved its own state with `Accelerator.save_state`.
+"""Detect when a script has saved its own state with `Accelerator.save_state`.
 
 That is progress of the run, and what a stop waits for. Whether the script loads it again is up to the script. Begin and end
 of each call are on the board, so that the supervisor ends no rank during one; while it is about to end the ranks, a further

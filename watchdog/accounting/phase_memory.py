@@ -1,4 +1,4 @@
-"""Memory of one rank by phase, as the rank has measured it itself.
+"""Memory of one rank by phase, as measured by the rank.
 
 Filled by `runtime.board.accounting` from what `trainers.accounting` writes. Read by the metrics, `grpo-run status` and
 the evidence of an incident. Does not judge.

@@ -1,4 +1,4 @@
-"""Diagnosis of ranks that the kernel has killed because memory was full: cause `host_oom`, with the numbers.
+"""Diagnosis of ranks killed by the kernel's OOM killer: cause `host_oom`, with the figures.
 
 A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`host_memory/kills.py`). Called by the incident
 investigation before other exits are diagnosed. Pure.

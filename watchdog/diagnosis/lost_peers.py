@@ -1,4 +1,4 @@
-"""Errors of ranks that only lost their connection to another rank: which exits and tracebacks are such.
+"""Recognize exits and tracebacks of ranks that only lost their connection to another rank.
 
 Used by the diagnosis of exits, by the incident investigation, and by the terminal, which holds such tracebacks back. Pure.
 """

@@ -1,4 +1,4 @@
-"""When memory of the host is short, and when it is certain to run out: from the working set, PSI, and how the ranks grow.
+"""When host memory is short, and when it will run out: from the working set, PSI, and the growth of the ranks.
 
 Short memory (`is_short`) asks for measures that harm nobody: to give back what is on disk as well. A restart is more: it is worth
 it only for ranks that grow until the kernel kills one of them. A run that keeps using nearly all of its memory, or that fills it

@@ -1,4 +1,4 @@
-"""What is known of the host's memory at one moment. Plain data with a JSON form; made by `runtime/supervision/host_memory`.
+"""A sample of host memory at one moment. Plain data with a JSON form; made by `runtime/supervision/host_memory`.
 
 Shown by `grpo-run status` and the metrics, quoted by the verdict on a rank that the kernel has killed, and kept on the
 board, so that the next launch finds it. Does not read anything.

@@ -1,4 +1,4 @@
-"""Guard: the policy has become deterministic, or as good as random.
+"""Guard: the policy has become deterministic, or nearly random.
 
 Pure; called by `judging.py`.
 """

@@ -1,4 +1,4 @@
-"""Guard: all groups of many rollouts in a row have equal rewards, so the rewards teach nothing.
+"""Guard: all groups of many consecutive rollouts have equal rewards, so there is no learning signal.
 
 Pure; called by `judging.py`.
 """

@@ -1,4 +1,4 @@
-"""Exhausted memory: which exceptions report it, of which kind of memory, with which figures, and in which phase.
+"""Exhausted memory: the exceptions that report it, the kind of memory, the figures, and the phase.
 
 Start with `shortage.py`, which reads all of that from a rank's exception; `spellings.py` has the texts and classes that
 libraries use, `figures.py` their numbers, `phases.py` the phase that died. Imports `causes` and `observation`. Does not

@@ -1,4 +1,4 @@
-"""The figures in a message about exhausted memory: what was tried, what was free, what was in use. Pure.
+"""The figures in a message about exhausted memory: requested, free and used bytes. Pure.
 
 Called by `shortage.py`. Sources of the texts: see `spellings.py`. A figure that a message does not have is None.
 """

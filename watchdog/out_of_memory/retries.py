@@ -1,4 +1,4 @@
-"""A rank that keeps going only because torch's allocator returns all of its caches in every step, and what that costs.
+"""A rank that continues only because torch's allocator releases all of its caches in every step, and the cost.
 
 An allocation that fails is retried after all cached memory has been returned to the device, which waits for the device and makes
 the next allocations slow. A few retries are harmless. A rank that retries in every step is about to run out of memory, and may

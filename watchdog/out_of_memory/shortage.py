@@ -1,4 +1,4 @@
-"""Exhausted memory as one value: which memory, who reported it, the figures, and the phase that died.
+"""Exhausted memory as one value: which memory, who reported it, the figures, and the phase that failed.
 
 Made from a rank's exception, or from an exception that this one was raised from, or while it was handled. Becomes a part of
 the verdict; read by the recovery policy, the journal, the terminal and the report. Pure.

@@ -1,4 +1,4 @@
-"""How libraries report that memory is exhausted: exception classes, and texts that a message begins with.
+"""How libraries report exhausted memory: exception classes, and prefixes of messages.
 
 A message that only mentions memory is no report of it: a reward may quote a server's answer, and a healthy rank may print
 one. So a class decides by its full name, and a text only at the beginning of the message, and in an exception that

@@ -1,4 +1,4 @@
-"""The clock of the step in progress: where its time goes, whether anything moves, and when it will end.
+"""The clock of the current step: where its time goes, whether it makes progress, and when it will end.
 
 The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose ranks are
 busy without an end: phases that begin and end for ever, or collectives that count as progress. Such a step is ended if for the

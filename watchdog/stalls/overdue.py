@@ -1,4 +1,4 @@
-"""The clock of each open phase of a rank, compared with the phase's deadline.
+"""The clock of each open phase of a rank, and its deadline.
 
 Called by `detection.py`, and by `runtime.detection.stall_detector` for the rank that others wait for. Pure.
 Does not decide whether the rank is to blame.

@@ -1,4 +1,4 @@
-"""Clocks of a rank's processes: for how long they have done nothing, and for how long Python has not run.
+"""Clocks of a rank's processes: how long they have been idle, and how long the interpreter has not run.
 
 `QuietClock.after` takes one reading of a rank's family after another, `FrozenClock.after` one of its threads while
 the heartbeat is late. Called by `runtime.detection.activity`, which reads them. Pure. Does not decide how long is

@@ -1,4 +1,4 @@
-"""A stall, and the process facts that it is judged by.
+"""A stall, and the facts about processes on which it is based.
 
 The facts are made by `runtime.detection`, the stall by `detection.py`; `watchdog.diagnosis` turns it into a verdict. Plain data.
 """

@@ -1,4 +1,4 @@
-"""Threads of libraries that are idle as long as nobody needs them, and that wake no thread by themselves.
+"""Idle threads of libraries that do not wake other threads by themselves.
 
 A closed list, by the name that the library gives to its thread and by the wait in which it is idle, as measured
 with torch 2.13 on a CPU. A thread on the list that is in any other wait is at work. Called by `proof.py`. Pure.

@@ -1,4 +1,4 @@
-"""What one look at a rank saw: its processes, their threads, and what each thread waits for.
+"""One sample of a rank: its processes, their threads, and what each thread waits for.
 
 Plain data. Filled by `runtime.detection.waits`, judged by `proof.py`. What could not be read is `unknown`, and
 never stands for "nothing".

@@ -1,4 +1,4 @@
-"""The values of a script's expressions, as far as they follow from what is written in it. Used by `script.py`.
+"""Evaluate a script's expressions as far as its text determines their values. Used by `script.py`.
 
 Literals, names that are bound once, arithmetic, texts, and a few functions without effects. Nothing of the script is executed, and
 what is computed is bounded in size and depth: an expression beyond the bounds has no known value, as one with an unknown part.

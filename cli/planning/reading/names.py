@@ -1,4 +1,4 @@
-"""The names of a script, by the scopes of Python: what binds them, and how often. Used by `expressions.py`.
+"""The names of a script by Python's scopes: what binds them, and how often. Used by `expressions.py`.
 
 Nothing is executed. A name that its scope binds once has that value wherever it can be read at all, so the order of statements does
 not matter; a name that is bound again, by any statement, has no value that could be known. Comprehensions count to the scope around

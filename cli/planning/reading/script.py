@@ -1,4 +1,4 @@
-"""What a training script says of a job, read as syntax and never executed. Called by `sources.py`.
+"""Read a job from a training script, as syntax; nothing is executed. Called by `sources.py`.
 
 What decides about memory and cannot be read is named in a note; what this predictor does not cover is refused, or named in a note if
 it can only be an upper bound. `expressions.py` says which values can be read.

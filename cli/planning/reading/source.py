@@ -1,4 +1,7 @@
-"""What a file says of a job, as one value, and what is refused in all kinds of files. Built by `script.py`, `trl_file.py` and `sources.py`."""
+"""The settings of a job that a file gives, as one value, and what is refused in all kinds of files.
+
+Built by `script.py`, `trl_file.py` and `sources.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says of a job, whichever kind it is, and what of it a prediction does not follow. Called by `plan.py`."""
+"""Read a job from a file of any supported kind, and name the settings that a prediction ignores. Called by `plan.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak of a rank's memory in each phase by arithmetic alone, for a decoder. The only closed form of it.
+"""The peak of a rank's memory in each phase of training a decoder, by a closed formula.
 
     sizes of a job on one rank -> bytes by phase
 

@@ -1,4 +1,4 @@
-"""What a process is asked to trace after an out-of-memory error, and what it answers: two files in the run directory.
+"""Request and answer of the process that traces plans after an out-of-memory error: two files in the run directory.
 
     <run>/plan_traces/request.json   written by the supervisor (`runtime.supervision.memory.tracing`)
     <run>/plan_traces/peaks.jsonl    a line per plan, appended by the process (`grpo_run.trainers.planning.plans`)

@@ -1,4 +1,4 @@
-"""Families of processes from /proc: everything that a rank has started, and what it uses.
+"""Families of processes from /proc: everything that a rank has started, and its resource usage.
 
 A family is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
 session, but not the family. A process whose parents have all exited is lost, as in any walk from child to parent.

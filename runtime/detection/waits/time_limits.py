@@ -1,4 +1,4 @@
-"""Time limits that are set on a socket of another process (`SO_RCVTIMEO`), and show in no system call.
+"""Timeouts set on a socket of another process (`SO_RCVTIMEO`), which no system call shows.
 
 Called by `channels.py` for a thread that receives or sends. The option is read from a copy of the descriptor,
 which requires the right to trace the process, and Linux 5.6. Does not judge.

@@ -1,4 +1,4 @@
-"""Kinds of injected faults: what each of them does, where it happens by default, and what it takes.
+"""Kinds of injected faults: their effect, their default phase, and their parameters.
 
 One table, read by `parsing.py`, `injection.py` and the injector of a rank, which performs them
 (`trainers/rank/injected/faults.py`). Pure.

@@ -1,4 +1,4 @@
-"""The text of `--inject`: parse it, and refuse what is wrong in one line.
+"""The text of `--inject`: parse it, and report errors in one line.
 
 Called by the command line, and for the configuration that the ranks receive. What an injection may say is checked by
 its constructor (`injection.py`). Pure.

@@ -1,4 +1,4 @@
-"""Which modules an import path provides: where a name leads, and which names lead elsewhere than under another path.
+"""Which modules an import path provides: where a name resolves, and which names resolve differently under another path.
 
 Called by `fresh_interpreters.py` in the supervisor and by `trainers.inherited` in each rank. Asks Python's own finder, and
 lists directories; imports nothing.

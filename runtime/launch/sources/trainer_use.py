@@ -1,4 +1,4 @@
-"""Whether a script may use a Trainer or a loop of grpo-run, as far as its imports say.
+"""Whether a script may use a Trainer or a grpo-run loop, judged by its imports.
 
 Says no only if every import is known to bring none: a package that is not listed may contain a Trainer. Called by
 `cli.launching`; it decides how a stop before the first step ends, when the script has not imported what it uses.

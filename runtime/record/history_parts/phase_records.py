@@ -1,4 +1,4 @@
-"""How long phases and callbacks took in earlier attempts, as the journal has it. Called by `history.py`. Pure."""
+"""Durations of phases and callbacks in earlier attempts, from the journal. Called by `history.py`. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the events of a journal change in the list of a run's recoveries, and what the list says of the present.
+"""Update the list of a run's recoveries from journal events, and read the current state from it.
 
 Called by `history.py`. An incident adds a recovery; the decision, the resumption and the next step complete it. Pure.
 """

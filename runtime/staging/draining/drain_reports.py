@@ -1,4 +1,4 @@
-"""What the user, the ranks and the journal learn of drains: checkpoints that were published, and why others were not.
+"""Report drains to the user, the ranks and the journal: published checkpoints, and why others failed.
 
 A failure is reported once, until a checkpoint is written again or the cause changes. While the disk is in trouble, a
 note in the staging area tells the ranks. Called by `drain_scheduler.py` and `drain_requests.py`. Decides nothing.

@@ -1,4 +1,4 @@
-"""Give a run its staging area, and lock it for the life of the supervisor.
+"""Assign a staging area to a run, and lock it for the lifetime of the supervisor.
 
 `run.json` holds the path of the area. Every supervisor gives it a new name, so a path is used by one supervisor
 only: a copy of the run directory, or a run directory that was used on another machine meanwhile, does not find

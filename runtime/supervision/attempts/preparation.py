@@ -1,4 +1,4 @@
-"""What is made ready before the ranks of an attempt start, while none is running: checkpoints, files and an empty board.
+"""Preparation of an attempt while no rank is running: checkpoints, files and an empty board.
 
 Called by the supervisor each time the agent is about to start ranks. Decides neither that an attempt starts
 (`policy.py`) nor what is drained or loaded (`drain_scheduler.py`); starts no process.

@@ -1,4 +1,4 @@
-"""The end of a run: what is still written, which drills never happened, and how the end is described.
+"""The end of a run: final writes, injected faults that never happened, and the description of the outcome.
 
 Start with `run_end.py`. Part of `supervision`, below it: may import the other packages of `runtime` and
 `watchdog`, and of `supervision` only the lifecycle.

@@ -1,4 +1,4 @@
-"""Drills that never happened: faults of `--inject` whose step or phase the run did not reach.
+"""Injected faults that never happened: the run did not reach their step or phase.
 
 A drill that does not happen proves nothing, and its run must not look like one that has passed it. Called by
 `run_end.py`. Pure.

@@ -1,4 +1,4 @@
-"""What the last supervisor of a run has left behind, ended before the next one starts ranks.
+"""Terminate what the previous supervisor of a run has left behind, before new ranks start.
 
 Usually nothing: a supervisor ends its helpers, and after its SIGKILL its guardian does. Both may be killed together,
 as by the kernel when memory is short. The file `processes.json` names the last supervisor and the token of its ranks.

@@ -1,4 +1,4 @@
-"""The guardian: a small process that ends what a supervisor killed by SIGKILL would leave behind.
+"""The guardian: a small process that terminates what a supervisor killed by SIGKILL leaves behind.
 
 Forkserver, ranks and drain worker die with the supervisor (`processes/parent_death.py`). What the ranks have started
 does not, and would keep ports, memory and devices. The guardian waits for the supervisor's exit on a pidfd, then

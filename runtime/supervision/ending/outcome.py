@@ -1,4 +1,4 @@
-"""The outcome of a run: its exit code, the sentence that says why, and the one place in which both are set.
+"""The outcome of a run: its exit code and the sentence that explains it, set in one place.
 
 Created by the supervisor at its start, and told how the run ends: in order (`run_end.py`), or after a failure of the
 supervisor itself (`last_resort.py`). Does not decide that a run ends.

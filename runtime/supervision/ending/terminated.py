@@ -1,4 +1,4 @@
-"""What is said and journaled about helpers that were terminated. Called by the supervisor and by the guardian."""
+"""Report and journal helper processes that were terminated. Called by the supervisor and by the guardian."""
 
 from __future__ import annotations
 

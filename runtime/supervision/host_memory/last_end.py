@@ -1,4 +1,4 @@
-"""Whether the last supervisor of the run was probably killed by the kernel, together with its ranks, for lack of memory.
+"""Whether the previous supervisor of the run was probably killed by the kernel's OOM killer, together with its ranks.
 
 With `memory.oom.group`, and in some containers, the kernel ends a whole cgroup at once. Nobody is left to read its counter, so
 the next launch looks at the last sample, and at the counter if the same cgroup still exists. It is a report, not a proof.

@@ -1,4 +1,4 @@
-"""What the supervisor does when memory of the host is short, from the mildest measure to a restart.
+"""What the supervisor does when host memory runs short, from the mildest measure to a restart.
 
     short          snapshots in memory that are on disk, or superseded, are freed; the newest one is drained and freed, too; the
                    ranks free their caches; no memory is taken for snapshots (`staging.headroom`)

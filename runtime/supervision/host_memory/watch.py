@@ -1,4 +1,4 @@
-"""The supervisor's watch over the host's memory: called at its start, for each attempt, and at every poll.
+"""Observe host memory for the supervisor: called at its start, for each attempt, and at every poll.
 
 Lets the kernel prefer ranks to the supervisor when it must kill a process, keeps the last sample on disk, acts when memory
 is short (`relief.py`), and tells the incident investigation which ranks the kernel has killed. Does not make verdicts.

@@ -1,4 +1,4 @@
-"""How much more memory a rank has allocated than early in its attempt: what a restart without a change would free.
+"""How much a rank's allocated memory has grown in its attempt: what a restart without a change would free.
 
 Filled by the supervisor from the board, where the ranks publish their memory by phase; read after an out-of-memory error.
 Pure.

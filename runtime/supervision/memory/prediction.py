@@ -1,4 +1,4 @@
-"""The peak of a rank's memory in a phase with two memory plans: from traces of the job, or in closed form where there is none.
+"""The peak of a rank's memory in a phase with two memory plans: from traces of the job, or else by a closed formula.
 
 A prediction compares two plans of one run; it does not say whether either fits. Both add what neither knows: what vLLM reserves on
 the same GPU (its share, in generation always, in the other phases unless it sleeps), and what the allocator has reserved and

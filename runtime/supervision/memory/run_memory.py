@@ -1,4 +1,4 @@
-"""The memory plan of a run, as the supervisor handles it: decided after an out-of-memory error, journaled, and said.
+"""The memory plan of a run in the supervisor: decided after an out-of-memory error, journaled and reported.
 
     verdict, facts file → policy → `action` → `plan_changed` → the settings of the next attempt's ranks
 

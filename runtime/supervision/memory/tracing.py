@@ -1,4 +1,4 @@
-"""Trace a run with several memory plans, in a process of its own, after an out-of-memory error.
+"""Trace a run with several memory plans, in a separate process, after an out-of-memory error.
 
     facts, plans → request → process (`grpo_run.trainers.planning.plans`) → peaks by plan
 

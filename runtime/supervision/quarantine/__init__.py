@@ -1,4 +1,4 @@
-"""Quarantine of prompts, as the supervisor sees it: which rollout is suspected, which prompts leave, and the user's file.
+"""Quarantine of prompts in the supervisor: the suspected rollout, the prompts to replace, and the user's file.
 
 May import `record`, `rollouts` and the supervisor's `attempt`; used by `faults.py` and `supervisor.py`. Start reading at
 `run_quarantine.py`.

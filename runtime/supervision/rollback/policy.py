@@ -1,4 +1,4 @@
-"""What follows when a learning guard has ended the attempt. Pure; called by `policy.py`.
+"""The decision after a learning guard has ended the attempt. Pure; called by `policy.py`.
 
 A resumed run is exact, so going back repeats what happened, unless it was transient: a bit that flipped, a value that a
 service returned. The first trip is therefore answered by an exact repetition from before the onset, the second one at

@@ -1,4 +1,4 @@
-"""Take checkpoints and snapshots from the onset of a collapse on out of use, before the next attempt chooses one.
+"""Rename checkpoints and snapshots since the onset of a collapse, before the next attempt chooses one.
 
 A directory is renamed to `rejected-checkpoint-N` and keeps the reason; nothing is deleted on disk. A snapshot in memory
 is discarded. Called by the supervisor while no rank runs, and by `faults.py` to learn whether anything would be left.

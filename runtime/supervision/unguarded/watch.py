@@ -1,4 +1,4 @@
-"""What the supervisor says and journals about a script that trains by itself.
+"""Report and journal that a script trains with neither a Trainer nor a loop.
 
 Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does, that nothing is
 saved, and which drills cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides

@@ -1,4 +1,4 @@
-"""What one turn of a trainer adds to transformers' `generate`: a stopping criterion, and its division into parts.
+"""Add to transformers' `generate` during a trainer's turn: a stopping criterion, and the division into parts.
 
 `install` wraps `GenerationMixin.generate` once. `turn` says for which block a criterion is added to those that the script
 passes, and `in_parts` for which block a call is divided (`parts.py`); each part then has a criterion of its own. Only the

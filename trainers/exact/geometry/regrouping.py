@@ -1,4 +1,4 @@
-"""Resume the exact state of a rank with micro-batches of another size, as a memory plan makes them.
+"""Resume the exact state of a rank with another micro-batch size, for example after a change of the memory plan.
 
 The counter of micro-steps is scaled, and within a rollout the buffered micro-batches are joined and split again by TRL's own
 functions: the rows keep their order, so each optimizer step has the rows that it would have had. The number of ranks stays

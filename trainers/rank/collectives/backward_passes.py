@@ -1,4 +1,4 @@
-"""Log the backward passes of DDP models that a script runs in a loop of its own.
+"""Log the backward passes of DDP models in a hand-written loop.
 
 C++ issues the all-reduces of such a pass, so that nothing else in the log says where the rank is. Installed by the
 session when torch is imported; uses `torch.autograd.backward` and the constructor of `DistributedDataParallel`. A

@@ -1,4 +1,4 @@
-"""What the arguments of a collective say: its tensors, and whether it is given a time limit. Called by `recorder.py`."""
+"""Read the arguments of a collective: its tensors, and whether it has a timeout. Called by `recorder.py`."""
 
 from __future__ import annotations
 

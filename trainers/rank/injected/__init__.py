@@ -1,4 +1,4 @@
-"""Injected faults: when the faults of `--inject` happen in a rank, and what each of them does.
+"""Injected faults: when the faults of `--inject` occur in a rank, and their effects.
 
 Start with `injector.py`, which decides when; `faults.py` has one function per kind, `exhaustion.py` the places at which
 memory can run out. Imported only by runs with injections. May import `runtime`, `watchdog` and `trainers.patches`; the

@@ -1,4 +1,4 @@
-"""What a vote group needs of a transport: every rank sends a row of integers, and receives those of all ranks.
+"""The interface of a transport: every rank sends a row of integers, and receives those of all ranks.
 
 Implemented by `shared_memory.py` and `gloo.py`, and used by `rank/vote_group.py`. Plain declarations.
 """

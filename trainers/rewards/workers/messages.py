@@ -1,4 +1,4 @@
-"""What rank and worker tell each other, and its framing on a Unix socket.
+"""Messages between rank and worker, and their framing on a Unix socket.
 
 A frame is its length in eight bytes, then the bytes. The rank reads and writes with a deadline, because its worker may be
 killed in the middle of a frame; host, keeper and worker block. Does not interpret what a frame contains.

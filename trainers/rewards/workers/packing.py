@@ -1,4 +1,4 @@
-"""Pickles reward functions and their arguments by value, and says which functions cannot travel to another process.
+"""Pickles reward functions and their arguments by value, and names those that cannot be sent to another process.
 
 By value means with their code: what the script and the modules beside it define is part of the pickle, so that a worker
 never imports them. Other libraries are imported by the worker. Called by `service.py` in the rank and by `worker.py`.

@@ -1,4 +1,4 @@
-"""One worker and its keeper, seen from the rank: its connections, what it uses, why it is replaced, and its end.
+"""One worker and its keeper, seen from the rank: its connections, its resource usage, why it is replaced, and its end.
 
 Used by `pool.py`, which gives it calls and decides when one has taken too long. The keeper, not the rank, kills it.
 """
