@@ -27,7 +27,7 @@ COMMANDS = {
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
     "rm": "delete the directories of runs; checkpoints stay",
-    "gc": "free shared memory, renamed checkpoints and old runs that nobody needs",
+    "gc": "free shared memory, renamed checkpoints and old runs that are no longer needed",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
 HOUSEKEEPING = frozenset({"ls", "rm", "gc", "resume"})

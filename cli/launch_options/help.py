@@ -19,7 +19,7 @@ exit codes:
   2    the command or a setting is wrong; nothing was lost
   75   stopped on request, with a checkpoint; run the same command to resume
   93   gave up, or grpo-run itself failed; the reason and the report are in the
-       run directory; or stopped, and the same command would begin anew
+       run directory; or stopped, and the same command would start over
 A script with no Trainer and no loop that ends itself after SIGTERM sets the
 exit code of the stop."""
 EXAMPLES = """\

@@ -120,7 +120,7 @@ def checkpoints(
     found = []
     for entry in entries:
         if entry.state is CheckpointState.partial:
-            wanted, what = is_abandoned(entry.path), "partial checkpoint that nobody writes any more"
+            wanted, what = is_abandoned(entry.path), "partial checkpoint that no process writes any more"
         elif entry.state is CheckpointState.rejected:
             wanted, what = True, "damaged checkpoint" + (f": {entry.problem}" if entry.problem else "")
         elif entry.state is CheckpointState.replaced and entry.path.name.startswith("replaced-"):

@@ -1,6 +1,6 @@
 """Training without a Trainer and a loop: since when, and what the script has saved itself.
 
-grpo-run counts no steps of it and saves nothing of it, so a restart begins the script anew. What
+grpo-run counts no steps of it and saves nothing of it, so a restart runs the script from the beginning. What
 `Accelerator.save_state` has saved is a checkpoint of the script's own: whether the script resumes from it is up to the
 script. Replayed from the journal as part of `runtime.record.history`; every sentence about such a run is made here. Pure.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.watchdog.duration_text import duration_text
 
-ANEW = "a restart begins the script anew"
+ANEW = "a restart runs the script from the beginning"
 SINCE_CALL = "The script takes optimizer steps of its own since its last train() call; they are not saved."
 RESTART = "restarts the script from its beginning"
 MAX_PATHS = 4096
@@ -145,7 +145,7 @@ def summarize(own: OwnTraining, state: str, exit_code: int | None, *, restarts: 
         now: seconds since the epoch.
     """
     after = {0: "", 1: " after 1 restart"}.get(restarts, f" after {restarts} restarts")
-    again = f"The same command begins the script anew; {_saved(own, now)}."
+    again = f"The same command runs the script from the beginning; {_saved(own, now)}."
     if state == "stopped" and exit_code not in (EXIT_STOPPED, EXIT_GAVE_UP):
         return f"Stopped{after}: the script returned {exit_code}. {again}"
     if state == "stopped":

@@ -42,7 +42,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
         return own_training.summarize(history.own, state, exit_code, restarts=restarts, now=time.time())
     if state == "stopped" and exit_code == EXIT_GAVE_UP and not trained:
-        return "Stopped. The same command begins the script anew; nothing is saved."
+        return "Stopped. The same command runs the script from the beginning; nothing is saved."
     if state == "stopped" and exit_code not in (None, EXIT_STOPPED):
         return f"Stopped: the script returned {exit_code}. Run the same command to start again."
     if exit_code == EXIT_FINISHED and not trained:

@@ -37,7 +37,7 @@ POLL_SECONDS = 0.1
 MAX_MESSAGE_CHARACTERS = 300
 ADVICE = (
     "This is an error in grpo-run or a shortage of memory, file descriptors or disk space, not in the script.",
-    "Please report it with this file. The same command goes on from the newest checkpoint, if there is one.",
+    "Please report it with this file. The same command resumes from the newest checkpoint, if there is one.",
 )
 
 
@@ -120,7 +120,7 @@ class LastResort:
         self._reserve.release()
         report = write_report(self._incidents, error, step=step, part=f"the thread {name}")
         self._reserve.fill()
-        text = f"{name} has failed, and the run goes on without it: {describe(error)}. Report: {report}"
+        text = f"{name} has failed; the run continues without it: {describe(error)}. Report: {report}"
         self.attempt("the warning", lambda: self._reporter.warn(None, text))
 
     def attempt(self, what: str, function: Callable[[], Result]) -> Result | None:

@@ -16,7 +16,7 @@ from support.runs import BIN, SCRIPTS, Run, alive
 
 SCRIPT = str(SCRIPTS / "own_loop.py")
 ACCELERATE = str(SCRIPTS / "accelerate_loop.py")
-SAID = "no Trainer and no loop: a restart begins the script anew; nothing is saved"
+SAID = "no Trainer and no loop: a restart runs the script from the beginning; nothing is saved"
 LONG = ("--iterations", "100000", "--seconds", "0.02")
 full = pytest.mark.full
 
@@ -67,7 +67,7 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(
     assert "RECOVERED the script trains again, from its beginning" in text
     assert text.count("[rank0] begins") == 2
     assert "they cannot happen: kill@rank1:step2" in text
-    assert "kill@rank1:step2 (no Trainer and no loop, so steps were not counted)" in text
+    assert "kill@rank1:step2 (without a Trainer or a loop, steps are not counted)" in text
     assert (
         "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted." in text
     )
@@ -134,7 +134,9 @@ def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run]
     subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=60)
     assert run.wait(25) == 93, run.tail()  # far below --stop-timeout
     assert alive(pids) == []
-    assert "Stopped. The same command begins the script anew; nothing is saved." in check_said(run)
+    assert "Stopped. The same command runs the script from the beginning; nothing is saved." in check_said(
+        run
+    )
     record = json.loads((tmp_path / "end.json").read_bytes())
     assert (record["state"], record["exit_code"], record["incident"]) == ("stopped", 93, None)
     assert run.events("incident") == []

@@ -161,7 +161,7 @@ def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Callable[.
         pytest.param(
             "import time\ntime.sleep(300)",
             93,
-            "Stopped. The same command begins the script anew",
+            "Stopped. The same command runs the script from the beginning",
             id="no-trainer",
         ),
         pytest.param(

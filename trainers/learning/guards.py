@@ -104,4 +104,4 @@ class LearningGuards:
             self._history = History.from_json(state.get(HISTORY, {}))
             self._obeyed = {int(number) for number in state.get(OBEYED, ())}
         except (TypeError, ValueError) as error:
-            self._session.warn_in_journal(f"the learning guards begin anew: {error}")
+            self._session.warn_in_journal(f"the learning guards start without their history: {error}")

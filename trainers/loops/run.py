@@ -298,7 +298,7 @@ class SupervisedLoop:
             return
         if self._guard.left is not self._hooks:
             raise ConfigError(
-                "a loop that was left before its end goes on after another call has begun: call its `end()` before"
+                "a loop that was left early continues after another call has started: call its `end()` first"
             )
         self._left = False
         self._guard.running, self._guard.logs, self._guard.left = LOOP, self._logs, None

@@ -164,7 +164,7 @@ def find_mismatch(
         )
     if skipped is not None:
         return Mismatch(
-            text=f"{skipped.place} was interrupted at {skipped.progress}, and the script goes on with {name} instead"
+            text=f"{skipped.place} was interrupted at {skipped.progress}, and the script continues with {name} instead"
             f" of continuing it ({_newest(skipped)}); let the script skip a stage only if it is complete"
         )
     if known is not None and known.saved > step and not (rejected and step):

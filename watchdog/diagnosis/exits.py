@@ -227,7 +227,7 @@ def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple
     if culprit.exit_code == 0:
         return ("To end training early, set control.should_training_stop in a callback.",)
     if culprit.error is not None and best_position == (0, 0):
-        return ("The script failed before its first step: if it fails so again, the run ends.",)
+        return ("The script failed before its first step: if it fails in the same way again, the run ends.",)
     return ()
 
 

@@ -95,7 +95,7 @@ def _explain(
         reason = f"{late.phase.name} does the same on every rank"
         return LateRank(straggler=late, blame=Blame.hardware, reason=reason)
     if late.phase is Phase.data:
-        reason = "it waits for its data, which may be its share of them, its loader or its disk"
+        reason = "it waits for its data; its shard, its loader or its disk may be slow"
         return LateRank(straggler=late, blame=Blame.unknown, reason=reason)
     what, counts = _work(late.phase, slots)
     more = _ratio(counts, late.rank)

@@ -139,7 +139,7 @@ class StepClock:
         if self._seen - self._moved > MOVING_SECONDS or any(map(self._is_unknown, self._slots.values())):
             return None
         return (
-            f"step {self._position[1] + 1} is slow, but moves: it has taken {duration_text(elapsed)} so far;"
+            f"step {self._position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)} so far;"
             f" {self._where()}; {self._estimate()}"
         )
 

@@ -189,7 +189,7 @@ class HttpServer:
             sock, _ = self._listening.accept()
         except OSError:
             return False
-        reason = "the supervisor has no file descriptors left; the run goes on"
+        reason = "the supervisor has no file descriptors left; the run continues"
         _send_and_close(sock, refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason))
         self._take_spare()
         return True

@@ -43,7 +43,7 @@ def sentence(drills: Collection[Injection], step: int, *, counted: bool) -> str:
 
 def _reason(drill: Injection, step: int, counted: bool) -> str:
     if not counted:
-        return "no Trainer and no loop, so steps were not counted"
+        return "without a Trainer or a loop, steps are not counted"
     if drill.step > step:
         return f"the run ended at step {step}"
     if drill.recurs:

@@ -52,7 +52,7 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
         else ""
     )
     return (
-        "the last supervisor of this run ended without a word, probably killed by the kernel because memory was full: at"
+        "the last supervisor of this run ended without a record, probably killed by the kernel because memory was full: at"
         f" {at}, {state}{f' ({use})' if use else ''}.{counted}{together}"
     )
 

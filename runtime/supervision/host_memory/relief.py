@@ -112,7 +112,7 @@ class MemoryRelief:
         self._reporter.warn_once(
             0,
             "short memory",
-            f"memory is short: {text}{users}; snapshots that are on disk and caches are freed",
+            f"memory is short: {text}{users}; freeing caches and snapshots that are on disk",
         )
         if self._drains is not None:
             self._drains.memory_is_short = True
@@ -138,7 +138,7 @@ class MemoryRelief:
         free = size_text(nearest.limit_bytes - nearest.working_set_bytes)
         sentence = (
             f"memory runs out: the ranks grow with every step, and {free} of {size_text(nearest.limit_bytes)} of"
-            f" {nearest.name} are left; they save and are started again before the kernel kills one"
+            f" {nearest.name} are left; they save and restart before the kernel kills one"
         )
         call, step = attempt.committed
         self._reporter.write("memory_restart", step=step, train_call=call, sentence=sentence)

@@ -135,7 +135,7 @@ class HostWatch:
                 may_restart = functools.partial(self._may_restart, attempt, slots)
                 self._relief.record(whole, attempt, board, now, may_restart=may_restart)
         except (OSError, MemoryError) as error:
-            text = f"memory of the host cannot be watched at present: {error or type(error).__name__}"
+            text = f"host memory cannot be monitored at present: {error or type(error).__name__}"
             self._reporter.warn_once(0, "host memory", text)
 
     def restarts(self, ranks: RankGroup, attempt: Attempt, now: float) -> bool:

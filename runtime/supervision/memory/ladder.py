@@ -200,9 +200,11 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
     if after.micro_batch_divisor != before.micro_batch_divisor:
         reasons += split_differences(facts)
     if after.generation_sub_batches != before.generation_sub_batches and not facts.greedy:
-        reasons.append("completions that are sampled in smaller batches are other ones")
+        reasons.append("sampling in smaller batches gives different completions")
     if after.vllm_gpu_memory_utilization != before.vllm_gpu_memory_utilization and not facts.greedy:
-        reasons.append("vLLM with another share of memory forms other batches and samples other completions")
+        reasons.append(
+            "vLLM with another share of memory forms different batches and samples different completions"
+        )
     if after.max_completion_length != before.max_completion_length:
         reasons.append("completions are shorter than the script asks for")
     return tuple(reasons)

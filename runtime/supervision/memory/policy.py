@@ -113,7 +113,7 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
     if situation.proceeds and history.failures_without_progress <= 1:
         # each attempt gets further: giving up would lose a run that proceeds
         return _restart(
-            situation, "with the same memory plan, because the run proceeds and nothing is left to change"
+            situation, "with the same memory plan, because the run makes progress and no change is left"
         )
     return _stop(situation, _exhausted_text(found))
 

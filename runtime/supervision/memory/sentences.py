@@ -32,7 +32,7 @@ def sentences(
         text = f"{text}; {_predicted(change.prediction, phase)}"
     said = [text]
     if change.skipped:
-        said.append(f"memory plan: not changed are {'; '.join(skipped.text for skipped in change.skipped)}")
+        said.append(f"memory plan: not changed: {'; '.join(skipped.text for skipped in change.skipped)}")
     if change.inexact:
         said.append(f"memory plan: the update is not exactly the same: {'; '.join(change.inexact)}")
     return tuple(said)

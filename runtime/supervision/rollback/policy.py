@@ -60,7 +60,7 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
     fresh_from = max(1, trip.onset - lead)
     return Decision(
         action=Action.restart_from_earlier_checkpoint,
-        reason=f"the exact repetition has ended in the same; repeats with fresh sampling seeds from step {fresh_from} on",
+        reason=f"the exact repetition ended the same way; repeats with fresh sampling seeds from step {fresh_from} on",
         before_step=trip.onset,
         fresh_from=fresh_from,
     )

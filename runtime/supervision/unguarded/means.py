@@ -67,10 +67,10 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts) -> str:
         )
     if means is StopMeans.term and history.own.current:
         return (
-            "stopping at once by SIGTERM, because nothing is saved with no Trainer and no loop; the script's own handler has"
+            "stopping at once by SIGTERM, because nothing is saved without a Trainer or a loop; the script's own handler has"
             f" {duration_text(timeouts.handler_seconds)} (repeat to end it now)"
         )
-    return "stopping at once, because no step has been finished since the ranks were started"
+    return "stopping at once, because no step has finished since the ranks started"
 
 
 def stop_code(history: History) -> int:

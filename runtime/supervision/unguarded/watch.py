@@ -99,6 +99,6 @@ class UnguardedWatch:
         drills = remaining(self._injections, self._history.injections_fired)
         if drills:
             self._reporter.notify(
-                f"drills need steps that are counted, so with no Trainer and no loop they cannot happen:"
+                f"drills need counted steps, so without a Trainer or a loop they cannot happen:"
                 f" {', '.join(map(str, drills))}"
             )

@@ -11,7 +11,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.summary import summarize as summarize_run
 
 NOW = 1180.0
-ANEW = "The same command begins the script anew; nothing is saved."
+ANEW = "The same command runs the script from the beginning; nothing is saved."
 SAVED = "the script's own checkpoints: last saved in out/a 3 min ago; whether it resumes from them is up to the script"
 
 
@@ -86,9 +86,9 @@ def test_a_stop_with_code_0_leaves_a_run_that_is_not_finished() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "restarts", "sentence"),
     [
-        ("running", None, 0, "Running. No Trainer and no loop: a restart begins the script anew; nothing is saved."),
+        ("running", None, 0, "Running. No Trainer and no loop: a restart runs the script from the beginning; nothing is saved."),
         ("running", None, 2,
-         "Running after 2 restarts. No Trainer and no loop: a restart begins the script anew; nothing is saved."),
+         "Running after 2 restarts. No Trainer and no loop: a restart runs the script from the beginning; nothing is saved."),
         ("finished", 0, 0, "Finished, no faults. The script used no Trainer and no loop, so no steps were counted."),
         ("finished", 0, 1,
          "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted."),
@@ -110,7 +110,7 @@ def test_checkpoints_of_the_script_are_named_with_their_age() -> None:
     assert own.restart(NOW) == f"restarts the script from its beginning; {SAVED}"
     assert (
         summarize(own, "stopped", 75, restarts=0, now=NOW)
-        == f"Stopped. The same command begins the script anew; {SAVED}."
+        == f"Stopped. The same command runs the script from the beginning; {SAVED}."
     )
 
 

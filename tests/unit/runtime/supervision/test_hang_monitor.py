@@ -141,7 +141,7 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
         return scene.monitor.poll({0: make_slot(0, phases=phases, voted_step=0, last_work_seconds=worked)})
 
     assert all(poll(works=True) is None for _ in range(700))
-    assert len([text for text in scene.messages if "step 1 is slow, but moves" in text]) == 1
+    assert len([text for text in scene.messages if "step 1 is slow but makes progress" in text]) == 1
     found = None
     while found is None:
         found = poll(works=False)

@@ -234,7 +234,7 @@ def test_another_loop_may_begin_after_a_break(rank: Any, tmp_path: Path, events:
     for step in inside:
         other.step(step)
         if step == 0:
-            with pytest.raises(ConfigError, match="after another call has begun"):
+            with pytest.raises(ConfigError, match="after another call has started"):
                 next(steps)
             del steps
             assert guard_of(rank).running == "loop"

@@ -92,7 +92,7 @@ def test_work_that_is_not_counted_proves_nothing(make_slot: MakeSlot) -> None:
         (Phase.checkpoint, 3.0, 2.0, DataOrder.kept, (), "hardware: checkpoint does the same on every rank"),
         (
             Phase.data, 3.0, 2.0, DataOrder.kept, (Phase.optimizer,),
-            "unknown: it waits for its data, which may be its share of them, its loader or its disk",
+            "unknown: it waits for its data; its shard, its loader or its disk may be slow",
         ),
         (
             Phase.generate, 1.15, 2.0, DataOrder.kept, (),

@@ -96,7 +96,7 @@ def test_forty_minutes_of_honest_generation_are_reported_once_and_not_ended(run:
     run.passes(SLOW_SECONDS, run.works)
     sentence = run.clock.slow_sentence()
     assert sentence is not None
-    assert sentence.startswith("step 1 is slow, but moves: it has taken 15 min")
+    assert sentence.startswith("step 1 is slow but makes progress: it has taken 15 min")
     assert "at 1 tokens per second and completion, its generation ends within 53 min" in sentence
     run.passes(2 * SETTINGS.startup_seconds, run.works)
     assert run.clock.stall() is None
@@ -256,7 +256,7 @@ def test_a_later_step_is_slow_after_five_times_the_longest(run: Run) -> None:
     sentence = run.clock.slow_sentence()
     assert sentence is not None
     assert sentence.startswith(
-        "step 2 is slow, but moves: it has taken 17 min so far; of rank 0: score 17 min;"
+        "step 2 is slow but makes progress: it has taken 17 min so far; of rank 0: score 17 min;"
     )
     assert sentence.endswith("when it ends cannot be estimated")
     run.passes(60.0)

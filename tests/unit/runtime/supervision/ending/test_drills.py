@@ -32,5 +32,5 @@ def test_the_reason_is_the_step_or_the_phase() -> None:
     assert "(no phase forward from step 2 on had more than 40 tokens)" in sentence((tokens,), 6, counted=True)
     assert sentence((), 6, counted=True) == ""
     assert sentence((KILL,), 0, counted=False) == (
-        "1 drill never happened: kill@rank1:step9 (no Trainer and no loop, so steps were not counted)."
+        "1 drill never happened: kill@rank1:step9 (without a Trainer or a loop, steps are not counted)."
     )

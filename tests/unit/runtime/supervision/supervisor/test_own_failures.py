@@ -111,7 +111,7 @@ def test_a_failed_thread_is_reported_and_the_run_goes_on(start: Callable[..., Su
     assert run.poll() is Directive.monitor
     (text,) = run.messages
     assert text.startswith(
-        "grpo-run-output has failed, and the run goes on without it: RuntimeError: no memory"
+        "grpo-run-output has failed; the run continues without it: RuntimeError: no memory"
     )
     assert Path(text.partition("Report: ")[2]).exists()
 

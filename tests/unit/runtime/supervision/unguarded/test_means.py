@@ -113,4 +113,4 @@ def test_what_is_said_names_the_bound() -> None:
     timeouts = Timeouts(stop_seconds=120.0, handler_seconds=20.0)
     assert "handler has 20 s" in describe(StopMeans.term, History.of([OWN]), timeouts)
     assert "after 2 min" in describe(StopMeans.save, History.of([OWN, SAVED]), timeouts)
-    assert "no step has been finished" in describe(StopMeans.term, History(), timeouts)
+    assert "no step has finished" in describe(StopMeans.term, History(), timeouts)
